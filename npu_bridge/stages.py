@@ -13,7 +13,7 @@ from typing import Any
 
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.lazy import import_place
-from npu_bridge.gradients.explanation import as_text, list_stages
+from npu_bridge.gradients.explanation import format_stage_rows, list_stages
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.from_config import make_stages
 from npu_bridge.gradients.pipeline import Pipeline
@@ -84,4 +84,4 @@ def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) ->
     if svg is not None:
         draw_stages = import_place("npu_bridge.reporting.stages_picture:draw_stages")
         write_whole(svg, draw_stages(stops), import_place("npu_bridge.reporting.picture_style:PICTURE_FILES"))
-    return as_text(stops)
+    return format_stage_rows(stops)

@@ -38,15 +38,15 @@ def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: b
     from npu_bridge import stages
     from npu_bridge.estimator.npu.npu_config import NPURunConfig
     from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
-    from npu_bridge.gradients.explanation import bytes_unchanged, bytes_with, list_stages
+    from npu_bridge.gradients.explanation import bytes_sent_with, list_stages, ring_all_reduce_bytes
 
     config = NPURunConfig.from_file(path)
     manager = FixedLossScaleManager(2.0**15)
     pipeline = stages.pipeline("explained", manager, is_distributed=True, stages=config.stages, owner=path)
     text = stages.explain(pipeline, svg=svg, ranks=ranks)
     rows = list_stages(pipeline, ranks)
-    plain = bytes_unchanged(ranks) * parameters
-    sent = bytes_with(rows, ranks)
+    plain = ring_all_reduce_bytes(ranks) * parameters
+    sent = bytes_sent_with(rows, ranks)
     total = None if sent is None else sent * parameters
     overlap = _describe_overlap(config, rows, ranks)
     precision = _describe_precision(config)

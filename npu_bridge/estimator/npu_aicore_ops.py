@@ -1,4 +1,4 @@
-"""Computes further operators by TensorFlow; `docs/operators.md` has the formulas."""
+"""Provides further documented operators, computed by TensorFlow; `docs/operators.md` has the formulas."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from npu_bridge.operators.unavailable import not_available_error, unavailable_fu
 
 
 def fast_gelu(features: Any) -> tf.Tensor:
-    """Computes x·σ(1.702·x).
+    """Computes x·σ(1.702·x), an approximation of gelu, where x is `features`.
 
     Args:
       features: float tensor.
     Returns:
-      Tensor of the same shape and dtype.
+      Tensor of the shape and dtype of `features`.
     """
     return activations.fast_gelu(features)
 
 
 def fast_gelu_v2(x: Any, name: str | None = None) -> tf.Tensor:
-    """Computes gelu with a polynomial of second order instead of the error function; at most 0.019 away from it.
+    """Approximates gelu with a polynomial of second order; differs from the exact gelu by at most 0.019.
 
-    x·(sgn(x)·(a/2·(min(|x|/√2, -b) + b)² + 0.5) + 0.5) with a = -0.2888, b = -1.769.
+    Computes x·(sgn(x)·(a/2·(min(|x|/√2, -b) + b)² + 0.5) + 0.5) with a = -0.2888, b = -1.769.
 
     Args:
       x: float tensor.
       name: scope of the ops.
     Returns:
-      Tensor of the same shape and dtype.
+      Tensor of the shape and dtype of x.
     """
     with tf.name_scope(name or "fast_gelu_v2"):
         return activations.fast_gelu_by_polynomial(x)
 
 
 def centralization(x: Any, axes: Any, name: str | None = None) -> tf.Tensor:
-    """Subtracts the mean of x over some axes.
+    """Subtracts from x its mean over the given axes.
 
     Args:
       x: float tensor.
-      axes: integer or list of integers.
+      axes: an axis or a list of axes.
       name: scope of the ops.
     """
     with tf.name_scope(name or "centralization"):
@@ -53,7 +53,7 @@ def prelu(x: Any, weight: Any) -> tf.Tensor:
 
     Args:
       x: float tensor.
-      weight: broadcasts to x.
+      weight: tensor that broadcasts to x.
     """
     return activations.prelu(x, weight)
 
@@ -73,7 +73,7 @@ def dropout_v4(
     output_dtype: Any = tf.bool,
     name: str | None = None,
 ) -> tf.Tensor:
-    """Returns the random choice of `npu_ops.dropout`: True, or 1, for elements that are kept.
+    """Returns the random mask of `npu_ops.dropout`: True (or 1) for elements that are kept.
 
     Args:
       x, keep_prob, noise_shape, seed: as in `npu_ops.dropout`.
@@ -82,7 +82,7 @@ def dropout_v4(
     Returns:
       Tensor of shape `noise_shape`, or of the shape of x.
     Raises:
-      ValueError: as `npu_ops.dropout`.
+      ValueError: x is not a float tensor, or `keep_prob` is a number outside (0, 1].
     """
     return dropping.keep_mask(x, keep_prob, noise_shape, seed, output_dtype, name, "npu_aicore_ops.dropout_v4")
 
@@ -100,15 +100,15 @@ def layer_norm(
 
     Args:
       x: float tensor of known rank.
-      gamma, beta: of the shape of x from `begin_params_axis` on.
-      begin_norm_axis: the first of the axes over which mean and variance are taken.
-      begin_params_axis: the first of the axes that gamma and beta have.
+      gamma, beta: tensors of the shape `x.shape[begin_params_axis:]`.
+      begin_norm_axis: first of the axes over which mean and variance are computed, up to the last axis.
+      begin_params_axis: first axis of x that gamma and beta have.
       epsilon: as in the formula.
       name: scope of the ops.
     Returns:
-      y, the mean and the biased variance, the last two with 1 in the normalised axes.
+      The result, the mean and the biased variance. Mean and variance have size 1 in the normalised axes.
     Raises:
-      ValueError: an axis is not one of x, or gamma and beta do not fit.
+      ValueError: x lacks one of the axes, or the shape of gamma or beta does not fit.
     """
     where = "npu_aicore_ops.layer_norm"
     with tf.name_scope(name or "layer_norm"):
@@ -131,15 +131,17 @@ def nonzero(x: Any, transpose: bool = False, output_type: Any = tf.int64, name: 
 def nonzerowithvalue(
     x: Any, transpose: bool = False, output_type: Any = tf.int64, name: str | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the elements that are not 0, in tensors of a shape that does not depend on their number.
+    """Returns the elements that are not 0 and their indices, padded with zeros to a fixed size.
 
     Args:
       x: matrix.
-      transpose: order of the indices: False for all rows, then all columns; True for row and column in turn.
-      output_type: dtype of indices and number.
+      transpose: order of the indices: False for all row indices, then all column indices; True for pairs of row and
+        column.
+      output_type: dtype of the indices and of the count.
       name: scope of the ops.
     Returns:
-      Values, as many as x has elements, the last ones 0; indices, twice as many; the number of values, of shape [1].
+      Values, padded to the number of elements of x; indices, padded to twice that number; the count of the elements
+      that are not 0, of shape [1].
     Raises:
       ValueError: x is not a matrix.
     """
@@ -150,13 +152,13 @@ def nonzerowithvalue(
 def lru_cache_v2(
     index_list: Any, data: Any, cache: Any, tag: Any, is_last_call: Any, pre_route_count: int, name: str | None = None
 ) -> Any:
-    """Raises NotImplementedError: it is a cache in device memory. Look up rows with `tf.nn.embedding_lookup`."""
+    """Raises NotImplementedError: the cache needs device memory. Use `tf.nn.embedding_lookup` instead."""
     raise not_available_error(
         "npu_aicore_ops.lru_cache_v2", "a cache in device memory", "Look rows up with tf.nn.embedding_lookup."
     )
 
 
-def _of_molecular_dynamics(name):
+def _unavailable_molecular_kernel(name):
     return unavailable_function(
         f"npu_aicore_ops.{name}",
         "a kernel of molecular dynamics",
@@ -164,13 +166,13 @@ def _of_molecular_dynamics(name):
     )
 
 
-prod_env_mat_a = _of_molecular_dynamics("prod_env_mat_a")
-prodvirialsea = _of_molecular_dynamics("prodvirialsea")
-prodforcesea = _of_molecular_dynamics("prodforcesea")
-tabulatefusionsea = _of_molecular_dynamics("tabulatefusionsea")
-tabulatefusionseagrad = _of_molecular_dynamics("tabulatefusionseagrad")
-tabulatefusion = _of_molecular_dynamics("tabulatefusion")
-tabulatefusiongrad = _of_molecular_dynamics("tabulatefusiongrad")
+prod_env_mat_a = _unavailable_molecular_kernel("prod_env_mat_a")
+prodvirialsea = _unavailable_molecular_kernel("prodvirialsea")
+prodforcesea = _unavailable_molecular_kernel("prodforcesea")
+tabulatefusionsea = _unavailable_molecular_kernel("tabulatefusionsea")
+tabulatefusionseagrad = _unavailable_molecular_kernel("tabulatefusionseagrad")
+tabulatefusion = _unavailable_molecular_kernel("tabulatefusion")
+tabulatefusiongrad = _unavailable_molecular_kernel("tabulatefusiongrad")
 
 _OPERATORS = (
     "centralization",

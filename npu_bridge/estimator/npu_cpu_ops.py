@@ -1,4 +1,4 @@
-"""Implements random choices, warping and stateless dropout; operators that need a device raise an error when called."""
+"""Provides random choice, image warping and stateless dropout; operators that need a device raise an error."""
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ __all__ = [
 
 
 def randomchoicewithmask(x: Any, count: int, seed: int = 0, seed2: int = 0) -> tuple[tf.Tensor, tf.Tensor]:
-    """Chooses at random among the places where a boolean tensor is True.
+    """Chooses at random among the positions where a boolean tensor is True.
 
-    Chooses at random among the positions where a boolean tensor is True.
     Args:
       x: boolean tensor of any rank.
-      count: number of positions, without repetition; 0 for all.
-      seed, seed2: both 0 for another choice each time.
+      count: number of positions to choose, without repetition; 0 for all.
+      seed, seed2: seeds of the random choice; if both are 0, every run chooses differently.
     Returns:
-      Positions, int32 [count, rank], and a mask [count]: if there are fewer positions than asked for, rows of 0 follow
-      whose mask is False.
+      Positions, int32 [count, rank of x], and a boolean mask [count]. If x has fewer than `count` positions, the
+      remaining rows are 0, and their mask is False.
     Raises:
       ValueError: `count` is negative.
     """
@@ -47,7 +46,7 @@ def randomchoicewithmask(x: Any, count: int, seed: int = 0, seed2: int = 0) -> t
 
 
 def stateless_random_choice_with_mask(x: Any, count: int, seed: Any, offset: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Chooses as `randomchoicewithmask`; the choice depends only on seed and offset, integers or scalar tensors."""
+    """Chooses positions like `randomchoicewithmask`, determined by `seed` and `offset` (integers or scalar tensors)."""
     return positions.stateless_random_choice(x, count, seed, offset, "npu_cpu_ops.stateless_random_choice_with_mask")
 
 
@@ -56,10 +55,10 @@ def dense_image_warp(image: Any, flow: Any, name: str | None = None) -> tf.Tenso
 
     Args:
       image: [N, H, W, C].
-      flow: [N, H, W, 2]. Beyond the border of the image lies the border's value.
+      flow: [N, H, W, 2]. Positions outside of the image get the value of the nearest border pixel.
       name: scope of the ops.
     Returns:
-      Tensor of the shape and dtype of the image.
+      Tensor of the shape and dtype of `image`.
     Raises:
       ValueError: a shape does not fit.
     """
@@ -68,11 +67,11 @@ def dense_image_warp(image: Any, flow: Any, name: str | None = None) -> tf.Tenso
 
 
 def stateless_dropout(x: Any, noise_shape: Any, p: Any, seed: Any, offset: Any) -> tf.Tensor:
-    """Drops the same elements whenever seed and offset are the same.
+    """Applies dropout that depends only on `seed` and `offset`: equal values drop the same elements.
 
     Args:
       x: float tensor.
-      noise_shape: shape of the random choice, which broadcasts to x; None for x's own.
+      noise_shape: shape of the random mask, which broadcasts to x; None for the shape of x.
       p: probability to drop an element, in [0, 1), as in `tf.nn.experimental.stateless_dropout`.
       seed, offset: integers or scalar tensors.
     Raises:
@@ -82,12 +81,12 @@ def stateless_dropout(x: Any, noise_shape: Any, p: Any, seed: Any, offset: Any) 
 
 
 def embeddingrankid(addr_tensor: Any, index: Any, row_memory: int = 320, mode: str = "mod") -> Any:
-    """Raises NotImplementedError: it computes device addresses. Exchange rows with `hccl_ops.all_to_all_v`."""
+    """Raises NotImplementedError: there are no device addresses to compute. Use `hccl_ops.all_to_all_v` instead."""
     alternative = "Exchange rows of a sharded table with hccl_ops.all_to_all_v."
     raise not_available_error("npu_cpu_ops.embeddingrankid", "a computation of device addresses", alternative)
 
 
-def _unavailable(name, reason, alternative):
+def _unavailable_operator(name, reason, alternative):
     return unavailable_function(f"npu_cpu_ops.{name}", reason, alternative)
 
 
@@ -95,18 +94,20 @@ _TABLE = ("a table in device memory", "Keep the table in a tf.Variable and use t
 _QUEUE = ("a queue of an inference service", "Use tf.queue.FIFOQueue or tf.data.")
 _TEXT = ("a kernel of text recognition", "Call OpenCV in a tf.numpy_function.")
 
-resize_v2 = _unavailable("resize_v2", "an image kernel", "Use tf.image.resize.")
-warp_affine_v2 = _unavailable("warp_affine_v2", "an image kernel", "Use tf.raw_ops.ImageProjectiveTransformV3.")
-non_zero_with_value_shape = _unavailable("non_zero_with_value_shape", "an index kernel", "Use tf.where.")
-non_zero_with_value_shape_v2 = _unavailable("non_zero_with_value_shape_v2", "an index kernel", "Use tf.where.")
-embedding_local_index = _unavailable("embedding_local_index", *_TABLE)
-table_to_resource_v2 = _unavailable("table_to_resource_v2", *_TABLE)
-host_feature_mapping = _unavailable("host_feature_mapping", *_TABLE)
-device_feature_mapping = _unavailable("device_feature_mapping", *_TABLE)
-batch_enqueue = _unavailable("batch_enqueue", *_QUEUE)
-dequeue = _unavailable("dequeue", *_QUEUE)
-batch_dilate_polys = _unavailable("batch_dilate_polys", *_TEXT)
-resize_and_clip_polys = _unavailable("resize_and_clip_polys", *_TEXT)
+resize_v2 = _unavailable_operator("resize_v2", "an image kernel", "Use tf.image.resize.")
+warp_affine_v2 = _unavailable_operator(
+    "warp_affine_v2", "an image kernel", "Use tf.raw_ops.ImageProjectiveTransformV3."
+)
+non_zero_with_value_shape = _unavailable_operator("non_zero_with_value_shape", "an index kernel", "Use tf.where.")
+non_zero_with_value_shape_v2 = _unavailable_operator("non_zero_with_value_shape_v2", "an index kernel", "Use tf.where.")
+embedding_local_index = _unavailable_operator("embedding_local_index", *_TABLE)
+table_to_resource_v2 = _unavailable_operator("table_to_resource_v2", *_TABLE)
+host_feature_mapping = _unavailable_operator("host_feature_mapping", *_TABLE)
+device_feature_mapping = _unavailable_operator("device_feature_mapping", *_TABLE)
+batch_enqueue = _unavailable_operator("batch_enqueue", *_QUEUE)
+dequeue = _unavailable_operator("dequeue", *_QUEUE)
+batch_dilate_polys = _unavailable_operator("batch_dilate_polys", *_TEXT)
+resize_and_clip_polys = _unavailable_operator("resize_and_clip_polys", *_TEXT)
 
 # Whole families of names that need the device.
 _FAMILIES = {"embedding_hash": _TABLE, "init_": _TABLE, "deinit_": _TABLE, "ocr_": _TEXT}
@@ -115,5 +116,5 @@ _FAMILIES = {"embedding_hash": _TABLE, "init_": _TABLE, "deinit_": _TABLE, "ocr_
 def __getattr__(name: str) -> Any:
     for start, words in _FAMILIES.items():
         if name.startswith(start):
-            return _unavailable(name, *words)
+            return _unavailable_operator(name, *words)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,17 +27,18 @@ def deformable_conv2d(
     modulated: bool = True,
     name: str | None = None,
 ) -> tf.Tensor:
-    """Computes a deformable convolution of version 2: each tap has its own offset from its pixel, and its own weight.
+    """Computes a deformable convolution, version 2: every tap of the kernel has an offset and a weight at each pixel.
 
-    Between pixels the value is interpolated linearly in both directions; outside the image it is 0.
+    Values between pixels are interpolated bilinearly; values outside of the image are 0.
 
     Args:
       x: [N, H, W, C], or [N, C, H, W].
       filter: [kh, kw, C / groups, F].
-      offsets: as x, with the height and width of the result and 3·deformable_groups·kh·kw channels: first the offsets
-        of all taps to the right, then downwards, then the weights. Within each, groups come before taps.
-      strides, dilations: four integers in the order of `data_format`; by default 1.
-      pads: top, bottom, left, right; by default 0.
+      offsets: tensor in the layout of x, with the height and width of the result and 3·deformable_groups·kh·kw
+        channels: first the offsets of all taps to the right, then their offsets downwards, then their weights. Each of
+        these three parts is ordered by group, then by tap.
+      strides, dilations: four integers each, in the order of `data_format`; 1 by default.
+      pads: top, bottom, left, right; 0 by default.
       data_format: "NHWC" or "NCHW".
       groups: groups of the convolution.
       deformable_groups: groups of channels with their own offsets.
@@ -46,7 +47,7 @@ def deformable_conv2d(
     Returns:
       [N, H', W', F], or [N, F, H', W'].
     Raises:
-      ValueError: an argument has another form, or a shape does not fit.
+      ValueError: an argument is not as described here, or a shape does not fit.
     """
     if not modulated:
         fix = "Pass weights of 1 in the last third of offsets."
@@ -55,9 +56,9 @@ def deformable_conv2d(
         raise ValueError(
             message(_WHERE, "data_format is unknown", "'NHWC' or 'NCHW'", repr(data_format), "Transpose x.")
         )
-    strides = _four(strides, "strides", (1, 1, 1, 1))
-    dilations = _four(dilations, "dilations", (1, 1, 1, 1))
-    pads = _four(pads, "pads", (0, 0, 0, 0))
+    strides = _check_four_integers(strides, "strides", (1, 1, 1, 1))
+    dilations = _check_four_integers(dilations, "dilations", (1, 1, 1, 1))
+    pads = _check_four_integers(pads, "pads", (0, 0, 0, 0))
     with tf.name_scope(name or "deformable_conv2d"):
         x, filter, offsets = (tf.convert_to_tensor(value) for value in (x, filter, offsets))
         height, width = data_format.index("H"), data_format.index("W")
@@ -77,7 +78,7 @@ def deformable_conv2d(
         return tf.transpose(convolved, [0, 3, 1, 2]) if data_format == "NCHW" else convolved
 
 
-def _four(values: Sequence[int] | None, name: str, default: Sequence[int]) -> Sequence[int]:
+def _check_four_integers(values: Sequence[int] | None, name: str, default: Sequence[int]) -> Sequence[int]:
     values = default if values is None else values
     if len(values) != 4:
         raise ValueError(message(_WHERE, f"{name} has the wrong length", "four integers", repr(values), "Write four."))

@@ -1,6 +1,6 @@
 """Provides the operators of the documented interface, computed by TensorFlow.
 
-They work in a TF 1 graph, in a `tf.function` and eagerly. `docs/operators.md` has the formulas.
+All operators work in a TF 1 graph, in a `tf.function` and eagerly. `docs/operators.md` has the formulas.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def initialize_system(name: str | None = None) -> tf.Operation | None:
     """Starts the communication between ranks.
 
     Args:
-      name: of the op.
+      name: name of the op.
     Returns:
-      An op that scripts run once and that does nothing more; None eagerly.
+      A no-op for scripts to run; None in eager execution. The communication has started when this function returns.
     Ranks: with several ranks, Horovod starts here unless it already runs.
     """
     collective.current()
@@ -51,7 +51,7 @@ def initialize_system(name: str | None = None) -> tf.Operation | None:
 
 
 def shutdown_system(name: str | None = None) -> tf.Operation | None:
-    """Returns an op that does nothing, the counterpart of `initialize_system`: communication ends with the process."""
+    """Returns a no-op, because communication ends with the process; the counterpart of `initialize_system`."""
     return tf.no_op(name=name or "shutdown_system")
 
 
@@ -62,18 +62,18 @@ NPUShutdown = shutdown_system
 def dropout(
     x: Any, keep_prob: Any, noise_shape: Any = None, seed: int | None = None, name: str | None = None, **others: Any
 ) -> tf.Tensor:
-    """Keeps elements with a probability and multiplies them by its inverse; the others become 0.
+    """Applies dropout: keeps elements with probability `keep_prob`, divides them by it, and sets the others to 0.
 
-    It always drops: for evaluation a script must pass `keep_prob=1.0`. Its gradient drops the same elements.
+    Elements are dropped in evaluation, too: pass `keep_prob=1.0` there. The gradient drops the same elements.
 
     Args:
       x: float tensor.
       keep_prob: probability to keep an element, a number in (0, 1] or a scalar tensor. 1.0 returns x itself.
-      noise_shape: shape of the random choice, which broadcasts to x; None for x's own.
-      seed: as in operators of TensorFlow.
-      name: of the op.
-      **others: `is_training` or `training`, left over from another dropout; accepted with a
-        warning. False, also as a boolean tensor, keeps everything.
+      noise_shape: shape of the random mask, which broadcasts to x; None for the shape of x.
+      seed: seed of the operator, as in TensorFlow.
+      name: name of the op.
+      **others: `is_training` or `training`, as in other dropout functions; accepted with a warning. False, or a boolean
+        tensor that is False, keeps all elements.
     Returns:
       Tensor of the shape and dtype of x.
     Raises:
@@ -81,15 +81,15 @@ def dropout(
       TypeError: another keyword is given.
     """
     for keyword in others:
-        keep_prob = _kept_unless_training(keyword, others[keyword], keep_prob)
+        keep_prob = _keep_prob_if_training(keyword, others[keyword], keep_prob)
     return dropping.dropout(x, keep_prob, noise_shape, seed, name, "npu_ops.dropout")
 
 
-def _kept_unless_training(keyword, is_training, keep_prob):
+def _keep_prob_if_training(keyword, is_training, keep_prob):
     if keyword not in ("is_training", "training"):
         raise TypeError(f"dropout() got an unexpected keyword argument {keyword!r}")
-    text = f"npu_ops.dropout: {keyword} is not an argument. It is followed here: False keeps every element. Pass "
-    say_once(logging.WARNING, text + "keep_prob=1.0 instead, which also works on an NPU.")
+    text = f"npu_ops.dropout: {keyword} is not an argument on an NPU. Here {keyword}=False keeps every element. Pass "
+    say_once(logging.WARNING, text + "keep_prob=1.0 instead, which works on both.")
     if tf.is_tensor(is_training):
         return tf.where(tf.cast(is_training, tf.bool), tf.cast(keep_prob, tf.float32), 1.0)
     return keep_prob if is_training else 1.0
@@ -105,10 +105,10 @@ def LARSV2(  # noqa: N802 - the documented name
     use_clip: bool = False,
     name: str | None = None,
 ) -> tf.Tensor:
-    """Scales a gradient to its weight: c·(g + weight_decay·w), c = hyperpara·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon).
+    """Scales a gradient by LARS: c·(g + weight_decay·w), c = hyperpara·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon).
 
     Args:
-      input_weight, input_grad: weight and gradient.
+      input_weight, input_grad: weight w and gradient g.
       weight_decay, learning_rate: scalars. The result is not multiplied by the learning rate.
       hyperpara, epsilon: as in the formula.
       use_clip: whether c is divided by the learning rate and clipped to [0, 1].
@@ -163,23 +163,23 @@ def basic_lstm_cell(
     """Computes an LSTM step: [x, h]·w + b holds the gates i, j, f, o; c' = σ(f + forget_bias)·c + σ(i)·tanh(j).
 
     Args:
-      x: [B, D].
-      h, c: [B, H].
-      w: [D + H, 4H].
-      b: [4H].
-      keep_prob: 1.
-      forget_bias: added to f.
-      state_is_tuple: without effect.
-      activation: "tanh".
+      x: input [B, D].
+      h, c: output and state of the previous step, [B, H].
+      w: weights [D + H, 4H].
+      b: bias [4H].
+      keep_prob: must be 1.
+      forget_bias: number added to f.
+      state_is_tuple: accepted for compatibility.
+      activation: must be "tanh".
       name: scope of the ops.
     Returns:
-      c', h' = tanh(c')·σ(o), the activated gates i, j, f and o, and tanh(c').
+      Seven tensors: c', h' = tanh(c')·σ(o), the activated gates i, j, f and o, and tanh(c').
     Raises:
-      ValueError: `keep_prob` or `activation` has another value.
+      ValueError: `keep_prob` is not 1, or `activation` is not "tanh".
     """
     where = "npu_ops.basic_lstm_cell"
     if keep_prob != 1:
-        fix = "Put npu_ops.dropout around h."
+        fix = "Apply npu_ops.dropout to the output h."
         raise ValueError(message(where, "keep_prob has an unsupported value", "1", repr(keep_prob), fix))
     if activation != "tanh":
         fix = "Use a cell of tf.keras."
@@ -203,7 +203,7 @@ def adam_apply_one_assign(
     add2_y: Any,
     name: str | None = None,
 ) -> tf.Operation | None:
-    """Makes an Adam step without bias correction: m ← β1·m + (1-β1)·g, v ← β2·v + (1-β2)·g², var ← var - lr·m/(√v + ε).
+    """Applies Adam without bias correction: m ← β1·m + (1-β1)·g, v ← β2·v + (1-β2)·g², var ← var - lr·m/(√v + ε).
 
     Args:
       input0: gradient g.
@@ -213,9 +213,9 @@ def adam_apply_one_assign(
       add2_y: ε.
       name: scope of the ops.
     Returns:
-      The op to run; None eagerly, where the step is already done.
+      The op to run; None in eager execution, where the step is already done.
     Raises:
-      TypeError: one of the three is not a variable.
+      TypeError: `input1`, `input2` or `input3` is not a variable.
     """
     where = "npu_ops.adam_apply_one_assign"
     with tf.name_scope(name or "adam_apply_one_assign"):
@@ -237,7 +237,7 @@ def adam_apply_one_with_decay_assign(
     add2_y: Any,
     name: str | None = None,
 ) -> tf.Operation | None:
-    """Makes the step of `adam_apply_one_assign` with weight decay: var ← var - lr·(m/(√v + ε) + mul4_x·var)."""
+    """Applies Adam as `adam_apply_one_assign`, with weight decay `mul4_x`: var ← var - lr·(m/(√v + ε) + mul4_x·var)."""
     where = "npu_ops.adam_apply_one_with_decay_assign"
     with tf.name_scope(name or "adam_apply_one_with_decay_assign"):
         moments = Moments(mul0_x, mul1_x, mul2_x, mul3_x)
@@ -245,16 +245,16 @@ def adam_apply_one_with_decay_assign(
 
 
 def scatter_elements(data: Any, indices: Any, updates: Any, axis: int = 0, name: str | None = None) -> tf.Tensor:
-    """Copies data with single elements replaced: for axis 0, out[indices[i, j], j] = updates[i, j].
+    """Returns a copy of data in which single elements are replaced; for axis 0, out[indices[i, j], j] = updates[i, j].
 
     Args:
       data: tensor.
-      indices: integers, as many axes as data.
-      updates: of the shape of indices.
-      axis: the axis to which the indices refer.
+      indices: integer tensor of the rank of data.
+      updates: tensor of the shape of indices.
+      axis: the axis of data to which the indices refer.
       name: scope of the ops.
     Raises:
-      ValueError: indices and updates differ in shape, or there is no such axis.
+      ValueError: indices and updates differ in shape, or data lacks the axis.
     """
     with tf.name_scope(name or "scatter_elements"):
         return positions.scatter_elements(data, indices, updates, axis, "npu_ops.scatter_elements")
@@ -263,7 +263,7 @@ def scatter_elements(data: Any, indices: Any, updates: Any, axis: int = 0, name:
 def k_means_centroids(
     x: Any, y: Any, sum_square_y: Any, sum_square_x: Any, use_actual_distance: bool = False, name: str | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Assigns each row of x to its nearest centroid, and adds rows up by centroid.
+    """Assigns each row of x to the nearest centroid, and sums the rows of each centroid.
 
     Args:
       x: rows [m, d].
@@ -273,27 +273,27 @@ def k_means_centroids(
       use_actual_distance: whether ‖row‖² is part of the distance.
       name: scope of the ops.
     Returns:
-      Sums of the rows of each centroid [n, d], their numbers [n, 1] and the total squared distance [1].
+      For each centroid the sum of its rows [n, d] and the number of its rows [n, 1]; the total squared distance [1].
     """
     with tf.name_scope(name or "k_means_centroids"):
         return positions.k_means_step(x, y, sum_square_y, sum_square_x if use_actual_distance else None)
 
 
 def npu_onnx_graph_op(inputs: Any, tout: Any, model_path: str, name: str | None = None) -> Any:
-    """Raises NotImplementedError: it runs an ONNX file on the device. Use ONNX Runtime in a `tf.numpy_function`."""
+    """Raises NotImplementedError: this operator needs the device. Use ONNX Runtime in a `tf.numpy_function` instead."""
     alternative = "Convert the model to TensorFlow, or run it with ONNX Runtime in a tf.numpy_function."
     raise not_available_error("npu_ops.npu_onnx_graph_op", "an ONNX file that the device runs", alternative)
 
 
 def outfeed_enqueue_op(channel_name: str, inputs: Sequence[Any], name: str | None = None) -> tf.Operation | None:
-    """Puts tensors into a channel, from which any other graph of the process can read them.
+    """Writes tensors to a channel, from which any other graph of the process can read them.
 
     Args:
-      channel_name: the channel; created at its first use.
+      channel_name: name of the channel, which is created at its first use.
       inputs: list of tensors.
       name: scope of the op.
     Returns:
-      The op to run; None eagerly, where it has already run.
+      The op to run; None in eager execution, where the op has already run.
     """
     with tf.name_scope(name or "outfeed_enqueue"):
         return channels.write(channel_name, inputs)
@@ -302,33 +302,33 @@ def outfeed_enqueue_op(channel_name: str, inputs: Sequence[Any], name: str | Non
 def outfeed_dequeue_op(
     channel_name: str, output_types: Sequence[Any], output_shapes: Sequence[Any], name: str | None = None
 ) -> list[tf.Tensor]:
-    """Reads tensors from a channel, and waits for them.
+    """Reads tensors from a channel, and waits until the channel has some.
 
-    Waiting occupies one of the threads that run operators: end a channel with `stop_outfeed_dequeue_op`. The channel
-    `_npu_log` ends at once, as prints reach standard error without it.
+    A waiting read occupies one of the threads that run operators, so end every channel with `stop_outfeed_dequeue_op`.
+    The channel `_npu_log` is always at its end: prints go to standard error instead.
 
     Args:
-      channel_name: the channel.
+      channel_name: name of the channel.
       output_types: list of dtypes.
       output_shapes: list of shapes.
       name: scope of the op.
     Returns:
-      List of tensors; `tf.errors.OutOfRangeError` when they are run after the end of the channel.
+      List of tensors. Running them after the end of the channel raises `tf.errors.OutOfRangeError`.
     """
     with tf.name_scope(name or "outfeed_dequeue"):
         return channels.read(channel_name, output_types, output_shapes)
 
 
 def channel_get_next(channel_name: str, output_types: Sequence[Any], output_shapes: Sequence[Any]) -> list[tf.Tensor]:
-    """Calls `outfeed_dequeue_op`."""
+    """Reads tensors from a channel; another name of `outfeed_dequeue_op`."""
     return outfeed_dequeue_op(channel_name, output_types, output_shapes)
 
 
 def stop_outfeed_dequeue_op(channel_name: str, name: str | None = None) -> tf.Operation | None:
-    """Ends a channel: reading beyond its contents raises `tf.errors.OutOfRangeError`.
+    """Ends a channel: a read after its last tensors raises `tf.errors.OutOfRangeError`.
 
     Returns:
-      The op to run; None eagerly, where it has already run.
+      The op to run; None in eager execution, where the op has already run.
     """
     with tf.name_scope(name or "stop_outfeed_dequeue"):
         return channels.end(channel_name)

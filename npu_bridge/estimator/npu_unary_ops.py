@@ -1,4 +1,4 @@
-"""Provides operators of one tensor."""
+"""Provides operators that take one tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def gelu(x: Any) -> tf.Tensor:
     Args:
       x: float tensor.
     Returns:
-      Tensor of the same shape and dtype.
+      Tensor of the shape and dtype of x.
     """
     return tf.nn.gelu(x, approximate=True)
 

@@ -28,9 +28,9 @@ def lamb_apply_optimizer_assign(
     weight_decay_rate: Any,
     name: str | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns a LAMB step's direction: m̂/(√v̂ + ε) + do_use_weight·weight_decay_rate·var; updates m and v in place.
+    """Returns the direction of a LAMB step, m̂/(√v̂ + ε) + do_use_weight·weight_decay_rate·var; updates m and v.
 
-    m ← β1·m + (1-β1)·g, v ← β2·v + (1-β2)·g², m̂ = m/(1 - β1^steps), v̂ = v/(1 - β2^steps).
+    Updates in place: m ← β1·m + (1-β1)·g, v ← β2·v + (1-β2)·g². m̂ = m/(1 - β1^steps), v̂ = v/(1 - β2^steps).
 
     Args:
       input0: gradient g.
@@ -57,7 +57,7 @@ def lamb_apply_optimizer_assign(
 def lamb_apply_weight_assign(
     input0: Any, input1: Any, input2: Any, input3: Any, input4: tf.Variable, name: str | None = None
 ) -> Any:
-    """Makes a LAMB step: var ← var - ratio·lr·update, ratio = ‖w‖/‖update‖ if both are above 0, else 1.
+    """Applies a LAMB step: var ← var - ratio·lr·update, ratio = ‖w‖/‖update‖ if both norms are above 0, else 1.
 
     Args:
       input0, input1: ‖w‖ and ‖update‖.

@@ -14,7 +14,7 @@ from npu_bridge.base.errors import message, shown
 __all__ = ["Profiler"]
 
 # The levels of TensorFlow's host tracer: 1 traces events marked by users, 2 adds expensive operators, 3 all of them.
-_TRACED = {"L0": 1, "L1": 2, "L2": 3}
+_TRACER_LEVELS = {"L0": 1, "L1": 2, "L2": 3}
 _METRICS = (
     "ArithmeticUtilization",
     "PipeUtilization",
@@ -27,21 +27,21 @@ _METRICS = (
 
 
 class Profiler:
-    """Writes a trace of the runs inside it, for the profile page of TensorBoard.
+    """Writes a trace of the session runs inside a `with` block, for the profile page of TensorBoard.
 
-    For scripts that open sessions; a run configuration has `profiling_config`. The first run of a graph
-    prepares it: run once before, and trace only a few runs, as a trace is kept in memory until it ends. With several
-    ranks each writes to its own folder `rank_<n>`.
+    Meant for scripts that open sessions; an `NPURunConfig` has `profiling_config` instead. Run the graph once before
+    the block, since the first run also prepares the graph. Trace only a few runs: a trace is kept in memory until its
+    end. With several ranks, each rank writes to a folder `rank_<n>`.
 
     Args:
-      level: "L0", "L1" or "L2", from few events to all.
+      level: "L0", "L1" or "L2", from few events to all events.
       aic_metrics: counters of the device, one of ArithmeticUtilization, PipeUtilization, Memory, MemoryL0, MemoryUB,
         ResourceConflictRatio and L2Cache; checked at the levels L1 and L2, otherwise without effect.
       output_path: an existing folder; by default the working directory.
     Raises:
-      ValueError: a value is not a string or not one of these, or the folder does not exist.
-      RuntimeError: on entering, when a trace is already being written, also by this object, or PROFILING_MODE asks for
-        one.
+      ValueError: a value is not a string or is not listed here, or the folder does not exist.
+      RuntimeError: on entering the block: a trace is already being written (even by this object), or the environment
+        variable PROFILING_MODE is on.
     Ranks: local.
     Example:
       with profiler.Profiler(level="L1", output_path="trace"):
@@ -52,14 +52,16 @@ class Profiler:
         given = {"level": level, "aic_metrics": aic_metrics, "output_path": output_path}
         for name, value in given.items():
             if not isinstance(value, str):
-                raise _error(f"{name} is not a string", "a string", value, f'Pass {name}="...".')
-        if level not in _TRACED:
-            raise _error("level is unknown", f"one of {', '.join(_TRACED)}", level, 'Pass level="L1".')
+                raise _argument_error(f"{name} is not a string", "a string", value, f'Pass {name}="...".')
+        if level not in _TRACER_LEVELS:
+            raise _argument_error("level is unknown", f"one of {', '.join(_TRACER_LEVELS)}", level, 'Pass level="L1".')
         if level != "L0" and aic_metrics and aic_metrics not in _METRICS:
-            raise _error("aic_metrics is unknown", f"one of {', '.join(_METRICS)}", aic_metrics, "Leave it out.")
+            raise _argument_error(
+                "aic_metrics is unknown", f"one of {', '.join(_METRICS)}", aic_metrics, "Leave it out."
+            )
         if output_path and not os.path.isdir(output_path):
-            raise _error("output_path is not a folder", "an existing folder", output_path, "Create it first.")
-        self._level = _TRACED[level]
+            raise _argument_error("output_path is not a folder", "an existing folder", output_path, "Create it first.")
+        self._level = _TRACER_LEVELS[level]
         self._folder = output_path or "."
         self._is_running = False
 
@@ -71,29 +73,29 @@ class Profiler:
         self.stop()
 
     def start(self) -> None:
-        """Begins the trace, as entering the block does."""
+        """Begins the trace; entering the `with` block calls this method."""
         if environment.is_flag_on("PROFILING_MODE"):
-            raise RuntimeError(_nesting("PROFILING_MODE is on", "Unset PROFILING_MODE."))
+            raise RuntimeError(_nested_trace_message("PROFILING_MODE is on", "Unset PROFILING_MODE."))
         ranks = collective.current()
         folder = os.path.join(self._folder, f"rank_{ranks.rank}") if ranks.size > 1 else self._folder
         options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=self._level)
         try:
             tf.profiler.experimental.start(folder, options)
         except tf.errors.AlreadyExistsError as error:
-            fix = "Leave the other with block first, or leave profiling_config out."
-            raise RuntimeError(_nesting("another profiler is running", fix)) from error
+            fix = "End the other trace first, or leave profiling_config out."
+            raise RuntimeError(_nested_trace_message("another profiler is running", fix)) from error
         self._is_running = True
 
     def stop(self) -> None:
-        """Ends the trace and writes it, as leaving the block does; calling it again has no effect."""
+        """Ends and writes the trace; leaving the `with` block calls this method. A second call has no effect."""
         if self._is_running:
             self._is_running = False
             tf.profiler.experimental.stop()
 
 
-def _error(problem: str, expected: str, got: Any, fix: str) -> ValueError:
+def _argument_error(problem: str, expected: str, got: Any, fix: str) -> ValueError:
     return ValueError(message("Profiler", problem, expected, shown(got), fix))
 
 
-def _nesting(got: str, fix: str) -> str:
-    return message("Profiler", "there is a trace already", "one trace at a time", got, fix)
+def _nested_trace_message(got: str, fix: str) -> str:
+    return message("Profiler", "a trace is already being written", "one trace at a time", got, fix)

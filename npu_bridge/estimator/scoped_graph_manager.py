@@ -11,9 +11,9 @@ __all__ = ["ScopedGraphManager"]
 
 
 class ScopedGraphManager:
-    """Has no effect here; on the NPU stack it frees the graph that initialises variables.
+    """Has no effect here; on the NPU stack frees the graph that initialises variables.
 
-    Put only the run of the initialiser inside it.
+    Put only the session run of the initialiser inside the `with` block.
 
     Ranks: local.
     Example:
@@ -29,8 +29,8 @@ class ScopedGraphManager:
         self.stop()
 
     def start(self) -> None:
-        """Logs a line once, as entering the block does."""
+        """Logs once that the class has no effect; entering the `with` block calls this method."""
         say_once(logging.INFO, "ScopedGraphManager: has no effect on stock TensorFlow.")
 
     def stop(self) -> None:
-        """Does nothing, as leaving the block."""
+        """Does nothing; leaving the `with` block calls this method."""

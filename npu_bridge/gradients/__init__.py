@@ -4,11 +4,11 @@
                                                                                            │
     after_update ◄─ update ◄─ gate ◄─ apply_gradients ◄─ the caller may clip ◄─────────────┘
 
-`stage.py` defines a transformation (`Stage`, whose hooks these are) and what one training step hands from one to the
-next (`Step`). `stages/` has a file for each kind of stage. `pipeline.py` calls the hooks; `optimizer.py` puts a
-pipeline around an optimizer for TensorFlow 1, and `keras/` around Keras optimizers. Stages import `stage.py` and
-small modules such as `arithmetic.py`, which import no stage; `recipe.py`, `pipeline.py` and the wrappers import the
-stages.
+`stage.py` defines `Stage`, a transformation with the hooks shown here, and `Step`, the data that one training step
+passes from stage to stage. `stages/` has a file for each kind of stage. `pipeline.py` calls the hooks. `optimizer.py`
+wraps a pipeline around an optimizer of TensorFlow 1, and `keras/` around a Keras optimizer. Stages import `stage.py`
+and small modules such as `arithmetic.py`, which import no stage; `recipe.py`, `pipeline.py` and the wrappers import
+the stages.
 """
 
 from npu_bridge.gradients.optimizer import PipelineOptimizer

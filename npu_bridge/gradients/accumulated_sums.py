@@ -1,4 +1,4 @@
-"""Holds the sums of gradients over several batches, and describes one window of such batches."""
+"""Sums gradients over a window of several batches, in variables."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.arithmetic import map_values, order_of_readiness, values_of
+from npu_bridge.gradients.arithmetic import backward_order_key, map_values, values_of
 from npu_bridge.gradients.graph_mode import run_if, state_variable, tensors_if, variable_like
 from npu_bridge.gradients.stage import Step
 
 
-class Sums:
-    """The variables of one optimizer's accumulation.
+class GradientSums:
+    """The variables in which one optimizer accumulates gradients.
 
     Args:
-      owner: the stage, for messages.
+      owner: name of the stage, for messages.
     Attributes:
-      module: holds all of them, for checkpoints.
-      counter: batches of the window so far, an int32 scalar.
+      module: a `tf.Module` with all the variables, for checkpoints.
+      counter: number of batches in the window so far, an int32 scalar.
     """
 
     def __init__(self, owner: str):
@@ -28,7 +28,7 @@ class Sums:
         self.counter = self.module.counter = state_variable(lambda: tf.zeros([], tf.int32), "accumulated_steps")
 
     def of(self, variable: Any, may_be_sparse: bool) -> _Sum:
-        """Returns the sum for a trained variable; creates it if it does not exist yet."""
+        """Returns the sum of a trained variable's gradients; creates the sum at the first call."""
         kept = self._kept.get(variable.ref())
         if kept is None:
             kept = self._kept[variable.ref()] = _Sum(variable, self._owner)
@@ -38,61 +38,64 @@ class Sums:
         return kept
 
 
-class Window:
-    """The batches since the last update, with the one of this step.
+class AccumulationWindow:
+    """The batches since the last update, including the current batch.
 
     Args:
-      sums: the variables that hold the sums of the batches before.
-      steps: batches of a window.
-      grads_and_vars: this batch's pairs.
-      addend: called with a gradient, the dtype of the sum and the number of batches before it; returns what to add.
+      sums: the variables that hold the sums of the earlier batches.
+      steps: number of batches in a window.
+      grads_and_vars: (gradient, variable) pairs of the current batch.
+      addend: function of a gradient, the dtype of the sum and the number of earlier batches in the window; returns the
+        value to add to the sum.
     Attributes:
-      is_last: boolean scalar, whether this batch is the last one of its window.
+      is_last: boolean scalar, whether the current batch is the last batch of its window.
     """
 
-    def __init__(self, sums: Sums, steps: int, grads_and_vars: Sequence, addend: Callable[[Any, tf.DType, Any], Any]):
+    def __init__(
+        self, sums: GradientSums, steps: int, grads_and_vars: Sequence, addend: Callable[[Any, tf.DType, Any], Any]
+    ):
         self._counter, self._counted = sums.counter, sums.counter.read_value()
-        self.is_last = self._counted >= steps - 1  # the count is larger in a window that began with more steps
+        self.is_last = self._counted >= steps - 1  # above in a window that began when `steps` was larger
         kept = [
             None if grad is None else sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
             for grad, variable in grads_and_vars
         ]
         self._sums: list = [None] * len(kept)
         gradients = [grad for grad, _ in grads_and_vars]
-        # In the order in which the backward pass delivers gradients: code that reduces the sums looks for that order.
-        for position in sorted(range(len(kept)), key=order_of_readiness(gradients)):
+        # In the order in which the backward pass delivers gradients: the all-reduce of the sums expects this order.
+        for position in sorted(range(len(kept)), key=backward_order_key(gradients)):
             if kept[position] is not None:
-                self._sums[position] = kept[position].added(
+                self._sums[position] = kept[position].plus(
                     addend(gradients[position], kept[position].sum.dtype, self._counted)
                 )
 
     def totals(self, step: Step) -> list:
-        """Returns pairs with the sums so far, multiplied by the factor of this batch's gradients."""
+        """Returns (sum, variable) pairs of the window so far, in the loss-scaled units of the step's gradients."""
 
-        def as_computed(position, grad):
+        def in_gradient_units(position, grad):
             total = self._sums[position].total()
             if step.divisor is not None:  # multiplied again, to be all-reduced
                 total = map_values(total, lambda values: values * tf.cast(step.divisor, values.dtype))
             return map_values(total, lambda values: tf.cast(values, values_of(grad).dtype))
 
         return [
-            (None if grad is None else as_computed(position, grad), variable)
+            (None if grad is None else in_gradient_units(position, grad), variable)
             for position, (grad, variable) in enumerate(step.grads_and_vars)
         ]
 
     def keep(self) -> Any:
-        """Keeps the sums for the next batch, or empties them after the last one; returns the op."""
+        """Stores the sums for the next batch, or resets them to 0 after the last batch; returns the op."""
         counted = self._counter.assign(tf.where(self.is_last, 0, self._counted + 1))
         kept = [each.keep(self.is_last) for each in self._sums if each is not None]
         return None if tf.executing_eagerly() else tf.group(counted, *kept)
 
 
 class _Sum(tf.Module):
-    """The sum of one variable's gradients.
+    """The variable that holds the sum of one trained variable's gradients.
 
     Attributes:
-      sum: what was added up in this window, in true units.
-      touched: for each row, whether a sparse gradient had it; None where no gradient was sparse.
+      sum: the sum of the gradients of this window, without the loss scale.
+      touched: for each row, whether a sparse gradient of this window contained it; None if all gradients were dense.
     """
 
     def __init__(self, variable, owner):
@@ -107,13 +110,13 @@ class _Sum(tf.Module):
             name = f"accumulated/{self._name}_rows"
             self.touched = state_variable(lambda: tf.zeros(self.sum.shape[:1], tf.bool), name)
 
-    def added(self, addend):
-        """Returns the sum with one more gradient; `keep` stores it."""
+    def plus(self, addend):
+        """Returns the sum plus one more gradient; its method `keep` stores the result."""
         return (_SparseSum if isinstance(addend, tf.IndexedSlices) else _DenseSum)(self, addend)
 
 
 class _DenseSum:
-    """A sum with the dense gradient of one more batch."""
+    """A sum plus the dense gradient of one more batch."""
 
     def __init__(self, kept, addend):
         self._kept = kept
@@ -128,16 +131,16 @@ class _DenseSum:
 
 
 class _SparseSum:
-    """A sum with the sparse gradient of one more batch."""
+    """A sum plus the sparse gradient of one more batch."""
 
     def __init__(self, kept, addend):
         self._kept = kept
         self._addend = addend
 
     def total(self):
-        """Returns the rows that this window has touched, each once and in ascending order."""
+        """Returns the rows that gradients of this window contain, each row once, in ascending order."""
         indices = tf.cast(self._addend.indices, tf.int64)
-        rows = tf.where(self._with_own_rows(self._kept.touched.read_value()))[:, 0]
+        rows = tf.where(self._mark_rows_of_addend(self._kept.touched.read_value()))[:, 0]
         positions = tf.searchsorted(rows, indices)[:, tf.newaxis]
         values = tf.tensor_scatter_nd_add(tf.gather(self._kept.sum, rows), positions, self._addend.values)
         shape = self._kept.sum.shape.as_list()
@@ -148,13 +151,13 @@ class _SparseSum:
         cleared = run_if(is_due, self._clear)
         return None if tf.executing_eagerly() else tf.group(added, cleared)
 
-    def _with_own_rows(self, touched):
+    def _mark_rows_of_addend(self, touched):
         indices = self._addend.indices[:, tf.newaxis]
         return tf.tensor_scatter_nd_update(touched, indices, tf.ones_like(self._addend.indices, tf.bool))
 
     def _add(self):
         kept = self._kept
-        touched = kept.touched.assign(self._with_own_rows(kept.touched.read_value()))
+        touched = kept.touched.assign(self._mark_rows_of_addend(kept.touched.read_value()))
         added = kept.sum.scatter_add(self._addend)
         return None if tf.executing_eagerly() else tf.group(touched, added)
 

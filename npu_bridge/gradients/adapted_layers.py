@@ -1,7 +1,7 @@
 """Gives every rank the Keras layers, such as `Normalization` and `StringLookup`, that one rank adapted to data.
 
-Adapted layers compute with constants derived from their variables. Some also keep tables of words, or boundaries, which
-are not variables. So broadcasting the start values of variables is not enough.
+Broadcasting the start values of variables is not enough for adapted layers. They compute with constants derived from
+their variables, and some layers also hold vocabularies or bin boundaries that are not variables.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ _MEETING = "adapted_layers"
 
 
 def renew_adapted_layers(model: Any, root_rank: int = 0) -> None:
-    """Copies the adapted layers of one rank to all ranks, and derives their constants anew.
+    """Copies the adapted layers of `root_rank` to all ranks, and computes their constants again.
 
-    Functions that `fit`, `evaluate` and `predict` have compiled hold the old constants; the next call compiles again.
+    Functions compiled for `fit`, `evaluate` and `predict` hold the old constants, so the next call compiles them again.
 
     Args:
       model: a model whose variables have their start values.
-      root_rank: the rank whose tables are taken.
+      root_rank: the rank whose vocabularies and boundaries are copied.
     Raises:
-      ValueError: another rank has other such layers, or a layer cannot change any more.
+      ValueError: the ranks have different adapted layers, or a layer can no longer change its vocabulary.
     Ranks: collective.
     """
     parts = tf.train.TrackableView(model).descendants()
     layers = [part for part in parts if callable(getattr(part, "adapt", None)) and hasattr(part, "finalize_state")]
     for layer in layers:
-        # Without variables nothing has changed, and Keras 3.15 would need data that only `adapt` leaves behind.
+        # A layer without variables has not changed, and Keras 3.15 would need data that only `adapt` stores.
         if any(isinstance(keras3.tensorflow_variable_of(weight), tf.Variable) for weight in layer.weights):
             layer.finalize_state()
-    own, is_root = [_kept_besides(layer) for layer in layers], collective.current().rank == root_rank
+    own, is_root = [_state_outside_variables(layer) for layer in layers], collective.current().rank == root_rank
     kinds = [type(layer).__name__ for layer in layers]
     of_ranks = gather_values([kinds, hashlib.blake2b(str(own).encode()).hexdigest()], _MEETING)
     for rank, (others, _) in enumerate(of_ranks):
         if others != of_ranks[root_rank][0]:
-            problem, expected = f"rank {rank} has other layers that can be adapted", f"{of_ranks[root_rank][0]}"
+            problem, expected = f"rank {rank} has different adapted layers", f"{of_ranks[root_rank][0]}"
             raise ValueError(message(_OWNER, problem, expected, f"{others}", "Build the same model on every rank."))
     if len({digest for _, digest in of_ranks}) > 1:
         sent = gather_values(own if is_root else None, _MEETING)[root_rank]
         for layer, kept in zip(layers, sent) if not is_root else ():
-            _take(layer, kept)
+            _set_state_outside_variables(layer, kept)
     if layers and hasattr(model, "make_train_function"):
         model.test_function = model.predict_function = None
         model.make_train_function(force=True)
 
 
-def _kept_besides(layer):
-    """Returns the vocabulary, weights and boundaries that a layer keeps outside of variables."""
+def _state_outside_variables(layer):
+    """Returns the vocabulary, IDF weights and bin boundaries that a layer holds outside of variables."""
     kept: dict = {}
     if hasattr(layer, "lookup_table"):
         kept["vocabulary"] = np.asarray(layer.get_vocabulary()).tolist()
@@ -67,13 +67,13 @@ def _kept_besides(layer):
     return kept
 
 
-def _take(layer, kept):
+def _set_state_outside_variables(layer, kept):
     if kept.get("bin_boundaries"):
         layer.bin_boundaries = kept["bin_boundaries"]
     if kept.get("vocabulary"):
         try:
             layer.set_vocabulary(kept["vocabulary"], kept.get("idf_weights"))
         except RuntimeError as error:
-            problem, expected = f"{layer.name} lacks the words of the rank that was adapted", "as many words"
+            problem, expected = f"{layer.name} lacks words of the adapted rank", "as many words"
             fix = "Call adapt before the layer, on every rank, or set pad_to_max_tokens=True."
             raise ValueError(message(_OWNER, problem, expected, str(error), fix)) from error

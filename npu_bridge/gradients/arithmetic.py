@@ -1,4 +1,4 @@
-"""Does arithmetic on dense and sparse gradients: division by the loss scale, norms, sums of rows; and orders them."""
+"""Computes with dense and sparse gradients: division by the loss scale, norms, sums of rows, and their order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from npu_bridge.base.own_tensorflow import tf
 
 
 def as_gradient(value: Any, variable: Any) -> Any:
-    """Converts a gradient to tensors. Scripts can pass arrays, lists or variables; None stays None."""
+    """Converts a gradient given as an array, a list or a variable to a tensor; None stays None."""
     if value is None or isinstance(value, tf.Tensor):
         return value
     if isinstance(value, tf.IndexedSlices):
@@ -22,31 +22,31 @@ def as_gradient(value: Any, variable: Any) -> Any:
 
 
 def map_values(grad: Any, transform: Callable[[tf.Tensor], tf.Tensor]) -> Any:
-    """Applies `transform` to a dense gradient, or to the values of a sparse one."""
+    """Applies `transform` to a dense gradient, or to the values of a sparse gradient."""
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(transform(grad.values), grad.indices, grad.dense_shape)
     return transform(grad)
 
 
 def values_of(grad: Any) -> tf.Tensor:
-    """Returns a dense tensor unchanged, or the values of a sparse gradient."""
+    """Returns the values of a sparse gradient, or a dense gradient unchanged."""
     return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
 
-def parts_of(grad: Any) -> list:
-    """Returns the tensors of a gradient: itself, or values and indices."""
+def gradient_parts(grad: Any) -> list:
+    """Returns the tensors of a gradient as a list: the dense gradient, or values and indices of a sparse one."""
     return [grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [grad]
 
 
-def rebuilt(grad: Any, variable: Any, parts: Iterator[tf.Tensor]) -> Any:
-    """Builds a gradient of the kind and shape of `grad` from the next tensors of `parts`."""
+def gradient_from_parts(grad: Any, variable: Any, parts: Iterator[tf.Tensor]) -> Any:
+    """Builds a gradient from the next tensors of `parts`: dense or sparse as `grad`, with the same shape."""
     if not isinstance(grad, tf.IndexedSlices):
         return tf.ensure_shape(next(parts), grad.shape)
     return tf.IndexedSlices(next(parts), next(parts), tf.constant(variable.shape.as_list()))
 
 
-def nothing_like(grad: Any, variable: Any) -> Any:
-    """Returns zeros in the shape of the variable, or a sparse gradient without rows."""
+def zero_gradient_like(grad: Any, variable: Any) -> Any:
+    """Returns a zero gradient for a variable: dense zeros, or no rows if `grad` is sparse."""
     if not isinstance(grad, tf.IndexedSlices):
         return tf.zeros(variable.shape, grad.dtype)
     shape = variable.shape.as_list()
@@ -62,17 +62,27 @@ def sum_repeated_rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, grad.dense_shape)
 
 
-def mean_of_rows(grad: tf.IndexedSlices, gather: Callable[[tf.Tensor, str], tf.Tensor], ranks: int, name: str) -> Any:
-    """Averages a sparse gradient over the ranks whose rows `gather` joins; each row occurs once."""
+def average_sparse_rows(
+    grad: tf.IndexedSlices, gather: Callable[[tf.Tensor, str], tf.Tensor], ranks: int, name: str
+) -> Any:
+    """Averages a sparse gradient over the ranks; the result has each row once.
+
+    Args:
+      grad: this rank's gradient.
+      gather: function of a tensor and a name; concatenates the tensors of all ranks.
+      ranks: number of ranks.
+      name: prefix of the names of the collectives.
+    """
     values = gather(grad.values / ranks, f"{name}_values")
     return sum_repeated_rows(tf.IndexedSlices(values, gather(grad.indices, f"{name}_indices"), grad.dense_shape))
 
 
 def in_true_units(grad, divisor):
-    """Divides a dense or sparse gradient by `divisor`, in its own dtype.
+    """Divides a dense or sparse gradient by `divisor`, usually the loss scale; the dtype does not change.
 
-    The division is done in float32 at least: in float16 a scale above 65504 does not exist, and its reciprocal is
-    zero above 2**24. It is a division because the reciprocal of 2**127 is zero on processors that flush denormals.
+    16-bit gradients are divided in float32: float16 has no scale above 65504, and the reciprocal of a scale above 2**24
+    is zero there. Multiplying by the reciprocal would be wrong in float32, too: the reciprocal of 2**127 is zero on
+    processors that flush denormals.
     """
 
     def divided(values):
@@ -84,23 +94,23 @@ def in_true_units(grad, divisor):
 
 
 def has_finite_norm(gradients) -> tf.Tensor:
-    """Returns True when the global norm of the gradients is finite in float32 (float64 gradients: in float64).
+    """Returns whether the global norm of the gradients is finite in float32 (float64 gradients: in float64).
 
-    Costs one pass over each gradient and one op for each, which is cheaper than testing every element.
+    Costs one op and one pass for each gradient, which is cheaper than testing every element.
 
     Args:
-      gradients: dense or sparse gradients of floating dtypes; may be empty, which is usable.
+      gradients: list of dense or sparse gradients of floating dtypes; True for an empty list.
     Returns:
       Boolean scalar.
     """
-    verdicts = [tf.math.is_finite(half) for half in squared_halves(gradients)]
+    verdicts = [tf.math.is_finite(half) for half in half_squared_sums(gradients)]
     if len(verdicts) == 1:
         return verdicts[0]
     return tf.reduce_all(tf.stack(verdicts)) if verdicts else tf.constant(True)
 
 
-def squared_halves(gradients) -> list:
-    """Returns half the sum of squares of the gradients for each of their dtypes; 16-bit gradients count as float32."""
+def half_squared_sums(gradients) -> list:
+    """Returns, for each dtype, half the sum of squares of the gradients; 16-bit gradients are converted to float32."""
     terms_of = {}
     for grad in gradients:
         if isinstance(grad, tf.IndexedSlices):
@@ -117,17 +127,17 @@ def squared_halves(gradients) -> list:
 def sum_in_order(numbers: list) -> tf.Tensor:
     """Sums scalars of one dtype in the same order in every run and on every rank.
 
-    `tf.add_n` begins with whichever input it can overwrite, which depends on the memory freed by then. So the last bit
-    of a sum of three or more numbers is left to chance.
+    `tf.add_n` begins with an input whose memory it can overwrite, so its order depends on timing. The last bit of a sum
+    of three or more numbers would then be random.
     """
     return tf.reduce_sum(tf.stack(numbers))
 
 
-def order_of_readiness(gradients: Sequence) -> Callable[[int], Any]:
-    """Returns a sort key for positions: the order in which the backward pass delivers gradients.
+def backward_order_key(gradients: Sequence) -> Callable[[int], Any]:
+    """Returns a sort key for positions in `gradients`: the order in which the backward pass computes them.
 
-    In a graph it is the order in which their ops were made, since backpropagation builds them from the loss down. When
-    executed eagerly, it is the reverse of the variables' order.
+    In a graph, gradients are ordered by the creation of their ops, since backpropagation builds ops from the loss down.
+    In eager execution, the order of the list is reversed.
     """
     if tf.executing_eagerly():
         return lambda position: -position

@@ -1,4 +1,4 @@
-"""Collects several backward passes before one update: of several losses with a scale each, or of one loss."""
+"""Sums the gradients of several backward passes before one update: of several losses, or of one loss."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from npu_bridge.gradients.stage import Step
 
 
 class BackwardPasses:
-    """The backward passes of one optimizer since its last update, in the function or graph being built.
+    """The backward passes of one optimizer since its last update, in the current function or graph.
 
     Args:
-      combine: takes the step and its (gradient, variable) pairs through the pipeline once all passes are done.
-      owner: the optimizer's class, for messages.
-      pipeline, open_steps: those of the optimizer.
+      pipeline, open_steps: pipeline and open steps of the optimizer.
+      combine: function of a step and its (gradient, variable) pairs that runs the pipeline after the last pass.
+      owner: name of the optimizer's class, for messages.
     """
 
     def __init__(self, pipeline: Pipeline, open_steps: OpenSteps, combine: Callable[[Step, list], list], owner: str):
@@ -29,20 +29,23 @@ class BackwardPasses:
         self._owner = owner
 
     def open_step(self) -> Step:
-        """Returns the step that backward passes are added to; a new one after each update."""
+        """Returns the step to which backward passes are added; begins a new step after each update."""
         step = self._open_steps.take_scaled() or self.pipeline.begin()
         self._open_steps.keep_scaled(step)
         return step
 
     def drop(self) -> None:
-        """Forgets the passes since the last update."""
+        """Discards the passes since the last update."""
         self._open_steps.take_scaled()
 
     def add(self, step: Step, grads_and_vars: Sequence, loss_id: int, delays_unscale: bool = False) -> None:
-        """Adds the gradients of a pass, multiplied by the scale of `loss_id`, to the step that `open_step` returned.
+        """Adds the gradients of a backward pass to the step that `open_step` returned.
 
         Args:
-          delays_unscale: add them, still multiplied, to the gradients of the next pass with that `loss_id`.
+          step: the open step.
+          grads_and_vars: pairs with gradients that are multiplied by the scale of `loss_id`.
+          loss_id: position of the loss-scale manager.
+          delays_unscale: keep the gradients scaled, and add them to the gradients of the next pass of this `loss_id`.
         """
         delayed = self._delayed(step)
         pairs = sum_of_pairs(delayed.pop(loss_id, []), grads_and_vars)
@@ -52,10 +55,10 @@ class BackwardPasses:
             step.add_gradients(pairs, loss_id)
 
     def finish(self) -> list:
-        """Returns the sum of all passes, in true units and averaged over the ranks.
+        """Returns the sum of the gradients of all passes, unscaled and averaged over the ranks.
 
         Raises:
-          ValueError: there was no pass, or the last pass of a loss was delayed.
+          ValueError: there was no pass, or the last pass of a loss had `delays_unscale`.
         Ranks: collective where the pipeline communicates.
         """
         step = self._open_steps.take_scaled()
@@ -63,48 +66,51 @@ class BackwardPasses:
         if step is None or not (step.grads_and_vars or delayed):
             problem, expected = "there are no gradients", "a backward pass since the last update"
             fix = "Write `with scale_loss(loss, optimizer) as scaled: scaled.backward(tape, variables)` before."
-            raise ValueError(message(self._owner, problem, expected, "none here", fix))
+            raise ValueError(message(self._owner, problem, expected, "no backward pass", fix))
         if delayed:
             problem = "the gradients of a backward pass are still multiplied by the loss scale"
-            expected = "a pass with delay_unscale=False after the last one with delay_unscale=True"
-            got = f"none with loss_id={next(iter(delayed))}"
+            expected = "a pass with delay_unscale=False after the last pass with delay_unscale=True"
+            got = f"no such pass with loss_id={next(iter(delayed))}"
             raise ValueError(message(self._owner, problem, expected, got, "Leave delay_unscale out in the last pass."))
         return self._combine(step, step.grads_and_vars)
 
     def _delayed(self, step):
-        """Returns the gradients of delayed passes, still multiplied by their loss scale, by `loss_id`."""
+        """Returns a dict from `loss_id` to the gradients of delayed passes, which are still scaled."""
         return step.notes.setdefault(self, {})
 
 
-def checked_loss_id(owner: str, loss_id: Any, pipeline: Pipeline) -> int:
-    """Checks that a number is the position of a loss-scale manager; accepts every number without loss scaling.
+def check_loss_id(owner: str, loss_id: Any, pipeline: Pipeline) -> int:
+    """Checks that `loss_id` is the position of a loss-scale manager; accepts every integer without loss scaling.
 
     Raises:
-      TypeError: it is not an integer.
-      ValueError: there is no such manager.
+      TypeError: `loss_id` is not an integer.
+      ValueError: the pipeline has no manager at this position.
     """
-    fix = "Leave it out for the first manager."
+    fix = "Leave loss_id out for the first manager."
     loss_id = check_count(owner, "loss_id", loss_id, fix, at_least=None, what="a manager's position")
     count = max(1, len(pipeline.loss_scale_managers))
     if not 0 <= loss_id < count and pipeline.loss_scale_managers:
-        problem, expected = "there is no loss-scale manager of that number", f"0 <= loss_id < {count}"
+        problem, expected = "there is no loss-scale manager at this position", f"0 <= loss_id < {count}"
         fix = "Give the optimizer a list of managers, one for each loss."
         raise ValueError(message(owner, problem, expected, shown(loss_id), fix))
     return loss_id
 
 
-def loss_ids(owner: str, count: int, loss_id: Any, pipeline: Pipeline) -> list[int]:
-    """Returns the positions of the managers of several losses.
+def manager_positions(owner: str, count: int, loss_id: Any, pipeline: Pipeline) -> list[int]:
+    """Returns for each of several losses the position of its loss-scale manager.
 
     Args:
-      loss_id: one number for each loss, or None: each loss has its own manager, or all share the only one.
+      owner: name of the caller, for messages.
+      count: number of losses.
+      loss_id: list with the position for each loss. None: every loss has its own manager, or all share a single one.
+      pipeline: the pipeline with the managers.
     Raises:
       TypeError: `loss_id` is not a list of integers.
-      ValueError: there are no losses, or the number of losses differs from that of numbers or managers.
+      ValueError: there are no losses, or not as many positions or managers as losses.
     """
     managers = len(pipeline.loss_scale_managers)
     if not count:
-        raise ValueError(message(owner, "there is no loss", "one loss or more", "an empty list", "Pass one."))
+        raise ValueError(message(owner, "there is no loss", "one loss or more", "an empty list", "Pass a loss."))
     if loss_id is None:
         if managers > 1 and count != managers:
             problem, expected = "there are not as many losses as loss-scale managers", f"{managers} losses, or loss_id"
@@ -114,5 +120,5 @@ def loss_ids(owner: str, count: int, loss_id: Any, pipeline: Pipeline) -> list[i
     if not isinstance(loss_id, (list, tuple)) or len(loss_id) != count:
         kind = ValueError if isinstance(loss_id, (list, tuple)) else TypeError
         problem, expected = "loss_id does not fit the losses", f"a list of {count} positions"
-        raise kind(message(owner, problem, expected, shown(loss_id), "Give one for each loss."))
-    return [checked_loss_id(owner, number, pipeline) for number in loss_id]
+        raise kind(message(owner, problem, expected, shown(loss_id), "Give one position for each loss."))
+    return [check_loss_id(owner, number, pipeline) for number in loss_id]

@@ -1,7 +1,7 @@
-"""Names the graph collections through which hooks find what an optimizer built, without knowing the optimizer.
+"""Defines the graph collections in which hooks find the tensors of an optimizer, without access to the optimizer.
 
-They are filled in TF 1 graphs only. Each holds one tensor per optimizer (three variables per manager), in the order of
-construction.
+Only TF 1 graphs have these collections. Each collection holds one tensor per optimizer (`LOSS_SCALE_STATE`: three
+variables per manager), in the order of construction.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ LOSS_SCALE = "npu_bridge/loss_scale"  # float32 scalars: the scale used in this 
 LOSS_SCALE_STATE = "npu_bridge/loss_scale_state"  # the variables of a dynamic loss scale
 LEARNING_RATE = "npu_bridge/learning_rate"  # scalars, or numbers: the inner optimizer's rate in this step
 STEP_SKIPPED = "npu_bridge/step_skipped"  # boolean scalars: True when this step skipped its update
-# Parts of each optimizer's latest update. TensorFlow exports only collections whose keys are texts, so not these.
+# Parts of each optimizer's latest update. These keys are not strings, so that TensorFlow does not export them.
 GRADIENTS = ("npu_bridge", "gradients")
 PIPELINES = ("npu_bridge", "pipelines")
 UPDATES = ("npu_bridge", "updates")  # operators that compute new values of variables and of optimizers' state
 
 
 def gradients_of(graph: Any) -> list[Any]:
-    """Returns the averaged, unscaled gradients that a graph's last optimizer applies; empty without an optimizer."""
+    """Returns the averaged, unscaled gradients that the last optimizer of a graph applies; [] without an optimizer."""
     kept = graph.get_collection(GRADIENTS)
     return kept[-1] if kept else []
 
 
 def pipelines_in(graph: Any) -> list[Any]:
-    """Returns the pipelines whose updates are in a graph, without duplicates."""
+    """Returns the pipelines that have an update in a graph, without duplicates."""
     return list(dict.fromkeys(graph.get_collection(PIPELINES)))
 
 
 @contextlib.contextmanager
-def noting_updates() -> Iterator[None]:
-    """Records the operators added inside the context as those of an update; does nothing outside a TF 1 graph."""
+def record_update_operators() -> Iterator[None]:
+    """Records the operators made inside the context as operators of an update; does nothing outside a TF 1 graph."""
     if not building_graph():
         yield
         return
@@ -50,19 +50,19 @@ def noting_updates() -> Iterator[None]:
 
 
 def publish(name: Any, tensor: Any) -> None:
-    """Adds a tensor or variable to a collection of the TF 1 graph being built; does nothing elsewhere.
+    """Adds a tensor or variable to a collection of the current TF 1 graph.
 
-    It does nothing inside a `tf.cond` or a loop either, because tensors there cannot be fetched.
+    Does nothing in eager execution, in a function, and inside a `tf.cond` or a loop, where tensors cannot be fetched.
     """
     if building_graph() and current_control_flow_context(tf.compat.v1.get_default_graph()) is None:
         tf.compat.v1.add_to_collection(name, tensor)
 
 
 def publish_learning_rate(optimizer: Any) -> None:
-    """Publishes the learning rate that an optimizer's update reads; the update must exist already.
+    """Adds the learning rate of an optimizer to the collection `LEARNING_RATE`; the update must already be built.
 
-    Adds a tensor or a number to a graph collection, and no operator. Publishes nothing when the optimizer hides its
-    rate or computes it inside a function (a schedule of Keras, say).
+    Adds an existing tensor or a number, but makes no operator. Does nothing if the optimizer hides its learning rate or
+    computes it inside a function, as for a Keras schedule.
     """
     if not building_graph():
         return

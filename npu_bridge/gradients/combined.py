@@ -1,4 +1,4 @@
-"""Combines gradients into flat tensors: one division by the loss scale and one check for many of them."""
+"""Combines gradients into flat tensors, so that many gradients take one division by the loss scale and one check."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _LOG = logger(__name__)
 
 
 class CombinedGradients:
-    """Joins the dense gradients of an optimizer that share a dtype and a fused update into flat tensors.
+    """Joins dense gradients of an optimizer into flat tensors, one for each dtype and each fused update.
 
-    Each returned gradient is a piece of a flat tensor, by which a fused update finds that tensor. Sparse gradients and
-    gradients of unknown shape are not joined.
+    The resulting gradients are pieces of a flat tensor; a fused update finds the flat tensor through them. Sparse
+    gradients and gradients of unknown shape are not joined.
 
     Args:
       owner: name of the optimizer, for messages.
-      is_checked: compare the pieces with the gradients computed singly, in every step.
-      key_of: called with a variable; gradients are joined when the keys of their variables are equal.
+      is_checked: compare the pieces with separately computed gradients in every step.
+      key_of: function of a variable; gradients are joined if the keys of their variables are equal.
     """
 
     def __init__(self, owner: str, is_checked: bool = False, key_of: Callable[[Any], Any] = lambda variable: None):
@@ -34,28 +34,28 @@ class CombinedGradients:
         self._key_of = key_of
 
     def unscale(self, step: Step) -> None:
-        """Replaces the gradients of a step by pieces of flat tensors, divided by the step's divisor."""
+        """Divides the gradients of a step by its divisor, and replaces them by pieces of flat tensors."""
         pairs = step.grads_and_vars
         made = {position: grad for position, (grad, _) in enumerate(pairs)}
-        batches = self._batches(pairs)
-        self._tell(tuple(pairs[position][1].name for batch in batches for position in batch))
+        batches = self._positions_to_join(pairs)
+        self._log_changed_names(tuple(pairs[position][1].name for batch in batches for position in batch))
         with tf.name_scope("combined_gradients"):
             for batch in batches:
                 singles = [pairs[position][0] for position in batch]
                 names = [pairs[position][1].name.partition(":")[0] for position in batch]
-                made.update(zip(batch, self._unscaled(singles, names, step.divisor)))
+                made.update(zip(batch, self._unscale_joined(singles, names, step.divisor)))
         for position in set(made).difference(*batches):
             made[position] = None if made[position] is None else in_true_units(made[position], step.divisor)
         step.grads_and_vars = [(made[position], variable) for position, (_, variable) in enumerate(pairs)]
 
     def joined(self, tensors: Sequence[tf.Tensor]) -> list:
-        """Joins tensors into flat ones where possible; returns these, then the tensors that cannot be joined."""
-        batches = self._batches([(tensor, None) for tensor in tensors])
+        """Joins tensors into flat tensors; returns the flat tensors, then the tensors that cannot be joined."""
+        batches = self._positions_to_join([(tensor, None) for tensor in tensors])
         alone = [tensor for position, tensor in enumerate(tensors) if not any(position in batch for batch in batches)]
         return [*(concatenate_flat([tensors[position] for position in batch]) for batch in batches), *alone]
 
-    def _batches(self, pairs):
-        """Returns the positions to join, as lists of at least two."""
+    def _positions_to_join(self, pairs):
+        """Returns a list for each flat tensor: the positions, at least two, of the gradients to join."""
         batches: dict = {}
         for position, (grad, variable) in enumerate(pairs):
             if isinstance(grad, tf.Tensor) and grad.shape.is_fully_defined():
@@ -63,7 +63,7 @@ class CombinedGradients:
                 batches.setdefault((grad.dtype, key), []).append(position)
         return [batch for batch in batches.values() if len(batch) > 1]
 
-    def _unscaled(self, singles, names, divisor):
+    def _unscale_joined(self, singles, names, divisor):
         flat = in_true_units(concatenate_flat(singles), divisor)
         shapes = [single.shape for single in singles]
         if self._is_checked:
@@ -73,46 +73,46 @@ class CombinedGradients:
                 flat = tf.identity(flat)
         return split_flat(flat, shapes)
 
-    def _tell(self, names):
+    def _log_changed_names(self, names):
         if self._names is not None and set(self._names) != set(names):
             changed = sorted(set(self._names).symmetric_difference(names))
-            text = "%s: gradients are combined again, because other variables have some: %s."
+            text = "%s: gradients are combined again, because these variables gained or lost gradients: %s."
             _LOG.info(text, self._owner, ", ".join(changed))
         self._names = names
 
 
 def check_pieces(owner: str, flat: tf.Tensor, singles: Sequence[tf.Tensor], names: Sequence[str]) -> Any:
-    """Compares a flat tensor with the single tensors it stands for: dtypes, sizes, places and values.
+    """Compares the pieces of a flat tensor with single tensors: dtypes, sizes, positions and values.
 
     Args:
       owner: name of the caller, for messages.
-      flat: a vector.
-      singles: dense tensors of known shapes, in their order in the flat one.
-      names: names of their variables.
+      flat: a vector that joins the single tensors.
+      singles: dense tensors of known shapes, in the order of their pieces in `flat`.
+      names: names of the variables of `singles`.
     Returns:
-      The op that compares values; None when executed eagerly.
+      The op that compares values; None in eager execution.
     Raises:
       ValueError: a dtype or the total size differs.
-      tf.errors.InvalidArgumentError: when the op runs: a value differs; names the first variable concerned.
+      tf.errors.InvalidArgumentError: when the op runs: a value differs; the error names the first such variable.
     """
     what, start, size = "combined gradients", 0, flat.shape.num_elements()
     for single, name in zip(singles, names):
         end = start + single.shape.num_elements()
         if single.dtype != flat.dtype or end > size:
-            problem = f"{name} is not what the {what} hold"
+            problem = f"{name} does not fit the {what}"
             expected, got = f"{single.dtype.name} at {start} to {end}", f"{flat.dtype.name}, {size} in all"
-            raise ValueError(message(owner, problem, expected, got, "Combine them again."))
+            raise ValueError(message(owner, problem, expected, got, "Combine the gradients again."))
         start = end
     if start != size:
         problem, expected = f"the {what} have another size than {', '.join(names)}", str(start)
-        raise ValueError(message(owner, problem, expected, str(size), "Combine them again."))
+        raise ValueError(message(owner, problem, expected, str(size), "Combine the gradients again."))
     pieces = split_flat(flat, [single.shape for single in singles])
-    alike = tf.stack([_are_alike(piece, single) for piece, single in zip(pieces, singles)])
+    alike = tf.stack([_are_equal_or_nan(piece, single) for piece, single in zip(pieces, singles)])
     first = tf.gather(tf.constant(list(names)), tf.argmin(tf.cast(alike, tf.int32)))
-    text = f"{owner}: check_combined_tensors: the {what} differ from the single ones. The first is that of"
+    text = f"{owner}: check_combined_tensors: the {what} differ from the single gradients, first for the variable"
     return tf.debugging.Assert(tf.reduce_all(alike), [text, first])
 
 
-def _are_alike(one, other):
+def _are_equal_or_nan(one, other):
     both_nan = tf.logical_and(tf.math.is_nan(one), tf.math.is_nan(other))
     return tf.reduce_all(tf.logical_or(tf.equal(one, other), both_nan))

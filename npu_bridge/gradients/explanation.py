@@ -19,12 +19,12 @@ class StageRow(NamedTuple):
     """One stage of an optimizer.
 
     Attributes:
-      place: where it stands.
-      name: its class.
-      arguments: those of its constructor, as text.
-      needs, gives: guarantees that it needs from other stages, and those that it gives.
-      sends: bytes that a rank sends for each parameter and batch, without this stage and with it; set where the
-        stage communicates or the two differ, else None. The second is None if it depends on the training.
+      place: place of the stage in the pipeline.
+      name: name of the stage's class.
+      arguments: arguments of the constructor, as text.
+      needs, gives: guarantees that the stage needs from other stages; guarantees that the stage gives.
+      sends: bytes that a rank sends for each parameter and batch, as a pair: without this stage, and with it. None if
+        the stage neither communicates nor changes the number. The second number is None if it depends on the training.
     """
 
     place: str
@@ -38,15 +38,18 @@ class StageRow(NamedTuple):
     def facts(self) -> str:
         """Formats a stage's needs, guarantees and sent bytes."""
         facts = [f"needs {need}" for need in self.needs] + [f"gives {gift}" for gift in self.gives]
-        return ", ".join(facts + ([] if self.sends is None else [_told(*self.sends)]))
+        return ", ".join(facts + ([] if self.sends is None else [_describe_sent_bytes(*self.sends)]))
 
 
 def list_stages(optimizer: Any, ranks: int | None = None) -> list[StageRow]:
-    """Lists the stages that gradients go through, in order; arguments and errors as in `npu_bridge.stages.explain`."""
+    """Lists the stages of an optimizer in the order in which gradients pass them.
+
+    Arguments and errors are those of `npu_bridge.stages.explain`.
+    """
     pipelines = list_pipelines(optimizer)
     size = collective.current().size if ranks is None else ranks
     is_sent = size > 1 and any(pipeline.communicates for pipeline in pipelines)
-    sent: float | None = bytes_unchanged(size) if is_sent else None
+    sent: float | None = ring_all_reduce_bytes(size) if is_sent else None
     rows = []
     for stage in (stage for pipeline in pipelines for stage in pipeline.stages):
         before, sends = sent, None
@@ -59,18 +62,21 @@ def list_stages(optimizer: Any, ranks: int | None = None) -> list[StageRow]:
     return rows
 
 
-def bytes_unchanged(ranks: int) -> float:
-    """Returns the bytes that a rank sends for each float32 parameter and batch in a ring all-reduce."""
+def ring_all_reduce_bytes(ranks: int) -> float:
+    """Returns the bytes that a rank sends for each float32 parameter and batch in a plain ring all-reduce."""
     return 2 * (ranks - 1) / ranks * _VALUE_BYTES
 
 
-def bytes_with(rows: Sequence[StageRow], ranks: int) -> float | None:
-    """Returns the bytes sent with these stages; None if they depend on the training, 0 if nothing is sent."""
+def bytes_sent_with(rows: Sequence[StageRow], ranks: int) -> float | None:
+    """Returns the bytes that a rank sends for each parameter and batch with the stages in `rows`.
+
+    Returns None if the bytes depend on the training, 0 if the stages send nothing.
+    """
     sends = [row.sends for row in rows if row.sends is not None]
     return sends[-1][1] if sends else 0.0
 
 
-def as_text(rows: Sequence[StageRow]) -> str:
+def format_stage_rows(rows: Sequence[StageRow]) -> str:
     """Formats a line for each stage, with its number, place, class, arguments and facts."""
     if not rows:
         return "Gradients reach the update unchanged."
@@ -84,7 +90,10 @@ def as_text(rows: Sequence[StageRow]) -> str:
 
 
 def list_pipelines(optimizer: Any) -> list:
-    """Lists the pipelines of an optimizer, innermost first, or the one given; errors as in `explain`."""
+    """Lists the pipelines of an optimizer, innermost first; a pipeline is returned as a list of one.
+
+    Raises TypeError for any other object.
+    """
     if isinstance(optimizer, Pipeline):
         return [optimizer]
     if isinstance(optimizer, PipelineMixin):
@@ -96,7 +105,7 @@ def list_pipelines(optimizer: Any) -> list:
     return [*(list_pipelines(inner) if around else []), optimizer._pipeline]
 
 
-def _told(before, after):
+def _describe_sent_bytes(before, after):
     if after is None:
         return "sends bytes that depend on the training"
     changed = "" if after == before else f" instead of {before:.3g}"

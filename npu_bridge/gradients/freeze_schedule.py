@@ -1,4 +1,4 @@
-"""Schedules which layers an update trains, by groups of variables."""
+"""Schedules which layers each update trains, by groups of variables."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _LEAST_OF_BLOCK = 3  # a block with this many variables is full: the next layer 
 
 
 class FreezeSchedule(KnownKeywords):
-    """Chooses for each update which variables it trains.
+    """A schedule that chooses for each update which variables to train.
 
-    Group 0 trains all variables, and each further group freezes more of them from the first layer on: group i trains
-    the variables of the i-th part of the model, counted from 0, and of all parts after it. So its backward pass ends
-    where that part begins.
+    The model is split into parts, one for each group, numbered from 0 at the input. Group i trains part i and all later
+    parts, and freezes the earlier parts: group 0 trains all variables. The backward pass of group i ends where part i
+    begins.
 
     Args:
-      groups: the number of groups, at least 1. The model is then cut by its layers, in the order of its variables: a
-        block has at least 3 variables and whole layers, with the variables whose names contain "bn" or "bias". Each
-        part has the same number of blocks; the last one also takes the rest. Or a list with an entry for each part,
-        from the input on: a list of variables, or of regular expressions that are searched for in their names.
-        Variables in no entry are always trained.
-      kind: "interval" draws for each update whether layers are frozen, and how many: few are likelier than many;
-        "continuous" repeats a series of full updates and then one update of each other group; "explicit" takes
+      groups: the number of groups, at least 1, or a list with an entry for each part. With a number, the model is split
+        into blocks of whole layers with at least 3 variables, in the order of the variables; variables whose names
+        contain "bn" or "bias" stay with the layer before. Each part has the same number of blocks, and the last part
+        also takes the remainder. An entry of a list is a list of variables, or of regular expressions that are searched
+        in the names of variables. Variables in no entry are always trained.
+      kind: "interval" draws for each update whether layers are frozen, and how many; few layers are more likely than
+        many. "continuous" repeats a series: several full updates, then one update of each other group. "explicit" uses
         `sequence`.
       full_share: share of the updates that train all variables, above 0 and at most 1.
-      total_steps: updates of the training. Sequences are 1 % longer, and repeat after their end.
-      seed: seed of the draws; the same on all ranks.
+      total_steps: number of updates in the training. A sequence is 1 % longer than this, and repeats after its end.
+      seed: seed of the random choices; must be equal on all ranks.
       sequence: with "explicit", the group of each update.
     Raises:
       TypeError: an argument is of another type.
@@ -62,16 +62,19 @@ class FreezeSchedule(KnownKeywords):
         sequence: Sequence[int] | None = None,
     ):
         self._patterns = None if is_number(groups) else _make_patterns(groups)
-        self.group_count = _count("groups", groups) if self._patterns is None else len(self._patterns)
+        self.group_count = _check_count_argument("groups", groups) if self._patterns is None else len(self._patterns)
         self._kind = check_choice(_OWNER, "kind", kind, KINDS, "Use 'interval' to draw the groups.")
         fix = "It is the share of updates that train all layers; use 0.7 to freeze some in 3 of 10."
         self._full_share = check_number(_OWNER, "full_share", full_share, fix, above=0, at_most=1)
-        self._total_steps, self._seed = _count("total_steps", total_steps), _count("seed", seed, 0)
-        self._explicit = _explicit(sequence, kind, self.group_count)
-        self.sequence = self._made()
+        self._total_steps, self._seed = (
+            _check_count_argument("total_steps", total_steps),
+            _check_count_argument("seed", seed, 0),
+        )
+        self._explicit = _check_sequence(sequence, kind, self.group_count)
+        self.sequence = self._make_sequence()
 
     def get_config(self) -> dict:
-        """Returns the arguments as plain data; regular expressions name the variables."""
+        """Returns the arguments of the constructor as plain data, with regular expressions in place of variables."""
         config = {
             "groups": self.group_count if self._patterns is None else [list(part) for part in self._patterns],
             "kind": self._kind,
@@ -82,11 +85,11 @@ class FreezeSchedule(KnownKeywords):
 
     @classmethod
     def of(cls, given: Any) -> FreezeSchedule:
-        """Returns a schedule unchanged, or makes one from a table of its arguments.
+        """Returns a schedule unchanged, or makes a schedule from a mapping of its arguments.
 
         Raises:
-          TypeError: it is neither a schedule nor a table.
-          ValueError: an argument is unknown.
+          TypeError: `given` is neither a schedule nor a mapping.
+          ValueError: the mapping has an unknown argument.
         """
         if isinstance(given, cls):
             return given
@@ -101,7 +104,7 @@ class FreezeSchedule(KnownKeywords):
         return cls(**given)
 
     def digest(self) -> str:
-        """Returns a digest of the groups of all updates."""
+        """Returns a hash of the groups of all updates, to compare ranks."""
         return hashlib.sha256(self.sequence.astype(np.int64).tobytes()).hexdigest()[:16]
 
     def last_groups(self, names: Sequence[str]) -> list[int]:
@@ -110,7 +113,7 @@ class FreezeSchedule(KnownKeywords):
         Args:
           names: names of the trained variables, in the order of the layers.
         Raises:
-          ValueError: a regular expression matches none of them, two parts name the same variable, or there are fewer
+          ValueError: a regular expression matches no name, two parts contain the same variable, or there are fewer
             blocks than groups.
         """
         names = [name.partition(":")[0] for name in names]
@@ -135,7 +138,7 @@ class FreezeSchedule(KnownKeywords):
                 if not found:
                     fix = did_you_mean(re.sub(r"[\\^$]", "", pattern), names, "Write a part of a name.")
                     some = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-                    problem = f"part {part} of groups names no trained variable"
+                    problem = f"an expression in part {part} of groups matches no trained variable"
                     raise ValueError(message("Freeze", problem, f"one of {some}", repr(pattern), fix))
                 for position in found:
                     if named.setdefault(position, part) != part:
@@ -144,7 +147,7 @@ class FreezeSchedule(KnownKeywords):
                         raise ValueError(message("Freeze", problem, "each variable in one part", got, fix))
         return [named.get(position, group) for position, group in last.items()]
 
-    def _made(self):
+    def _make_sequence(self):
         length = int(1.01 * self._total_steps)
         if self._explicit is not None:
             made = np.array(self._explicit)
@@ -154,11 +157,11 @@ class FreezeSchedule(KnownKeywords):
             full = int((self._full_share * (self.group_count - 1)) // (1 - self._full_share) + 0.5)
             made = np.resize([*[0] * full, *range(1, self.group_count)], length)
         else:
-            made = self._drawn(length)
+            made = self._draw_sequence(length)
         return made.astype(np.int8 if self.group_count < 128 else np.int32)
 
-    def _drawn(self, length):
-        """Draws a sequence in which a layer is frozen whenever the share of such updates so far is too low."""
+    def _draw_sequence(self, length):
+        """Draws a random sequence that freezes layers in an update when the share of freezing updates is too low."""
         count = self.group_count
         random = np.random.Generator(np.random.PCG64(self._seed))
         weights = np.arange(count - 1, 0, -1, dtype=np.float64)
@@ -172,9 +175,10 @@ class FreezeSchedule(KnownKeywords):
 
 
 def number_blocks(names: Sequence[str]) -> list[int]:
-    """Numbers the block of each variable from 0: a layer begins a new block once a block has 3 variables.
+    """Returns the block of each variable, from 0: a layer begins a new block if the last block has 3 variables or more.
 
-    Names are in the order of the layers; the text before the last "/" names the layer.
+    Args:
+      names: names of the variables in the order of the layers; the part before the last "/" names the layer.
     """
     blocks, held, layer = [], 0, None
     for name in names:
@@ -186,12 +190,12 @@ def number_blocks(names: Sequence[str]) -> list[int]:
     return blocks
 
 
-def _count(name, value, least=1):
+def _check_count_argument(name, value, least=1):
     return check_count(_OWNER, name, value, "Leave it out for the default.", at_least=least, at_most=2**31 - 1)
 
 
 def _make_patterns(groups):
-    """Makes regular expressions for each part."""
+    """Returns a tuple of regular expressions for each part of the model."""
     expected = "a number of groups, or a list of lists of variables or regular expressions"
     parts = []
     for part in check_list(_OWNER, "groups", groups, "Leave it out for 10 groups.", "a number or a list", expected):
@@ -211,11 +215,12 @@ def _make_pattern(entry, expected):
     return check_pattern(_OWNER, "an element of a list of groups", entry)
 
 
-def _explicit(sequence, kind, count):
+def _check_sequence(sequence, kind, count):
     if (sequence is None) == (kind == "explicit"):
         problem = "sequence and kind='explicit' belong together"
         got = f"kind={kind!r} and sequence={'None' if sequence is None else '[...]'}"
-        raise ValueError(message(_OWNER, problem, "both or none", got, "Add the other one, or leave it out."))
+        fix = "Pass both sequence and kind='explicit', or neither."
+        raise ValueError(message(_OWNER, problem, "both or none", got, fix))
     if sequence is None:
         return None
     expected = f"a list of groups, each 0 to {count - 1}"

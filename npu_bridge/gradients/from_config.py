@@ -1,4 +1,4 @@
-"""Makes stages from a configuration: the name of a class and arguments, as plain data."""
+"""Makes stages from a configuration, which gives the class and the arguments of each stage as plain data."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def make_stages(config: Any, public: Iterable[type[Stage]]) -> list:
     """Makes the stages of a configuration, in the order of its list.
 
     Args:
-      config: a mapping whose only key, "stages", holds a list of mappings; each has the name of a class as "stage" and
-        arguments of its constructor.
-      public: the classes of this package that can be named; users' own classes always can.
+      config: a mapping whose only key, "stages", holds a list of mappings. Each mapping has the name of a class under
+        "stage", and arguments of its constructor.
+      public: the classes of this package that a configuration can name. User-defined classes need no entry here.
     Raises:
-      TypeError, ValueError: `config` has another form, or a stage or an argument is unknown, missing or illegal. The
-        attribute `option` of the error is the wrong key, if it is known.
+      TypeError, ValueError: `config` has another structure, or a stage or an argument is unknown, missing or illegal.
+        The attribute `option` of the error is the wrong key, if known.
     """
     tables = config.get("stages") if isinstance(config, Mapping) and len(config) == 1 else None
     if not isinstance(tables, (list, tuple)):
         expected, fix = "{'stages': [...]}, and nothing else", "Leave other keys out."
-        raise ValueError(message("from_config", "that is not a list of stages", expected, shown(config), fix))
-    known = {made_by.__name__: made_by for made_by in [*_defined_elsewhere(Stage), *public]}
+        raise ValueError(message("from_config", "config is not a list of stages", expected, shown(config), fix))
+    known = {stage_class.__name__: stage_class for stage_class in [*_user_defined_subclasses(Stage), *public]}
     return [_make_stage(table, known) for table in tables]
 
 
@@ -46,31 +46,31 @@ def _make_stage(table, known):
     try:
         return known[name](**arguments)
     except (TypeError, ValueError) as error:
-        # The error names no key, but its text names the argument.
+        # The error has no attribute `option`, but its text contains the name of the argument.
         named = (key for key in arguments if re.search(rf"\b{re.escape(key)}\b", str(error)))
         error.option = next(named, _CLASS)  # type: ignore[attr-defined]
         raise
 
 
-def _check_arguments(made_by, arguments):
-    signature = signature_of_class(made_by)
+def _check_arguments(stage_class, arguments):
+    signature = signature_of_class(stage_class)
     kinds = {parameter.kind for parameter in signature.parameters.values()}
     names = list(signature.parameters)
     takes = f"one of {', '.join(names)}" if names else "no argument"
     for key in arguments if inspect.Parameter.VAR_KEYWORD not in kinds else ():
         if key not in names:
             problem, fix = f"unknown argument {key!r}", did_you_mean(key, names, "Remove it.")
-            raise option_error(ValueError, made_by.__name__, key, problem, takes, repr(key), fix)
+            raise option_error(ValueError, stage_class.__name__, key, problem, takes, repr(key), fix)
     try:
         signature.bind(**arguments)
     except TypeError as error:
         problem, got = str(error), ", ".join(arguments) or "none"
-        raise option_error(ValueError, made_by.__name__, _CLASS, problem, takes, got, "Add it.") from None
+        raise option_error(ValueError, stage_class.__name__, _CLASS, problem, takes, got, "Add it.") from None
 
 
-def _defined_elsewhere(base: type) -> Iterator[type]:
-    """Lists the classes of users' own stages."""
-    for made_by in base.__subclasses__():
-        yield from _defined_elsewhere(made_by)
-        if made_by.__module__.partition(".")[0] != "npu_bridge":
-            yield made_by
+def _user_defined_subclasses(base: type) -> Iterator[type]:
+    """Yields the user-defined subclasses of `base`."""
+    for stage_class in base.__subclasses__():
+        yield from _user_defined_subclasses(stage_class)
+        if stage_class.__module__.partition(".")[0] != "npu_bridge":
+            yield stage_class

@@ -1,4 +1,4 @@
-"""Hides the differences of TF 1 graphs, functions and eager execution: conditions and state variables."""
+"""Provides conditions and state variables that work alike in TF 1 graphs, functions and eager execution."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from npu_bridge.graph.control_flow import classic_control_flow
 
 
 def building_graph() -> bool:
-    """Returns True while a TF 1 graph is being built; False eagerly and inside a `tf.function`."""
+    """Returns whether the current context is a TF 1 graph; False in eager execution and inside a `tf.function`."""
     return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
 
 
 def run_if(condition: tf.Tensor, run: Callable[[], Any]) -> Any:
-    """Runs `run` when the condition is True, else nothing.
+    """Runs the function `run` only if the condition is True.
 
     Returns:
-      The op; when executed eagerly, the result of `run`, or None if it did not run.
+      The op. In eager execution: the result of `run`, or None if the condition is False.
     """
     if tf.executing_eagerly():
         return run() if bool(condition) else None
@@ -41,11 +41,11 @@ def run_if(condition: tf.Tensor, run: Callable[[], Any]) -> Any:
         # A mirrored variable is assigned by its strategy, which a replica can call only outside of branches.
         return tf.distribute.get_replica_context().merge_call(applied_by_strategy, args=(condition,))
     with classic_control_flow():
-        return tf.cond(condition, _in_this_scope(run), tf.no_op)
+        return tf.cond(condition, _wrap_in_current_scope(run), tf.no_op)
 
 
-def _in_this_scope(run):
-    """Wraps `run` so that slots made inside a branch are named as without a gate, also in checkpoints."""
+def _wrap_in_current_scope(run):
+    """Wraps `run` so that slots made inside a branch get the names that they have outside, also in checkpoints."""
     name_scope = tf.compat.v1.get_default_graph().get_name_scope()
 
     def applied():
@@ -56,10 +56,10 @@ def _in_this_scope(run):
 
 
 def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
-    """Returns the tensors of `make` when the condition is True, else those of `otherwise`.
+    """Returns the tensors of `make` if the condition is True, else the tensors of `otherwise`.
 
     In a TF 1 graph each tensor is available as soon as it is computed, before the rest of the branch is done. `make` is
-    called first; `otherwise` returns as many tensors, of the same dtypes.
+    called first. Both functions must return the same number of tensors, of the same dtypes.
     """
     if tf.executing_eagerly():
         return make() if bool(condition) else otherwise()
@@ -69,9 +69,10 @@ def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callab
 
 
 def choose_tensors(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> list:
-    """Runs only the function at a position (int32 scalar) and returns its tensors.
+    """Returns the tensors of the function at position `number` (int32 scalar) of `makers`.
 
-    Each function returns as many tensors, of the same dtypes. They are called in this order; eagerly only the chosen.
+    All functions must return the same number of tensors, of the same dtypes. A graph calls all functions in their order
+    and runs the operators of one; eager execution calls only one function.
     """
     if tf.executing_eagerly():
         return makers[int(number)]()
@@ -82,8 +83,8 @@ def choose_tensors(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> l
     return tensors_if(tf.equal(number, 0), first, lambda: choose_tensors(number - 1, others)) if others else first()
 
 
-def run_one(number: tf.Tensor, runs: Sequence[Callable[[], Any]]) -> Any:
-    """Runs the function at a position (int32 scalar); returns the op, or eagerly the function's result."""
+def run_function_at(number: tf.Tensor, runs: Sequence[Callable[[], Any]]) -> Any:
+    """Runs the function at position `number` (int32 scalar) of `runs`; returns the op, or eagerly its result."""
     if tf.executing_eagerly():
         return runs[int(number)]()
     if not building_graph():
@@ -92,19 +93,19 @@ def run_one(number: tf.Tensor, runs: Sequence[Callable[[], Any]]) -> Any:
     if not others:
         return first()
     with classic_control_flow():
-        rest = _in_this_scope(lambda: run_one(number - 1, others))
-        return tf.cond(tf.equal(number, 0), _in_this_scope(first), rest)
+        rest = _wrap_in_current_scope(lambda: run_function_at(number - 1, others))
+        return tf.cond(tf.equal(number, 0), _wrap_in_current_scope(first), rest)
 
 
-def in_written_order(run: Callable[[], Any], grads_and_vars: Sequence[tuple]) -> tf.Operation:
-    """Builds the changes that `run` makes as operators of a TF 1 graph, ordered as in a `tf.function`; returns the op.
+def build_in_program_order(run: Callable[[], Any], grads_and_vars: Sequence[tuple]) -> tf.Operation:
+    """Builds the operators of `run` in a TF 1 graph, in the execution order of a `tf.function`; returns the op.
 
-    The operators belong to the graph itself, not to a function, so their tensors can be seen from outside.
+    The operators belong to the graph itself, not to a function, so other code can fetch their tensors.
 
     Args:
-      run: updates variables by gradients.
-      grads_and_vars: the gradients and variables. No variable is read or changed there before its gradient is known;
-        otherwise a loss could be computed with weights that a weight decay has already changed.
+      run: function that updates variables by gradients.
+      grads_and_vars: the gradients and variables. The operators read or change a variable only after its gradient has
+        been computed; otherwise a loss could be computed with weights that a weight decay has already changed.
     """
     made = tf.function(lambda: [run(), None][1], autograph=False).get_concrete_function().graph
     outer = {inside.name: outside for outside, inside in made.captures}
@@ -127,9 +128,9 @@ def in_written_order(run: Callable[[], Any], grads_and_vars: Sequence[tuple]) ->
 
 
 def initialise_with_keras(variables: Iterable[Any]) -> None:
-    """Makes a Keras session initialise variables of the TF 1 graph being built; does nothing elsewhere.
+    """Makes a Keras session initialise variables of the current TF 1 graph; does nothing outside of TF 1 graphs.
 
-    Such a session initialises only the variables that it knows.
+    Without this call a Keras session does not know these variables, and so does not initialise them.
     """
     if building_graph():
         for variable in variables:
@@ -139,7 +140,7 @@ def initialise_with_keras(variables: Iterable[Any]) -> None:
 def state_variable(initial_value: Callable[[], tf.Tensor], name: str, shape: Any = None) -> tf.Variable:
     """Creates a variable that is saved with the model, outside the caller's control flow and control dependencies.
 
-    `shape` is the static shape where the shape of the value changes; by default that of the initial value.
+    `shape` is the static shape of a variable whose size changes; by default the shape of the initial value.
     """
     with tf.init_scope():
         made = tf.compat.v1.Variable(
@@ -155,20 +156,20 @@ def state_variable(initial_value: Callable[[], tf.Tensor], name: str, shape: Any
 
 
 def value_before_update(variable: Any) -> tf.Tensor:
-    """Copies a variable's value; an update of the variable must wait for the copy."""
+    """Returns a copy of a variable's value; the caller must make updates of the variable wait for the copy."""
     value = tf.convert_to_tensor(variable)
     return tf.raw_ops.DeepCopy(x=value) if building_graph() else tf.identity(value)
 
 
 def variable_like(variable: Any, owner: str, folder: str, dtype: tf.DType) -> tf.Variable:
-    """Creates zeros in the shape of a trained variable, named and saved as `folder/name of that variable`.
+    """Creates a variable of zeros in the shape of a trained variable, named and saved as `folder/variable name`.
 
     Raises:
-      ValueError: the shape is unknown; the message names `owner`, the stage.
+      ValueError: the shape is unknown; the message names the stage `owner`.
     """
     if not variable.shape.is_fully_defined():
         problem = "the state of a variable needs a known shape"
         got = f"{variable.shape} for {variable.name}"
-        raise ValueError(message(owner, problem, "a variable of known shape", got, "Give it a shape."))
+        raise ValueError(message(owner, problem, "a variable of known shape", got, "Give the variable a shape."))
     shape, name = variable.shape, variable.name.partition(":")[0]
     return state_variable(lambda: tf.zeros(shape, dtype), f"{folder}/{name}")

@@ -21,28 +21,29 @@ _NAME = "Npu_Distributed_optimizer"
 
 
 def distribute_in_place(optimizer: Any, owner: str) -> Any:
-    """Replaces the methods of an optimizer that return or take gradients; the new ones average them over the ranks.
+    """Replaces methods of an optimizer that return or take gradients, so that gradients are averaged over the ranks.
 
-    An optimizer that already averages them is left unchanged.
+    An optimizer that already averages gradients is left unchanged.
 
     Args:
       optimizer: a `tf.compat.v1.train.Optimizer`, or a Keras optimizer of either generation.
+      owner: name of the caller, for messages.
     Returns:
-      The same object. The number of ranks is read now: a process that trains alone changes nothing.
+      The optimizer passed in. With one rank at the time of the call, its methods stay.
     Raises:
-      TypeError: it is not such an optimizer.
+      TypeError: `optimizer` is not such an optimizer.
     """
     families = (tf.compat.v1.train.Optimizer, tf.keras.optimizers.legacy.Optimizer, tf.keras.optimizers.Optimizer)
     if not isinstance(optimizer, families):
         fix = "Pass the optimizer object itself."
         if keras3.is_optimizer(optimizer):
-            fix = "For optimizers of Keras 3 there is KerasDistributeOptimizer(...)."
+            fix = "For optimizers of Keras 3, use KerasDistributeOptimizer(...)."
         raise TypeError(
-            f"{owner}: that is not an optimizer. Expected a tf.compat.v1.train.Optimizer, a Keras optimizer or the "
-            f"name of one; got {optimizer!r} of type {type(optimizer).__name__}. {fix}"
+            f"{owner}: the argument is not an optimizer. Expected a tf.compat.v1.train.Optimizer, a Keras optimizer or "
+            f"its name; got {optimizer!r} of type {type(optimizer).__name__}. {fix}"
         )
     if is_distributed(optimizer):
-        _LOG.warning("%s: %s averages its gradients already and stays as it is.", owner, type(optimizer).__name__)
+        _LOG.warning("%s: %s already averages its gradients and is left unchanged.", owner, type(optimizer).__name__)
         return optimizer
     mark_as_distributed(optimizer)
     if isinstance(optimizer, PipelineOptimizer):
@@ -53,62 +54,62 @@ def distribute_in_place(optimizer: Any, owner: str) -> Any:
 
 
 def _replace_methods(optimizer, owner):
-    once = _AveragedOnce(owner)
+    once = _AveragingMethods(owner)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        once.replace_giver_of_pairs(optimizer, "compute_gradients", _NAME)
+        once.average_returned_pairs(optimizer, "compute_gradients", _NAME)
     elif isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-        once.replace_giver_of_gradients(optimizer, "get_gradients", f"{_NAME}_get_grads")
-        once.replace_giver_of_pairs(optimizer, LEGACY_COMPUTE, f"{_NAME}_compute_grads")
-        once.replace_method_before_update(optimizer, LEGACY_AGGREGATE, f"{_NAME}_apply_grads")
+        once.average_returned_gradients(optimizer, "get_gradients", f"{_NAME}_get_grads")
+        once.average_returned_pairs(optimizer, LEGACY_COMPUTE, f"{_NAME}_compute_grads")
+        once.average_before_update(optimizer, LEGACY_AGGREGATE, f"{_NAME}_apply_grads")
     else:
-        once.replace_giver_of_pairs(optimizer, "compute_gradients", f"{_NAME}_compute_grads")
-        once.replace_method_before_update(optimizer, "aggregate_gradients", f"{_NAME}_apply_grads")
+        once.average_returned_pairs(optimizer, "compute_gradients", f"{_NAME}_compute_grads")
+        once.average_before_update(optimizer, "aggregate_gradients", f"{_NAME}_apply_grads")
 
 
-class _AveragedOnce:
-    """Averages gradients in several methods of an optimizer, each gradient once, even if one method calls another."""
+class _AveragingMethods:
+    """Makes methods of an optimizer average gradients, but each gradient only once if one method calls another."""
 
     def __init__(self, owner):
         self._owner = owner
         self._pipelines = []
         self._is_inside = False
 
-    def replace_giver_of_pairs(self, optimizer, method_name, name):
-        """Replaces a method that returns (gradient, variable) pairs."""
+    def average_returned_pairs(self, optimizer, method_name, name):
+        """Makes a method that returns (gradient, variable) pairs average the gradients."""
 
         def method(original, pipeline, *arguments, **keywords):
-            pairs = self._call(original, arguments, keywords)
-            return pairs if self._is_inside else self._averaged(pipeline, pairs)
+            pairs = self._call_original(original, arguments, keywords)
+            return pairs if self._is_inside else self._average_pairs(pipeline, pairs)
 
         self._replace(optimizer, method_name, name, method)
 
-    def replace_giver_of_gradients(self, optimizer, method_name, name):
-        """Replaces a method `(loss, params)` that returns gradients."""
+    def average_returned_gradients(self, optimizer, method_name, name):
+        """Makes a method with arguments `(loss, params)` that returns gradients average them."""
 
         def method(original, pipeline, loss, params):
-            gradients = self._call(original, (loss, params), {})
+            gradients = self._call_original(original, (loss, params), {})
             if self._is_inside:
                 return gradients
-            pairs = self._averaged(pipeline, list(zip(gradients, tf.nest.flatten(params))))
+            pairs = self._average_pairs(pipeline, list(zip(gradients, tf.nest.flatten(params))))
             return [grad for grad, _ in pairs]
 
         self._replace(optimizer, method_name, name, method)
 
-    def replace_method_before_update(self, optimizer, method_name, name):
-        """Replaces the method that every update sends its pairs through."""
+    def average_before_update(self, optimizer, method_name, name):
+        """Makes the method that gets the pairs of every update average gradients that are not averaged yet."""
 
         def method(original, pipeline, grads_and_vars):
             pairs = list(grads_and_vars)
             went_before = [earlier.forget(pairs) for earlier in self._pipelines]
             if not any(went_before):
-                pairs = self._averaged(pipeline, pairs)
+                pairs = self._average_pairs(pipeline, pairs)
                 pipeline.forget(pairs)
             return original(pairs)
 
         self._replace(optimizer, method_name, name, method)
 
     def _replace(self, optimizer, method_name, name, method):
-        """Replaces a method of the optimizer by one that also takes the original and a pipeline."""
+        """Replaces a method of the optimizer by `method`, which gets the original method and a pipeline first."""
         original = getattr(optimizer, method_name)
         pipeline = build_pipeline(name, is_distributed=True, inner=optimizer, owner=self._owner)
         wire_names.set_owner(optimizer, pipeline.transfers)
@@ -122,13 +123,13 @@ class _AveragedOnce:
 
         object.__setattr__(optimizer, method_name, replacement)
 
-    def _averaged(self, pipeline, pairs):
+    def _average_pairs(self, pipeline, pairs):
         pairs = pipeline.combine_once(pairs)
         updated = [variable for grad, variable in pairs if grad is not None]
         pipeline.start_alike(pairs, lambda: pipeline.inner.make_slots(updated))
         return pairs
 
-    def _call(self, original, arguments, keywords):
+    def _call_original(self, original, arguments, keywords):
         was_inside, self._is_inside = self._is_inside, True
         try:
             return original(*arguments, **keywords)

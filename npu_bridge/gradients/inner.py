@@ -15,7 +15,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import keras3, training
 from npu_bridge.base.tf_internals.graphs import original_of, shared_name, update_input
 from npu_bridge.gradients.arithmetic import sum_in_order
-from npu_bridge.gradients.graph_mode import building_graph, in_written_order
+from npu_bridge.gradients.graph_mode import build_in_program_order, building_graph
 from npu_bridge.gradients.stand_ins import SLOT, StandIns
 from npu_bridge.graph.control_flow import classic_control_flow
 
@@ -266,7 +266,7 @@ class _KerasOptimizer(_KerasFamily):
             return self.optimizer.apply_gradients(grads_and_vars)
         # In a TF 1 graph this family makes update ops that nothing refers to: only its step counter would ever run.
         # A tf.function keeps them, and orders them as written.
-        return in_written_order(lambda: self.optimizer.apply_gradients(grads_and_vars), grads_and_vars)
+        return build_in_program_order(lambda: self.optimizer.apply_gradients(grads_and_vars), grads_and_vars)
 
     def _slot(self, variable, name):
         return self._slots_by_name().get(name, {}).get(variable.name)

@@ -13,7 +13,7 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.savers import track
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import sum_in_order
-from npu_bridge.gradients.backward_passes import BackwardPasses, checked_loss_id, loss_ids
+from npu_bridge.gradients.backward_passes import BackwardPasses, check_loss_id, manager_positions
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
 from npu_bridge.gradients.open_steps import OpenSteps
@@ -96,9 +96,9 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         has_several = isinstance(loss, (list, tuple))
         losses = list(loss) if has_several else [loss]
         if has_several:
-            numbers = loss_ids(owner, len(losses), loss_id, self._pipeline)
+            numbers = manager_positions(owner, len(losses), loss_id, self._pipeline)
         else:
-            numbers = [checked_loss_id(owner, loss_id or 0, self._pipeline)]
+            numbers = [check_loss_id(owner, loss_id or 0, self._pipeline)]
         if tf.executing_eagerly() and not all(map(callable, losses)):
             problem, expected = (
                 "a tensor has no gradients in eager execution",

@@ -287,7 +287,7 @@ class Pipeline:
         slots = list if self.inner is None else functools.partial(self.inner.make_slots, step.updated)
         self._make_replicas(step.updated, slots)
         self.start_alike(step.grads_and_vars, slots)
-        update_of = Update(collections.noting_updates()(make_update(step, apply)), step.updated, slots)
+        update_of = Update(collections.record_update_operators()(make_update(step, apply)), step.updated, slots)
         for stage in reversed(self.stages):
             update_of = dataclasses.replace(update_of, run=functools.partial(stage.gate, step, update_of))
         with wire_names.recorded_names() as transfers, exchanges.unchecked_updates():

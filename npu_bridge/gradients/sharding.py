@@ -8,7 +8,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective.ownership import fair_division
 from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients import remote_slots
-from npu_bridge.gradients.arithmetic import parts_of
+from npu_bridge.gradients.arithmetic import gradient_parts
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.stage import Stage
@@ -92,7 +92,7 @@ class ShardedOptimizer(InnerOptimizer):
         update = self._inner.apply_gradients(own, global_step, name)
         # Updates of other ranks are written once no operator of this step can still read the old values.
         with tf.control_dependencies(
-            [update, *(prevent_pruning(part) for grad, _ in given for part in parts_of(grad))]
+            [update, *(prevent_pruning(part) for grad, _ in given for part in gradient_parts(grad))]
         ):
             with tf.name_scope(f"{self._name}_Broadcast_Weight_Update_Sharding"):
                 received = self._exchange(variables, ranks)

@@ -12,8 +12,8 @@ from typing import Any, Callable
 from npu_bridge.base.arguments import needs_argument
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.arithmetic import nothing_like, parts_of, rebuilt
-from npu_bridge.gradients.graph_mode import run_one
+from npu_bridge.gradients.arithmetic import gradient_from_parts, gradient_parts, zero_gradient_like
+from npu_bridge.gradients.graph_mode import run_function_at
 from npu_bridge.gradients.stage import Step
 
 
@@ -36,7 +36,7 @@ def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
         return apply([pair for pair in step.grads_and_vars if step.group.trains(pair[1], number)])
 
     branches = [functools.partial(branch, number) for number in range(len(step.group.frozen))]
-    return lambda: run_one(step.group.number, branches)
+    return lambda: run_function_at(step.group.number, branches)
 
 
 class BranchResults:
@@ -53,7 +53,7 @@ class BranchResults:
         The first branch that is built defines which tensors there are; it has all gradients.
         """
         pairs = [
-            (nothing_like(given, variable) if grad is None and given is not None else grad, variable)
+            (zero_gradient_like(given, variable) if grad is None and given is not None else grad, variable)
             for (grad, variable), (given, _) in zip(inside.grads_and_vars, self._like())
         ]
         if self._made is None:
@@ -61,7 +61,7 @@ class BranchResults:
             self._made = dataclasses.replace(inside, grads_and_vars=pairs, notes=new)
         verdicts = [verdict for verdict in (inside.is_usable_here, inside.should_apply) if verdict is not None]
         noted = [inside.notes[key] for key in self._made.notes]
-        return [*verdicts, *noted, *(part for grad, _ in pairs if grad is not None for part in parts_of(grad))]
+        return [*verdicts, *noted, *(part for grad, _ in pairs if grad is not None for part in gradient_parts(grad))]
 
     def nothing(self) -> list:
         """Returns the tensors of a branch that does nothing with the gradients."""
@@ -70,8 +70,8 @@ class BranchResults:
             self._made = made = Step(grads_and_vars=self._given)
         verdicts = [tf.constant(False) for verdict in (made.is_usable_here, made.should_apply) if verdict is not None]
         noted = [tf.zeros(tensor.shape, tensor.dtype) for tensor in made.notes.values()]
-        zeros = [nothing_like(grad, variable) for grad, variable in self._like() if grad is not None]
-        return [*verdicts, *noted, *(part for grad in zeros for part in parts_of(grad))]
+        zeros = [zero_gradient_like(grad, variable) for grad, variable in self._like() if grad is not None]
+        return [*verdicts, *noted, *(part for grad in zeros for part in gradient_parts(grad))]
 
     def unpack(self, step: Step, tensors: list) -> None:
         """Sets a step's values to the tensors of the branch that was run."""
@@ -81,7 +81,7 @@ class BranchResults:
         step.notes.update({key: next(parts) for key in made.notes})
         step.divisor = None
         step.grads_and_vars = [
-            (None if grad is None else rebuilt(grad, variable, parts), variable)
+            (None if grad is None else gradient_from_parts(grad, variable, parts), variable)
             for grad, variable in made.grads_and_vars
         ]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import add_control_inputs, control_outputs, is_compiled_by_xla
-from npu_bridge.gradients.arithmetic import nothing_like, order_of_readiness, parts_of, rebuilt
+from npu_bridge.gradients.arithmetic import backward_order_key, gradient_from_parts, gradient_parts, zero_gradient_like
 from npu_bridge.graph.operators import consumers, needed_ops
 
 # A merge runs although an input is missing, and operators in a loop cannot wait for operators outside.
@@ -41,7 +41,7 @@ def stop_backward(grads_and_vars: Sequence, last_groups: Sequence[int], group: t
         return pairs
     ends: dict = {}
     for (grad, _), last in zip(pairs, last_groups):
-        for part in [] if grad is None else parts_of(grad):
+        for part in [] if grad is None else gradient_parts(grad):
             ends[part.op] = max(last, ends.get(part.op, 0))
     ends.update((getattr(loss, "op", None), top) for loss in tf.nest.flatten(losses))
     needed_until = _last_groups_of_operators(graph, ends, top)
@@ -51,9 +51,9 @@ def stop_backward(grads_and_vars: Sequence, last_groups: Sequence[int], group: t
         if not any(needed_until.get(tensor.op) == last for tensor in op.inputs):
             add_control_inputs(op, [branches[last].taken])
     # In the order in which the backward pass delivers gradients: code that reduces them looks for that order.
-    for position in sorted(range(len(pairs)), key=order_of_readiness([grad for grad, _ in pairs])):
+    for position in sorted(range(len(pairs)), key=backward_order_key([grad for grad, _ in pairs])):
         grad, variable = pairs[position]
-        if grad is not None and any(part.op in needed_until for part in parts_of(grad)):
+        if grad is not None and any(part.op in needed_until for part in gradient_parts(grad)):
             pairs[position] = (branches[last_groups[position]].or_nothing(grad, variable), variable)
     return pairs
 
@@ -73,12 +73,12 @@ class _Branch:
     def or_nothing(self, grad: Any, variable: Any) -> Any:
         """Returns a gradient in the steps that take the branch, and zeros in others."""
         with tf.control_dependencies([self._left]):
-            nothing = [tf.identity(part) for part in parts_of(nothing_like(grad, variable))]
+            nothing = [tf.identity(part) for part in gradient_parts(zero_gradient_like(grad, variable))]
         merged = []
-        for part, without in zip(parts_of(grad), nothing):
+        for part, without in zip(gradient_parts(grad), nothing):
             computed = tf.raw_ops.Switch(data=part, pred=self._is_taken).output_true
             merged.append(tf.raw_ops.Merge(inputs=[computed, without]).output)
-        return rebuilt(grad, variable, iter(merged))
+        return gradient_from_parts(grad, variable, iter(merged))
 
 
 def _last_groups_of_operators(graph, ends, top):

@@ -234,7 +234,7 @@ def test_wrapper_gives_the_same_object(caplog):
         assert npu_distributed_optimizer_wrapper(optimizer) is optimizer
         assert not caplog.text
         assert npu_distributed_optimizer_wrapper(optimizer) is optimizer
-        assert "averages its gradients already" in caplog.text
+        assert "already averages its gradients" in caplog.text
         caplog.clear()
     distributed = NPUDistributedOptimizer(tf1.train.AdamOptimizer())
     assert npu_distributed_optimizer_wrapper(distributed) is distributed

@@ -164,14 +164,14 @@ def test_the_check_names_the_first_variable_that_differs():
     singles = [tf.constant([1.0, np.nan]), tf.constant([[3.0]]), tf.constant([4.0, np.inf])]
     names = ["kernel", "bias", "scale"]
     check_pieces("of_test", tf.constant([1.0, np.nan, 3.0, 4.0, np.inf]), singles, names)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="(?s)check_combined_tensors.*single ones.*bias"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="(?s)check_combined_tensors.*single gradients.*bias"):
         check_pieces("of_test", tf.constant([1.0, np.nan, 3.5, 4.5, np.inf]), singles, names)
     for flat, text in (
-        (tf.constant([1.0, 2.0, 3.0], tf.float64), "kernel is not what"),
-        (tf.constant([1.0, np.nan, 3.0, 4.0]), "scale is not what"),
+        (tf.constant([1.0, 2.0, 3.0], tf.float64), "kernel does not fit"),
+        (tf.constant([1.0, np.nan, 3.0, 4.0]), "scale does not fit"),
         (tf.constant([1.0] * 6), "another size than kernel, bias, scale"),
     ):
-        with pytest.raises(ValueError, match=f"of_test: .*{text}.*Combine them again"):
+        with pytest.raises(ValueError, match=f"of_test: .*{text}.*Combine the gradients again"):
             check_pieces("of_test", flat, singles, names)
     with tf.Graph().as_default(), v1.Session() as session:
         flat = v1.placeholder(tf.float32, [5])

@@ -297,5 +297,5 @@ def test_unrolled_rnn_is_the_static_one_of_tensorflow(any_graph):
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         all_close(*session.run([(outputs, state), (theirs, their_state)]))
-    with pytest.raises(ValueError, match="npu_dynamic_rnn: the number of steps is unknown"):
+    with pytest.raises(ValueError, match="npu_dynamic_rnn: the number of time steps is unknown"):
         npu_dynamic_rnn(cells[0], tf1.placeholder(tf.float32, [None, BATCH, DEPTH]), dtype=tf.float32)

@@ -310,7 +310,7 @@ class NPUEstimator(tf.estimator.Estimator):
                 choose_output(sys.stderr).note(f"NPUEstimator: {text}")
             for hook in (*given, *hooks, *estimator_spec.training_chief_hooks):
                 if isinstance(hook, NPUCheckpointSaverHook):
-                    hook.let_go()
+                    hook.release_folder()
                 if isinstance(hook, MetricsHook):
                     hook.close()  # after an error no other code does
 

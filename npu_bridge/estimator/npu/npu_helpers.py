@@ -18,8 +18,12 @@ from npu_bridge.base.tf_internals.training import session_config, set_session_co
 from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
-from npu_bridge.estimator.npu.npu_loss_scale_manager import instead_of_scale
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, check_arguments, combines_gradients
+from npu_bridge.estimator.npu.npu_loss_scale_manager import advice_for_scale
+from npu_bridge.estimator.npu.npu_optimizer import (
+    NPUDistributedOptimizer,
+    check_combine_grad,
+    check_optimizer_arguments,
+)
 from npu_bridge.gradients.keras.optimizer import keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.recipe import copy_stages
@@ -68,9 +72,8 @@ experimental_options = {
 def npu_config_proto(config_proto: Any = None) -> tf.compat.v1.ConfigProto:
     """Prepares session settings for the NPU stack, with an `NpuOptimizer` entry.
 
-    The same object is changed and returned: an entry is added unless there is one (`memory_optimization` is then
-    set to `RewriterConfig.OFF`), soft placement is switched on, and the log of placements, remapping and XLA are
-    switched off.
+    Changes and returns the object passed in. Adds the entry if it is missing, and sets `memory_optimization` to
+    `RewriterConfig.OFF` with it. Switches soft placement on; switches the placement log, remapping and XLA off.
 
     Args:
       config_proto: a ConfigProto; anything else is replaced by a new one.
@@ -90,7 +93,7 @@ def npu_config_proto(config_proto: Any = None) -> tf.compat.v1.ConfigProto:
 
 
 def npu_graph_options(graph_options: Any = None) -> tf.compat.v1.GraphOptions:
-    """Switches XLA off in graph options; returns the same object, or a new one for anything but GraphOptions."""
+    """Switches XLA off in graph options; returns the object passed in, or a new one for any other type."""
     if not isinstance(graph_options, tf.compat.v1.GraphOptions):
         graph_options = tf.compat.v1.GraphOptions()
     graph_options.optimizer_options.global_jit_level = _JIT_OFF
@@ -98,7 +101,7 @@ def npu_graph_options(graph_options: Any = None) -> tf.compat.v1.GraphOptions:
 
 
 def npu_optimizer_options(optimizer_options: Any = None) -> tf.compat.v1.OptimizerOptions:
-    """Switches XLA off in optimizer options; returns the same object, or a new one for anything else."""
+    """Switches XLA off in optimizer options; returns the object passed in, or a new one for any other type."""
     if not isinstance(optimizer_options, tf.compat.v1.OptimizerOptions):
         optimizer_options = tf.compat.v1.OptimizerOptions()
     optimizer_options.global_jit_level = _JIT_OFF
@@ -106,11 +109,11 @@ def npu_optimizer_options(optimizer_options: Any = None) -> tf.compat.v1.Optimiz
 
 
 def npu_run_config_init(run_config: Any = None) -> tf.estimator.RunConfig:
-    """Makes a RunConfig whose session settings went through `npu_config_proto`.
+    """Prepares the session settings of a RunConfig with `npu_config_proto`.
 
     Args:
-      run_config: a RunConfig, changed and returned, with a changed copy of its session settings; anything
-        else is replaced by a new RunConfig.
+      run_config: a RunConfig, changed and returned. Its session settings are replaced by a prepared copy. Anything
+        else than a RunConfig is replaced by a new one.
     """
     config = run_config if isinstance(run_config, tf.estimator.RunConfig) else tf.estimator.RunConfig()
     set_session_config(config, _normalised_copy(session_config(config)))
@@ -131,7 +134,7 @@ def set_keras_session_npu_config(config: Any = None) -> tf.compat.v1.Session:
 
 
 def npu_clear_session(config: Any = None) -> None:
-    """Clears the Keras graph and session and installs a new session; argument as in `set_keras_session_npu_config`."""
+    """Clears the Keras graph and session, then calls `set_keras_session_npu_config(config)`."""
     tf.compat.v1.keras.backend.clear_session()
     set_keras_session_npu_config(config)
 
@@ -139,7 +142,7 @@ def npu_clear_session(config: Any = None) -> None:
 def init_resource(config: Any = None) -> tuple[tf.compat.v1.Session, tf.Operation]:
     """Starts the communication between ranks, and opens a session that scripts keep until the end.
 
-    The options in `config` are checked. The session itself is neither dumped nor profiled: training opens its own.
+    The options in `config` are checked. This session is neither dumped nor profiled: training opens other sessions.
 
     Args:
       config: a ConfigProto, left unchanged, or None.
@@ -166,7 +169,7 @@ def shutdown_resource(sess: tf.compat.v1.Session, npu_shutdown: tf.Operation) ->
     """Does nothing, the counterpart of `init_resource`: communication ends with the process.
 
     Args:
-      sess, npu_shutdown: the results of `init_resource`. A second call, also after `close_session`, does nothing.
+      sess, npu_shutdown: the results of `init_resource`.
     """
     if not is_closed(sess):
         sess.run(npu_shutdown)
@@ -178,52 +181,52 @@ def close_session(sess: tf.compat.v1.Session) -> None:
 
 
 def get_npu_rank_id() -> int:
-    """Returns this process's rank, from 0; 0 when it trains alone."""
+    """Returns the rank of this process, from 0; a process that trains alone has rank 0."""
     return collective.current().rank
 
 
 def get_npu_local_rank_id() -> int:
-    """Returns this process's rank among those on this machine, from 0; 0 when it trains alone."""
+    """Returns the local rank, from 0: the position of this process among the ranks of its machine."""
     return collective.current().local_rank
 
 
 def get_npu_rank_size() -> int:
-    """Returns the number of ranks; 1 when this process trains alone."""
+    """Returns the number of ranks; 1 for a process that trains alone."""
     return collective.current().size
 
 
 def get_npu_local_rank_size() -> int:
-    """Returns the number of ranks on this machine; 1 when this process trains alone."""
+    """Returns the number of ranks on this machine; 1 for a process that trains alone."""
     return collective.current().local_size
 
 
 def npu_hooks_append(hooks_list: Any = ()) -> list:
-    """Adds the hook that broadcasts the variables of rank 0.
+    """Adds the hook that broadcasts the variables of rank 0 to all ranks.
 
     Args:
-      hooks_list: a list, which is appended to and returned; a tuple becomes a new list. Anything else is
-        dropped, with a log line unless it is None.
+      hooks_list: a list, to which the hook is appended, or a tuple, which is copied to a list. Any other value is
+        dropped, with a warning unless it is None.
     Returns:
       The list; its last element is an `NPUBroadcastGlobalVariablesHook`.
     Raises:
       ValueError: RANK_ID is set to a value that is not a rank.
     """
     hook = NPUBroadcastGlobalVariablesHook(0, environment.declared_rank() or 0)
-    return _appended(hooks_list, hook, "npu_hooks_append", "hooks_list")
+    return _append_to_list(hooks_list, hook, "npu_hooks_append", "hooks_list")
 
 
 def npu_callbacks_append(callbacks_list: Any = ()) -> list:
-    """Adds Keras callbacks that broadcast the variables of rank 0, average metrics, and name slow ranks.
+    """Adds Keras callbacks that broadcast the variables of rank 0, average metrics over ranks, and report stragglers.
 
     Args:
       callbacks_list: as `hooks_list` of `npu_hooks_append`.
     Returns:
-      The list; its last element is an `NPUBroadcastGlobalVariablesCallback`. With several ranks its first one is an
-      `AverageMetricsCallback` of `npu_bridge.session`: callbacks after it see the metrics of all ranks. A
-      `StragglerCallback` of `npu_bridge.reporting` is the second one.
+      The list; its last element is an `NPUBroadcastGlobalVariablesCallback`. With several ranks the first element is
+      an `AverageMetricsCallback` of `npu_bridge.session`, so that later callbacks see the metrics of all ranks. The
+      second element is a `StragglerCallback` of `npu_bridge.reporting`.
     """
     callback = NPUBroadcastGlobalVariablesCallback(0)
-    callbacks = _appended(callbacks_list, callback, "npu_callbacks_append", "callbacks_list")
+    callbacks = _append_to_list(callbacks_list, callback, "npu_callbacks_append", "callbacks_list")
     if collective.current().size > 1 and not any(isinstance(each, AverageMetricsCallback) for each in callbacks):
         callbacks.insert(0, AverageMetricsCallback())
         callbacks.insert(1, StragglerCallback())
@@ -235,7 +238,7 @@ def npu_tf_optimizer(opt: Any) -> NPUDistributedOptimizer:
     return NPUDistributedOptimizer(opt)
 
 
-@with_known_keywords({"loss_scale": instead_of_scale})
+@with_known_keywords({"loss_scale": advice_for_scale})
 def npu_keras_optimizer(
     opt: Any,
     loss_scale_manager: Any = None,
@@ -251,18 +254,18 @@ def npu_keras_optimizer(
 ) -> Any:
     """Adds distribution, loss scaling and tail optimisation to a Keras optimizer of any generation.
 
-    With one argument it is `KerasDistributeOptimizer(opt)`. With a manager it makes the steps of `NPUOptimizer`, in
-    `fit` and with `get_scaled_loss` and `get_unscaled_gradients` around a custom `tf.GradientTape`, in Keras 3 also
-    with `scale_loss` and `apply`: a gradient that overflows on some rank skips the step on every rank, and a skipped
-    step changes only the loss scale, not even `iterations`. Keras shows the loss unscaled, and adds no loss scaling
-    of its own to a mixed_float16 model.
-    `loss_scale`, `skipped_steps` and `last_step_skipped` can be read; they are saved with the model.
+    With `opt` alone the result is `KerasDistributeOptimizer(opt)`. With a manager the result trains like
+    `NPUOptimizer`: a gradient that overflows on some rank skips the step on every rank, and a skipped step changes
+    only the loss scale, not even `iterations`. This works in `fit`, and around a custom `tf.GradientTape` with
+    `get_scaled_loss` and `get_unscaled_gradients`; in Keras 3 also with `scale_loss` and `apply`. Keras shows the
+    unscaled loss, and adds no second loss scaling to a mixed_float16 model.
+    The attributes `loss_scale`, `skipped_steps` and `last_step_skipped` are saved with the model.
 
     Args:
       opt: a `tf.keras.optimizers.Optimizer`, a `tf.keras.optimizers.legacy.Optimizer`, or, of Keras 3 on TensorFlow, a
         `keras.optimizers.Optimizer`.
       loss_scale_manager, is_distributed: as in `NPUOptimizer`.
-      is_loss_scale: as in `NPUOptimizer`; None stands for True with a manager, else False.
+      is_loss_scale: as in `NPUOptimizer`; None means True if a manager is given, else False.
       is_tailing_optimization, wire, stages, gradient_split_groups: as in `NPUOptimizer`.
       combine_grad, check_combined_tensors: as in `NPUOptimizer`.
     Returns:
@@ -274,7 +277,7 @@ def npu_keras_optimizer(
     """
     owner = "npu_keras_optimizer"
     is_loss_scale = loss_scale_manager is not None if is_loss_scale is None else is_loss_scale
-    manager, _ = check_arguments(
+    manager, _ = check_optimizer_arguments(
         owner, loss_scale_manager, is_distributed, is_loss_scale, is_tailing_optimization, wire
     )
     settings = KerasSettings(
@@ -285,19 +288,19 @@ def npu_keras_optimizer(
         stages=tuple(copy_stages(stages, owner)),
         wire=wire,
         first_parameters=check_first_parameters(owner, gradient_split_groups),
-        combines=combines_gradients(owner, manager, combine_grad, check_combined_tensors),
+        combines=check_combine_grad(owner, manager, combine_grad, check_combined_tensors),
         checks_combined=check_combined_tensors,
     )
     return keras_optimizer(opt, settings, owner)
 
 
-def _appended(given: Any, addition: Any, owner: str, argument: str) -> list:
+def _append_to_list(given: Any, addition: Any, owner: str, argument: str) -> list:
     if isinstance(given, tuple):
         given = list(given)
     if not isinstance(given, list):
         if given is not None:
             _LOG.warning(
-                "%s: %s is not a list. Expected a list; got %s, which is left out. Pass a list.",
+                "%s: %s is not a list. Expected a list; got %s, which is dropped. Pass a list.",
                 owner,
                 argument,
                 type(given).__name__,

@@ -47,22 +47,23 @@ __all__ = [
 ]
 
 _LOG = logger(__name__)
-_RUNS_TO_WATCH = 10  # runs before a saver relies on how far the global step moves in each (our choice)
+_RUNS_TO_WATCH = 10  # runs before the hook relies on the largest increase of the global step (our choice)
 
 
 class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
     """Broadcasts the start values of `root_rank` to all ranks.
 
     All global variables are sent: weights, slots, loss scale and its counters, batch statistics and `global_step`. So
-    a resumed job resumes from the root's checkpoint on every rank, even if others found another one. The broadcast
-    follows the initialisation or restore of variables, also when a session is recovered. With one rank it does nothing.
+    a job resumes from the checkpoint of `root_rank` on every rank, even if other ranks restored another checkpoint.
+    The broadcast follows the initialisation or restore of variables, also when a session is recovered. With one rank
+    the hook does nothing.
 
-    If an `NPUDistributedOptimizer` shards the weight update, slots go to the ranks that own them, and between steps
-    the ranks take part in rank 0's saves. When training ends, all ranks wait until rank 0 has saved.
+    If an `NPUDistributedOptimizer` shards the weight update, each slot goes only to the rank that owns it, and between
+    steps all ranks take part in the saves of rank 0. When training ends, all ranks wait until rank 0 has saved.
 
     Args:
       root_rank: the rank whose values are sent; required when there are several ranks.
-      index: accepted for compatibility; the rank is known.
+      index: accepted for compatibility.
     Raises:
       ValueError: there are several ranks and `root_rank` is None or not one of them.
     Ranks: collective; every rank needs this hook, with the same `root_rank`.
@@ -89,36 +90,35 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
             self._remote_slots.begin_hooked(session)
 
     def before_run(self, run_context):
-        self._end_last_round(run_context.session)
+        self._finish_open_round(run_context.session)
 
     def after_run(self, run_context, run_values):
         if self._remote_slots is not None:
             self._is_round_open = self._remote_slots.end_round(run_context.session, is_last=False)
 
     def end(self, session):
-        self._end_last_round(session)
+        self._finish_open_round(session)
         if self._saves is not None:
             self._saves.is_over = True
 
-    def _end_last_round(self, session):
+    def _finish_open_round(self, session):
         if self._is_round_open:
             self._is_round_open = False
             self._remote_slots.end_round(session, is_last=True)
 
 
 class SetIterationsVarHook(tf.estimator.SessionRunHook):
-    """Makes every session run of a loop train several steps.
+    """Makes every session run that fetches `IterationOp` train several steps.
 
-    A run that fetches the op named `IterationOp` trains that often: group the training step under this name, as
-    `tf.group(train_op, name="IterationOp")`. Input must come from `tf.data`, so that every step gets its own batch.
-    Hooks run once per loop and see the last step; the global step has then moved by as many steps. A session made after
-    a failure trains in loops, too.
+    Group the training step under this name: `tf.group(train_op, name="IterationOp")`. Input must come from `tf.data`,
+    so that every step gets its own batch. Hooks run once per loop of steps: they see the last step of the loop, and a
+    global step that has grown by `iterations_per_loop`. A session recovered after a failure trains in loops, too.
 
     Args:
       iterations_per_loop: training steps in a run, at least 1.
     Raises:
-      TypeError: it is not an int; None raises this error only when a session is created.
-      ValueError: it is below 1.
+      TypeError: `iterations_per_loop` is not an int; None raises this error only when a session is created.
+      ValueError: `iterations_per_loop` is below 1.
     Graph: four local variables under `npu_runconfig`.
     Ranks: local; every rank needs the same number.
     """
@@ -138,49 +138,49 @@ class SetIterationsVarHook(tf.estimator.SessionRunHook):
 
 
 class TellMeStepOrLossHook(ProgressVariablesHook):
-    """Reports after every run how far training has come, for the decisions of `accelerate_train_mode`.
+    """Reports the step or the loss after every run, as input to the option `accelerate_train_mode`.
 
-    It writes the environment variables `STEP_NOW` and `TOTAL_STEP`, or `LOSS_NOW` and `TARGET_LOSS`, which are read
-    before the next run. A variable, such as the global step, is read when the run is over; any other tensor is
-    fetched along with it. Tensors are looked up in `begin`, so one hook can serve several graphs in turn.
+    Writes the environment variables `STEP_NOW` and `TOTAL_STEP`, or `LOSS_NOW` and `TARGET_LOSS`. The option reads
+    them before the next run. A variable, such as the global step, is read after the run; any other tensor is fetched
+    in the run. Tensors are looked up in `begin`, so one hook can serve several graphs in turn.
 
     Args:
       step: the tensor or variable that counts steps, or its name, such as "global_step:0".
-      total_step: the steps of the whole training, an int. A step trigger needs it.
+      total_step: the number of steps of the whole training, an int; required for a step trigger.
       loss: the tensor of the loss, or its name.
-      final_loss: the target loss of the training. A loss trigger needs it.
+      final_loss: the target loss of the training; required for a loss trigger.
     Raises:
-      ValueError: `step` and `loss` are both None; in `begin`, when the graph has no such tensor.
+      ValueError: `step` and `loss` are both None; in `begin`: the graph has no tensor of the given name.
     Ranks: local.
     """
 
 
 class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
-    """Saves checkpoints as `tf.estimator.CheckpointSaverHook`, and lets training continue when the disk is full.
+    """Saves checkpoints like `tf.estimator.CheckpointSaverHook`, but training continues when the disk is full.
 
-    If a save in the middle of training runs out of space, an error is logged, its half-written files are deleted, the
+    If a save in the middle of training runs out of space, an error is logged, the half-written files are deleted, the
     previous checkpoint stays the latest, and the next save is tried when it is due. At the end, and when a session
-    starts, the error is raised. From `begin` to `end` the folder is held: another job cannot train there. The folder of
-    a killed job is taken over, and its half-written files are deleted. With `iterations_per_loop` above 1 a checkpoint
-    that is due inside a loop is saved after it.
+    starts, the error is raised. From `begin` to `end` the folder is locked: another job cannot train there. The hook
+    takes over the folder of a killed job, and deletes the files which that job left half-written. With
+    `iterations_per_loop` above 1, a checkpoint that is due inside a loop is saved after the loop.
 
-    Variables are copied to memory, and written to the disk from there in the background during training; they
-    are read back before an older checkpoint is removed. With `listeners`, and if memory is short, training waits.
-    When `end` returns, everything is on the disk.
+    Variables are copied to memory. A background thread writes the copy to the disk during training, and reads it back
+    before an older checkpoint is removed. With `listeners`, or if memory is short, training waits for the disk. When
+    `end` returns, everything is on the disk.
 
     Args:
       checkpoint_dir: folder of the checkpoints.
       save_secs: seconds between checkpoints.
-      save_steps: global steps between checkpoints; either this or `save_secs`.
-      saver: the saver to use; by default that of `scaffold`, or that of the graph.
+      save_steps: global steps between checkpoints; give either this or `save_secs`.
+      saver: the saver to use; by default the saver of `scaffold`, or else of the graph.
       checkpoint_basename: prefix of the files' names.
       scaffold: the `Scaffold` whose saver is used; not together with `saver`.
       listeners: list of `CheckpointSaverListener`, called before and after every save.
     Raises:
-      ValueError: not exactly one of `save_secs` and `save_steps` is given, or both `saver` and `scaffold` are.
-      OSError: at the start or the end: there is no space.
+      ValueError: both or neither of `save_secs` and `save_steps` are given, or both `saver` and `scaffold` are given.
+      OSError: at the start or the end: the disk is full.
       ModelDirInUseError: (a RuntimeError) at the start: another job trains in the folder.
-    Ranks: local; give it to rank 0. `NPUEstimator` does so with the intervals of its `NPURunConfig`.
+    Ranks: local; give this hook to rank 0 only. `NPUEstimator` does so with the intervals of its `NPURunConfig`.
     """
 
     holds_its_folder = True  # for `hold_for_saver_hooks`
@@ -197,14 +197,18 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
     ):
         super().__init__(checkpoint_dir, save_secs, save_steps, saver, checkpoint_basename, scaffold, listeners)
         self._checkpoint_basename = checkpoint_basename
-        self._is_behind = False
+        self._has_failed_save = False
         self._hold = None
         self._release = None
         self._background = None
 
     def begin(self):
-        self.let_go()
-        self._runs, self._last_seen, self._widest = 0, None, 0  # how far the global step moves in a run
+        self.release_folder()
+        self._runs, self._last_global_step, self._largest_increase = (
+            0,
+            None,
+            0,
+        )  # the largest increase of the global step in a run
         self._hold = hold_model_dir(self._checkpoint_dir)
         self._release = weakref.finalize(self, self._hold.release)  # `end` is not called after an error
         self._background = BackgroundSaver(memory_checkpoints(self._checkpoint_dir), self._hold)
@@ -218,40 +222,40 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         self._background.waits = has_listeners(self)
 
     def after_run(self, run_context, run_values):
-        self._expect(run_values.results, run_context.session)
-        self._attempt(self._background.check)
-        self._attempt(super().after_run, run_context, run_values)
+        self._set_expected_steps_per_run(run_values.results, run_context.session)
+        self._run_until_disk_full(self._background.check)
+        self._run_until_disk_full(super().after_run, run_context, run_values)
 
-    def _attempt(self, action, *arguments):
+    def _run_until_disk_full(self, action, *arguments):
         try:
             action(*arguments)
         except CheckpointNotSavedError as error:
-            self._is_behind = True
+            self._has_failed_save = True
             _LOG.error("%s Training continues.", error)
 
-    def _expect(self, step, session):
-        """Makes the base class read the global step, in a run of its own, only when a checkpoint may be due.
+    def _set_expected_steps_per_run(self, step, session):
+        """Makes the base class read the global step, which takes a separate run, only when a checkpoint can be due.
 
-        Otherwise it would expect a run to make up to a million steps, and read after every one. A value fetched with a
-        run can be from before or after its update, so twice the widest move is allowed for.
+        By default the base class expects up to a million steps in a run, and so reads after every run. A value fetched
+        with a run can be older or newer than the run's update, so twice the largest increase is allowed for.
         """
         self._runs += 1
-        if self._last_seen is not None:
-            self._widest = max(self._widest, int(step) - self._last_seen)
-        self._last_seen = int(step)
+        if self._last_global_step is not None:
+            self._largest_increase = max(self._largest_increase, int(step) - self._last_global_step)
+        self._last_global_step = int(step)
         if self._runs > _RUNS_TO_WATCH:
-            set_steps_per_run(self, 2 * max(self._widest, steps_per_run(session)))
+            set_steps_per_run(self, 2 * max(self._largest_increase, steps_per_run(session)))
 
     def end(self, session):
         self._background.waits = True
-        self._attempt(self._background.wait)
-        if self._is_behind:
+        self._run_until_disk_full(self._background.wait)
+        if self._has_failed_save:
             self._timer.reset()  # otherwise a checkpoint of this step would count as saved
         super().end(session)
-        self.let_go()
+        self.release_folder()
 
-    def let_go(self):
-        """Releases the folder, as `end` does; after an error, for callers that do not wait for `end`."""
+    def release_folder(self):
+        """Releases the folder as `end` does, for callers that stop at an error, when `end` is not called."""
         if self._release is not None:
             try:
                 self._background.wait()
@@ -261,7 +265,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
 
     def _save(self, session, step):
         should_stop = super()._save(session, step)
-        self._is_behind = False
+        self._has_failed_save = False
         return should_stop
 
     def _get_saver(self):
@@ -272,19 +276,21 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
 class NPUOutputTensorHook(tf.estimator.LoggingTensorHook):
     """Collects tensors of every run and passes them to a function, several runs at a time.
 
-    The function gets a list with a dict of values by tag for each run since the last call. The list is emptied when
-    the function returns: copy values to keep.
+    The function gets a list with one dict, of values by tag, for each run since the previous call. The list is emptied
+    when the function returns, so copy the values to keep.
 
     Args:
-      tensors: dict from tag to tensor or name, or a list of these, which are then the tags; None collects nothing.
-      dependencies: an operator or tensor, or a list of them, that runs before the tensors are read; `tensors` is then
-        a dict of tensors.
+      tensors: dict from tag to tensor or tensor name, or a list of tensors or names, which serve as tags, too. None
+        collects nothing.
+      dependencies: an operator or tensor, or a list of them, that runs before the tensors are read. With it,
+        `tensors` must be a dict of tensors.
       output_fn: function of the list; required with `tensors`.
-      output_every_n_steps: session runs between two calls; 0 for one call at the end. The rest is passed on at the
-        end. A run is `iterations_per_loop` training steps, of which only the last is seen.
+      output_every_n_steps: session runs between two calls; 0 for one call at the end. The remaining runs are passed on
+        at the end. Of a run of several steps (`iterations_per_loop`), only the last step is seen.
     Raises:
-      ValueError: there is no `output_fn`, or `output_every_n_steps` is below 0.
-      TypeError: `output_every_n_steps` is not an int, or `tensors` does not fit `dependencies`.
+      ValueError: `output_fn` is missing, or `output_every_n_steps` is below 0.
+      TypeError: `output_every_n_steps` is not an int, or `dependencies` is given and `tensors` is not a dict of
+        tensors.
     Graph: with `dependencies`, an identity of each tensor.
     Ranks: local.
     """
@@ -297,7 +303,7 @@ class NPUOutputTensorHook(tf.estimator.LoggingTensorHook):
                 f"{output_fn!r}. Pass output_fn, or tensors=None to collect nothing."
             )
         if tensors is not None and dependencies is not None:
-            tensors = _after(dependencies, tensors)
+            tensors = _identities_after(dependencies, tensors)
         super().__init__({} if tensors is None else tensors, every_n_iter=1)
         self._output_fn = output_fn
         self._output_every_n_steps = output_every_n_steps
@@ -316,26 +322,26 @@ class NPUOutputTensorHook(tf.estimator.LoggingTensorHook):
         self._iter_count += 1
         self._outputs.append(run_values.results)
         if self._output_every_n_steps and self._iter_count % self._output_every_n_steps == 0:
-            self._hand_over()
+            self._call_output_fn()
 
     def end(self, session):
         if self._outputs:
-            self._hand_over()
+            self._call_output_fn()
 
-    def _hand_over(self):
+    def _call_output_fn(self):
         self._output_fn(self._outputs)
         self._outputs.clear()
 
 
 class NpuEmptyHook(tf.estimator.SessionRunHook):
-    """A hook that does nothing, for the other branch of a conditional hook."""
+    """A hook that does nothing, for code that needs a hook in either branch of a condition."""
 
 
 class NPUInfeedOutfeedSessionHook(HostCallHook):
-    """Runs operators along with every run, between opening the graph's summary writers and flushing them.
+    """Runs operators in every session run, and opens and flushes the summary writers of the graph.
 
-    `NPUEstimator` wraps the `host_call` of a spec in one. On the NPU stack a thread fetches the device's output;
-    here the operators run with the step.
+    `NPUEstimator` makes one such hook for the `host_call` of an `NPUEstimatorSpec`. On the NPU stack a thread fetches
+    the output of the device; here the operators run in the training step.
 
     Args:
       dequeue_ops: operator or tensor, or a list of them.
@@ -352,7 +358,7 @@ class NPUInfeedOutfeedSessionHook(HostCallHook):
 
 
 class NPULogOutfeedSessionHook(tf.estimator.SessionRunHook):
-    """Has no effect here; on the NPU stack it writes a device's prints to a stream, as `tf.print` does by itself.
+    """Has no effect here, because `tf.print` writes to standard error; on the NPU stack it prints output of the device.
 
     Args:
       output_stream: accepted for compatibility.
@@ -364,7 +370,7 @@ class NPULogOutfeedSessionHook(tf.estimator.SessionRunHook):
 
 
 class NPUShutDownHook(tf.estimator.SessionRunHook):
-    """Has no effect here; on the NPU stack it shuts the device down with the session.
+    """Has no effect here; on the NPU stack the hook shuts the device down when the session ends.
 
     Args:
       scaffold: accepted for compatibility.
@@ -376,22 +382,22 @@ class NPUShutDownHook(tf.estimator.SessionRunHook):
 
 
 def broadcast_global_variables(root_rank):
-    """Assigns every global variable of the default graph its value on `root_rank`.
+    """Broadcasts the values of all global variables of the default graph from `root_rank` to all ranks.
 
     Args:
-      root_rank: the rank whose values are sent; 0 if weight updates are sharded.
+      root_rank: the rank whose values are sent; must be 0 if weight updates are sharded.
     Returns:
-      The op to run once the variables have values; None when executed eagerly.
+      The op to run after the variables are initialised; None in eager execution.
     Ranks: collective.
     """
     variables = without_rows(tf.compat.v1.global_variables())
     return remote_slots.broadcast_with_slots(variables, collective.current(), root_rank)
 
 
-def _after(dependencies, tensors):
+def _identities_after(dependencies, tensors):
     if not isinstance(tensors, dict) or not all(isinstance(tensor, tf.Tensor) for tensor in tensors.values()):
         raise TypeError(
-            f"NPUOutputTensorHook: tensors does not fit dependencies. Expected a dict of tensors; got {tensors!r}. "
+            f"NPUOutputTensorHook: dependencies needs tensors as a dict. Expected a dict of tensors; got {tensors!r}. "
             f"Pass {{tag: tensor}}, or leave dependencies out."
         )
     before = dependencies if isinstance(dependencies, (list, tuple)) else [dependencies]

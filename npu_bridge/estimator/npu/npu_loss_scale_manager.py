@@ -32,7 +32,7 @@ __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossSc
 
 
 class LossScaleManager(KnownKeywords, tf.Module, abc.ABC):
-    """The interface of a loss scale for optimizers. Derive from it to implement your own rule."""
+    """The interface of loss-scale managers. Derive from this class to implement your own rule."""
 
     @abc.abstractmethod
     def get_loss_scale(self) -> tf.Tensor:
@@ -40,21 +40,21 @@ class LossScaleManager(KnownKeywords, tf.Module, abc.ABC):
 
     @abc.abstractmethod
     def update_loss_scale(self, finite_grads: tf.Tensor) -> Any:
-        """Moves the scale after a step.
+        """Raises or lowers the scale after a step, by the rule of the manager.
 
         Args:
-          finite_grads: boolean scalar, True when the step's gradients were usable.
+          finite_grads: boolean scalar, True if all gradients of the step are finite.
         Returns:
-          The op to run in a TF 1 graph; None when executed eagerly.
+          In a TF 1 graph, the op to run; in eager execution, None.
         """
 
     def agreed_constants(self) -> dict:
-        """Returns numbers by name that must be equal on all ranks; ranks that differ get an error before they train."""
+        """Returns a dict of named numbers that must be equal on all ranks; otherwise training raises an error."""
         return {}
 
 
-class _Saved(LossScaleManager):
-    """A manager that Keras saves with a model by its constructor's arguments; state is saved as variables."""
+class _SerializableManager(LossScaleManager):
+    """A manager that Keras can save with a model: constructor arguments in the config, state in variables."""
 
     def get_config(self):
         """Returns the arguments of the constructor."""
@@ -67,13 +67,13 @@ class _Saved(LossScaleManager):
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
-class FixedLossScaleManager(_Saved):
+class FixedLossScaleManager(_SerializableManager):
     """A loss scale that never changes.
 
     Args:
       loss_scale: the scale, a number of at least 1. A power of two changes no bit of float32 training.
-      enable_overflow_check: False makes `NPULossScaleOptimizer` apply every step, even one with Inf or NaN
-        gradients. `NPUOptimizer` always checks.
+      enable_overflow_check: False makes `NPULossScaleOptimizer` apply every step, even a step with Inf or NaN
+        gradients. `NPUOptimizer` ignores this switch and always checks.
     Raises:
       TypeError: `loss_scale` is not a number, or `enable_overflow_check` is not True or False.
       ValueError: `loss_scale` is below 1 or not finite.
@@ -90,11 +90,11 @@ class FixedLossScaleManager(_Saved):
         self._tensor = self._constant()
 
     def get_loss_scale(self):
-        """Returns the fixed scale, a float32 scalar of the graph being built."""
+        """Returns the fixed scale, a float32 scalar of the current graph."""
         if not building_graph():
             return self._constant()  # not kept: a tensor made in a function cannot be used outside of it
         if getattr(self._tensor, "graph", None) is not tf.compat.v1.get_default_graph():
-            self._tensor = self._constant()  # the old one was made eagerly, or in a graph that is gone
+            self._tensor = self._constant()  # the previous tensor was made eagerly, or in another graph
         return self._tensor
 
     def _constant(self):
@@ -116,16 +116,16 @@ class FixedLossScaleManager(_Saved):
         """
         del session
         problem, expected = "a fixed loss scale cannot be set", "a manager whose scale can change"
-        fix = f"Use npu_bridge.amp.DynamicLossScaleManager.constant({self._value:g}) instead of this one."
+        fix = f"Use npu_bridge.amp.DynamicLossScaleManager.constant({self._value:g}) instead."
         raise TypeError(message("FixedLossScaleManager", problem, expected, shown(loss_scale), fix))
 
     def update_loss_scale(self, finite_grads):
-        """Does nothing; returns an op that does nothing (None when executed eagerly)."""
+        """Changes nothing; returns a no-op, or None in eager execution."""
         return None if tf.executing_eagerly() else tf.no_op()
 
 
-class _Variables(NamedTuple):
-    """The variables of one graph, and the tensor that reads the scale there."""
+class _ScaleVariables(NamedTuple):
+    """The variables of a loss scale in one graph, and the tensor that reads the scale."""
 
     scale: tf.Variable
     fetched: tf.Tensor | None
@@ -134,21 +134,21 @@ class _Variables(NamedTuple):
 
 
 def _outermost_graph() -> weakref.ref | None:
-    """Returns the TF 1 graph being built, outside of its conditions and loops; None in eager execution."""
+    """Returns the TF 1 graph outside of all conditions and loops; None in eager execution."""
     with tf.init_scope():
         return None if tf.executing_eagerly() else weakref.ref(tf.compat.v1.get_default_graph())
 
 
-class MovingLossScaleManager(_Saved):
-    """Base of loss scales that move: their variables, and the rule by which they move.
+class MovingLossScaleManager(_SerializableManager):
+    """Base class of managers whose scale changes: holds the variables, and the rule that changes the scale.
 
     Args:
       name: name of the module.
-      rule: the rule by which the scale moves.
-      init_loss_scale: scale of the first step, or an array of several scales that move each by itself.
+      rule: the rule that raises and lowers the scale.
+      init_loss_scale: scale of the first step, or an array of several scales that change independently.
       constants: the arguments of the constructor, by name.
     Graph: three global variables, saved with the model: `loss_scale` (float32), `good_steps` and `bad_steps` (int32).
-      Another graph than the one in which the manager was made gets its own variables when it first reads the scale.
+      Each further graph gets variables of its own at its first use of the manager.
     """
 
     _may_start_below_lowest = False
@@ -165,7 +165,7 @@ class MovingLossScaleManager(_Saved):
         self._graph: Any = _outermost_graph() or (lambda: None)
 
     def get_loss_scale(self):
-        """Returns the current scale, a float32 scalar; in a TF 1 graph always the one before the run's update."""
+        """Returns the current scale, a float32 scalar; in a TF 1 graph, the scale before the update of the run."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         state = self._variables(_outermost_graph())
         # Inside a loop or a condition the scale is read again.
@@ -175,7 +175,7 @@ class MovingLossScaleManager(_Saved):
 
     @property
     def scale_shape(self) -> tf.TensorShape:
-        """The shape (): one scale, or (n,): n scales that move independently."""
+        """The shape of the scale: () for one scale, (n,) for n scales that change independently."""
         return self._loss_scale.shape
 
     def agreed_constants(self):
@@ -183,7 +183,7 @@ class MovingLossScaleManager(_Saved):
         return self._constants()
 
     def update_loss_scale(self, finite_grads):
-        """Counts the step and moves the scale when a counter is full; see `LossScaleManager`."""
+        """Counts the step as good or bad, and changes the scale when a counter is full; see `LossScaleManager`."""
         of_graph = self._variables(_outermost_graph())
         variables = (of_graph.scale, of_graph.good_steps, of_graph.bad_steps)
         counters = (tf.convert_to_tensor(variable) for variable in variables[1:])
@@ -194,30 +194,35 @@ class MovingLossScaleManager(_Saved):
         return None if tf.executing_eagerly() else tf.group(*assigned, name="update_loss_scale")
 
     def set_loss_scale(self, loss_scale, session=None):
-        """Sets the scale of the next step; the rule continues from it, with its counters at 0.
+        """Sets the scale of the next step and resets the counters to 0; the rule continues from this scale.
 
         Args:
           loss_scale: a number, or an array of shape () or (1,).
           session: in a TF 1 graph the training session, by default the default session; nothing is added to the graph.
         Raises:
           TypeError: `loss_scale` is not a number.
-          ValueError: it is out of range or has another shape, or there is no session.
+          ValueError: `loss_scale` is out of range or has another shape, or there is no session.
         Ranks: local; set the same value on all ranks, between the same two steps.
         """
         owner = f"{type(self).__name__}.set_loss_scale"
         self._write(ScaleState(self._checked_scale(owner, loss_scale), 0, 0), session, owner)
 
     def get_state(self, session=None) -> ScaleState:
-        """Returns the scale and its counters as numbers; `session` as in `set_loss_scale`.
+        """Returns the scale and its counters as numbers.
 
+        Args:
+          session: in a TF 1 graph the training session, by default the default session.
         Raises:
           ValueError: the manager belongs to a TF 1 graph and there is no session.
         """
         return ScaleState(*read_values(self._state_variables(session), session, f"{type(self).__name__}.get_state"))
 
     def set_state(self, state, session=None):
-        """Sets the scale and its counters to the result of `get_state`; `session` as in `set_loss_scale`.
+        """Sets the scale and its counters.
 
+        Args:
+          state: a result of `get_state`.
+          session: in a TF 1 graph the training session, by default the default session.
         Raises:
           TypeError: a value is not a number.
           ValueError: the scale is out of range, a counter is negative, or there is no session.
@@ -226,7 +231,7 @@ class MovingLossScaleManager(_Saved):
         self._write(self.check_state(state, owner), session, owner)
 
     def check_state(self, state, owner) -> ScaleState:
-        """Checks a state and converts it to the form of the variables; `owner` calls it. Errors as in `set_state`."""
+        """Checks a state and converts it to the shape of the variables; raises the errors of `set_state`."""
         state = ScaleState(*state)
         for name, steps in zip(state._fields[1:], state[1:]):
             for number in np.ravel(steps):
@@ -234,7 +239,7 @@ class MovingLossScaleManager(_Saved):
         return state._replace(scale=self._checked_scale(owner, state.scale))
 
     def _checked_scale(self, owner, loss_scale):
-        """Checks a scale and converts it to the shape of the variable."""
+        """Checks a scale and converts it to the shape of its variable."""
         scale = np.asarray(loss_scale)
         if scale.dtype.kind not in "iuf":
             check_scale(owner, "loss_scale", loss_scale)
@@ -255,22 +260,22 @@ class MovingLossScaleManager(_Saved):
         state = self._variables(weakref.ref(session.graph) if hasattr(session, "graph") else _outermost_graph())
         return [state.scale, state.good_steps, state.bad_steps]
 
-    def _variables(self, graph: weakref.ref | None) -> _Variables:
-        """Returns the variables of a TF 1 graph, or of eager execution (None); makes them at the first call."""
+    def _variables(self, graph: weakref.ref | None) -> _ScaleVariables:
+        """Returns the variables of a TF 1 graph (None: of eager execution); makes them at the first call."""
         of_graph = graph() if graph is not None else None
         if of_graph is self._graph():
-            return _Variables(self._loss_scale, self._fetched, self._good_steps, self._bad_steps)
-        known, key = self._of_graphs(), of_graph or _Variables
+            return _ScaleVariables(self._loss_scale, self._fetched, self._good_steps, self._bad_steps)
+        known, key = self._of_graphs(), of_graph or _ScaleVariables
         if key not in known:
             with of_graph.as_default() if of_graph is not None else tf.init_scope(), tf.compat.v1.name_scope(None):
                 known[key] = self._new_variables()
         return known[key]
 
-    def _new_variables(self) -> _Variables:
+    def _new_variables(self) -> _ScaleVariables:
         first = self._first()
         nothing = np.zeros(first.shape, np.int32)
         with tf.init_scope():
-            return _Variables(
+            return _ScaleVariables(
                 *scale_variable(first), counter_variable(nothing, "good_steps"), counter_variable(nothing, "bad_steps")
             )
 
@@ -283,24 +288,24 @@ class MovingLossScaleManager(_Saved):
 class ExponentialUpdateLossScaleManager(MovingLossScaleManager):
     """A loss scale that grows while gradients stay usable and shrinks when they overflow.
 
-    After `incr_every_n_steps` good steps in a row the scale is multiplied by `incr_ratio`; after
-    `decr_every_n_nan_or_inf` bad steps, not necessarily in a row, by `decr_ratio`, but never below 1. Either
-    event, even a growth that is left out because it would pass 3.4e38, sets both counters to 0. The first steps of a
-    large initial scale overflow by design: that is how the largest usable scale is found.
+    After `incr_every_n_steps` good steps in a row, the scale is multiplied by `incr_ratio`. After
+    `decr_every_n_nan_or_inf` bad steps, not necessarily in a row, the scale is multiplied by `decr_ratio`, but not
+    below 1. Both events set both counters to 0, even a growth that is omitted because the scale would pass 3.4e38. The
+    first steps of a large initial scale overflow by design: this finds the largest usable scale.
 
     Args:
       init_loss_scale: scale of the first step, at least 1e-37. A value below 1 is kept until the first shrink sets it
         to 1.
-      incr_every_n_steps: whole steps, at least 1. From 2**31 on it means never: the counters stop at 2**31 - 1.
-      decr_every_n_nan_or_inf: whole steps, at least 1; likewise.
+      incr_every_n_steps: number of good steps, at least 1. 2**31 or more means never: counters stop at 2**31 - 1.
+      decr_every_n_nan_or_inf: number of bad steps, at least 1. 2**31 or more means never.
       incr_ratio: factor of growth, at least 1.
       decr_ratio: factor of shrinking, above 0 and at most 1.
     Raises:
       TypeError: an argument is not a number, or a step count not an integer.
       ValueError: an argument is out of its range.
     Graph: three global variables, saved with the model: `loss_scale` (float32), `good_steps` and `bad_steps` (int32).
-      In a TF 1 graph `loss_scale:0` is a tensor, so that fetching it gives a number: together with a training step, the
-      scale that this step used; alone, the scale of the next one. The variable's own operators are below that name.
+      In a TF 1 graph `loss_scale:0` is a tensor that can be fetched. Fetched in a training step, it is the scale that
+      this step used; fetched alone, the scale of the next step. The operators of the variable have names below it.
     Source: documentation of the NPU stack's loss-scale manager.
     """
 
@@ -326,40 +331,40 @@ class ExponentialUpdateLossScaleManager(MovingLossScaleManager):
         super().__init__("exponential_update_loss_scale", rule, first, constants)
 
 
-def manager_of(scale: Any) -> str:
-    """Returns the manager to write in place of a scale or "dynamic", for messages."""
+def suggested_manager(scale: Any) -> str:
+    """Returns the code of a manager that replaces a scale or "dynamic", for messages."""
     if is_number(scale) and len(shown(scale)) < 40:
         return f"FixedLossScaleManager({scale!r})"
     return "ExponentialUpdateLossScaleManager(init_loss_scale=2**16, incr_every_n_steps=1000)"
 
 
-def instead_of_scale(scale: Any) -> str:
-    """Returns the advice for a scale that was passed as `loss_scale`, the name in other libraries."""
-    return f"Write loss_scale_manager={manager_of(scale)}."
+def advice_for_scale(scale: Any) -> str:
+    """Returns the advice for callers that pass a scale as `loss_scale`, as other libraries name this argument."""
+    return f"Write loss_scale_manager={suggested_manager(scale)}."
 
 
 def check_manager(owner: str, manager: Any) -> None:
-    """Checks that a `loss_scale_manager` is a manager or a list of them, not the scale itself, for example.
+    """Checks that the argument `loss_scale_manager` is a manager or a list of managers.
 
     Raises:
-      ValueError: it is None, or a list has a manager twice or one that must be alone.
-      TypeError: it is something else.
+      ValueError: `manager` is None, or a list that contains a manager twice or a manager with scales for groups.
+      TypeError: `manager` is neither a manager nor a list, but a number, for example.
     """
     if isinstance(manager, (list, tuple)) and manager:
         for each in manager:
             check_manager(owner, each)
             if isinstance(each, (list, tuple)) or getattr(each, "is_for_groups", False):
                 problem, expected = "a list of managers has one for each loss", "managers of one scale each"
-                raise ValueError(message(owner, problem, expected, shown(each), "Pass it without a list."))
+                raise ValueError(message(owner, problem, expected, shown(each), "Pass this manager without a list."))
         if len(set(map(id, manager))) < len(manager):
-            problem, expected = "two losses share a loss-scale manager", "one for each loss"
-            fix = "Make one more, or pass a single manager for all losses."
-            raise ValueError(message(owner, problem, expected, "the same one twice", fix))
+            problem, expected = "two losses share a loss-scale manager", "one manager for each loss"
+            fix = "Make one more manager, or pass a single manager for all losses."
+            raise ValueError(message(owner, problem, expected, "the same manager twice", fix))
         return
     if hasattr(manager, "update_loss_scale") and hasattr(manager, "get_loss_scale"):
         return
     got = "None" if manager is None else shown(manager)
     problem = "scaling the loss (is_loss_scale) needs a manager as loss_scale_manager"
     expected = "a FixedLossScaleManager or an ExponentialUpdateLossScaleManager"
-    fix = "Pass one." if manager is None else f"Write {manager_of(manager)}."
+    fix = "Pass one." if manager is None else f"Write {suggested_manager(manager)}."
     raise (ValueError if manager is None else TypeError)(message(owner, problem, expected, got, fix))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npu_bridge.base.arguments import check_switch
-from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, check_manager, instead_of_scale
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, advice_for_scale, check_manager
 from npu_bridge.gradients import PipelineOptimizer
 from npu_bridge.gradients.inner import adapt
 from npu_bridge.gradients.recipe import build_pipeline
@@ -12,22 +12,23 @@ __all__ = ["FixedLossScaleManager", "NPULossScaleOptimizer"]
 
 
 class NPULossScaleOptimizer(PipelineOptimizer):
-    """Adds loss scaling to any optimizer; it reduces nothing itself.
+    """Adds loss scaling to any optimizer, but does not average gradients over the ranks.
 
     For several ranks, wrap a distributed optimizer and set `is_distributed`:
     `NPULossScaleOptimizer(NPUDistributedOptimizer(opt), manager, is_distributed=True)`.
 
     Args:
       opt: as `opt` of `NPUOptimizer`.
-      loss_scale_manager: a `LossScaleManager`, or a list of them, one for each loss. A `FixedLossScaleManager` with
-        `enable_overflow_check=False` applies every step, even one with Inf or NaN gradients.
-      is_distributed: decide together with the other ranks whether a step is applied.
+      loss_scale_manager: a `LossScaleManager`, or a list of managers, one for each loss. With a
+        `FixedLossScaleManager` of `enable_overflow_check=False`, every step is applied, even with Inf or NaN gradients.
+      is_distributed: skip a step on all ranks if gradients overflow on any rank.
     Raises:
-      TypeError: `opt` is not an optimizer, the manager is not a manager, or `is_distributed` is not True or False.
-      ValueError: the manager is None.
+      TypeError: `opt` is not an optimizer, `loss_scale_manager` is not a manager, or `is_distributed` is not True or
+        False.
+      ValueError: `loss_scale_manager` is None.
     """
 
-    other_keywords = {"loss_scale": instead_of_scale}
+    other_keywords = {"loss_scale": advice_for_scale}
 
     def __init__(self, opt, loss_scale_manager, is_distributed=False):
         name = "NPULossScaleOptimizer" + type(opt).__name__

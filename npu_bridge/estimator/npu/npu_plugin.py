@@ -1,4 +1,4 @@
-"""Provides functions of the process: its resources, its arithmetic, and memory that other servers reach."""
+"""Provides functions for the whole process: resources, overflow mode, and memory that other servers can access."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def npu_resource_init(
     oo_level: str = "O3",
     optimization_switch: str | None = None,
 ) -> None:
-    """Checks options for the process but does not apply them: give options to an `NPURunConfig` or to a session.
+    """Checks options but does not apply them; to apply options, give them to an `NPURunConfig` or to a session.
 
-    The arguments are the options of these names, which `docs/options.md` describes.
+    Each argument is an option of the same name; `docs/options.md` describes the options.
 
     Raises:
       TypeError, ValueError: an option, or a combination of options, is illegal.
@@ -76,57 +76,57 @@ def npu_resource_init(
     for name, value in given.items():
         option = OPTIONS[name]
         if option.effect.level == "works" and value not in (None, option.default):
-            fix = "Give it to an NPURunConfig or to a session."
+            fix = "Give this option to an NPURunConfig or to a session."
             say_once(logging.WARNING, f"{owner}: {name}={value!r} is checked, but changes nothing here. {fix}")
 
 
 def npu_resource_shutdown() -> None:
-    """Does nothing, the counterpart of `npu_resource_init`: communication ends with the process."""
+    """Does nothing, because communication ends with the process; the counterpart of `npu_resource_init`."""
 
 
 npu_close = npu_resource_shutdown
 
 
 def set_device_sat_mode(mode: int) -> None:
-    """Sets the result of an overflow on the device; here it is always Inf, as in IEEE 754.
+    """Records the overflow mode of the device; has no effect here, where an overflow always gives Inf (IEEE 754).
 
     Args:
-      mode: 1 for Inf and NaN; 0, the largest finite number, is kept with a warning.
+      mode: 1 for Inf and NaN; 0 for the largest finite number, which is recorded with a warning.
     Raises:
-      ValueError: `mode` is neither.
+      ValueError: `mode` is neither 0 nor 1.
     """
     if mode not in (_SATURATES, _HAS_INF_AND_NAN):
         raise ValueError(message("set_device_sat_mode", "mode is unknown", "0 or 1", repr(mode), "Use 1."))
     if mode == _SATURATES:
         say_once(
-            logging.WARNING, "set_device_sat_mode: 0 is kept but has no effect here; overflows give Inf, as with 1."
+            logging.WARNING, "set_device_sat_mode: mode 0 has no effect here; an overflow gives Inf, as with mode 1."
         )
-    _arithmetic_of_this_process().mode = mode
+    _overflow_mode().mode = mode
 
 
 def is_inf_nan_enabled() -> bool:
     """Returns True unless `set_device_sat_mode(0)` was called."""
-    return _arithmetic_of_this_process().mode == _HAS_INF_AND_NAN
+    return _overflow_mode().mode == _HAS_INF_AND_NAN
 
 
 def get_rdma_cache(data_type: Any, shape: Sequence[int], name: str = "rdma_w") -> tf.Variable:
-    """Creates a variable of zeros that is not trained."""
+    """Returns a new variable of zeros that is not trained."""
     return tf.Variable(tf.zeros(shape, data_type), trainable=False, name=name)
 
 
 @functools.cache
-def _arithmetic_of_this_process() -> types.SimpleNamespace:
-    """Returns the mode of `set_device_sat_mode`, which applies to all graphs and sessions."""
+def _overflow_mode() -> types.SimpleNamespace:
+    """Returns the object that holds the overflow mode of the process."""
     return types.SimpleNamespace(mode=_HAS_INF_AND_NAN)
 
 
-def _of_addresses(name, alternative):
+def _unavailable_memory_function(name, alternative):
     return unavailable_function(f"npu_plugin.{name}", "an access to memory by its address", alternative)
 
 
 _EXCHANGE = "Exchange tensors with hccl_ops.all_to_all_v or hccl_ops.broadcast."
-malloc_shared_memory = _of_addresses("malloc_shared_memory", "Use a tf.Variable.")
-get_var_addr_and_size = _of_addresses("get_var_addr_and_size", _EXCHANGE)
-rdma_remote_init = _of_addresses("rdma_remote_init", _EXCHANGE)
-rdma_remote_register = _of_addresses("rdma_remote_register", _EXCHANGE)
-init_rdma_pool = _of_addresses("init_rdma_pool", "Leave it out.")
+malloc_shared_memory = _unavailable_memory_function("malloc_shared_memory", "Use a tf.Variable.")
+get_var_addr_and_size = _unavailable_memory_function("get_var_addr_and_size", _EXCHANGE)
+rdma_remote_init = _unavailable_memory_function("rdma_remote_init", _EXCHANGE)
+rdma_remote_register = _unavailable_memory_function("rdma_remote_register", _EXCHANGE)
+init_rdma_pool = _unavailable_memory_function("init_rdma_pool", "Leave it out.")

@@ -1,4 +1,4 @@
-"""Defines a saver for graphs in which ranks share the work of updating weights."""
+"""Defines a saver for graphs that shard the weight update over the ranks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["NPUBulkSaverBuilder", "NPUSaver"]
 
 
 class NPUBulkSaverBuilder(bulk_saver_builder()):  # type: ignore[misc]  # a class of TensorFlow, looked up
-    """Builds the ops of a saver as TensorFlow does: all variables in one save op."""
+    """Builds the ops of a saver, with one save op for all variables; the class of TensorFlow unchanged."""
 
 
 class NPUSaver(tf.compat.v1.train.Saver):
     """A `tf.compat.v1.train.Saver` that also saves the slots of other ranks.
 
-    It is for graphs with `NPUDistributedOptimizer(..., is_weight_update_sharding=True)` on several ranks. There every
-    rank calls `save`, and rank 0 writes. Make it after the optimizer has built its update. In any other graph it is an
-    ordinary saver. Arguments are those of `tf.compat.v1.train.Saver`. From its first save on it holds the folder, while
-    it lives: another job cannot save there.
+    Use this saver in graphs with `NPUDistributedOptimizer(..., is_weight_update_sharding=True)` on several ranks, and
+    make it after the optimizer has built its update. Every rank then calls `save`, and rank 0 writes. In any other
+    graph `NPUSaver` is an ordinary saver. The arguments are those of `tf.compat.v1.train.Saver`. From its first save
+    on, a saver locks the folder for as long as the saver exists: another job cannot save there.
     """
 
     def save(
@@ -40,11 +40,11 @@ class NPUSaver(tf.compat.v1.train.Saver):
         strip_default_attrs=False,
         save_debug_info=False,
     ):
-        """Saves variables as `tf.compat.v1.train.Saver.save`.
+        """Saves variables like `tf.compat.v1.train.Saver.save`.
 
         Returns:
-          The path prefix of the checkpoint. In a graph that shards weight updates, None on ranks above 0: they do not
-          write.
+          The path prefix of the checkpoint. In a graph that shards weight updates, ranks above 0 write nothing and get
+          None.
         Raises:
           ModelDirInUseError: (a RuntimeError) another job trains in the folder.
         Ranks: collective if weight updates are sharded, else local.

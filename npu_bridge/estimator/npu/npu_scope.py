@@ -38,88 +38,88 @@ __all__ = [
 def keep_dtype_scope() -> AbstractContextManager[None]:
     """Makes new operators inside the context keep their dtype under every precision mode.
 
-    The operators of their gradients are made later, by the optimizer, and follow the mode. Inside loops and conditions
-    that TensorFlow keeps as functions, the mark has no effect.
+    Operators of gradients are not included: the optimizer makes them later, and they follow the precision mode. Inside
+    loops and conditions that TensorFlow stores as functions, this scope has no effect.
 
-    Graph: operators get the attribute `_keep_dtype`. Eagerly, the context does nothing.
+    Graph: operators get the attribute `_keep_dtype`. In eager execution the context does nothing.
     """
-    return _marked({KEEP_DTYPE: 1})
+    return _mark_new_operators({KEEP_DTYPE: 1})
 
 
 def without_npu_compile_scope() -> AbstractContextManager[None]:
-    """Marks operators that the framework runs instead of the device: here all of them."""
-    return _marked({"_without_npu_compile": True})
+    """Marks operators that TensorFlow runs instead of the device; here TensorFlow runs all operators anyway."""
+    return _mark_new_operators({"_without_npu_compile": True})
 
 
 def npu_variable_scope(placement: NpuExecutePlacement = NpuExecutePlacement.ALL) -> AbstractContextManager[None]:
-    """Marks variables with a placement.
+    """Marks variables with a device placement.
 
     Raises:
       ValueError: `placement` is not an NpuExecutePlacement.
     """
     if not isinstance(placement, NpuExecutePlacement):
-        problem, fix = "placement is unknown", f"Use one of its {', '.join(NpuExecutePlacement.__members__)}."
+        problem, fix = "placement is unknown", f"Use a member: {', '.join(NpuExecutePlacement.__members__)}."
         expected = "a member of NpuExecutePlacement"
         raise ValueError(message("npu_variable_scope", problem, expected, shown(placement), fix))
-    return _marked({"_variable_placement": placement.value})
+    return _mark_new_operators({"_variable_placement": placement.value})
 
 
 def npu_stage_scope(stage: int) -> AbstractContextManager[None]:
-    """Marks operators with a pipeline stage; raises TypeError unless it is an int."""
-    return _marked({"_stage_level": _whole("npu_stage_scope", "stage", stage)})
+    """Marks operators with a pipeline stage; raises TypeError unless `stage` is an int."""
+    return _mark_new_operators({"_stage_level": _check_int("npu_stage_scope", "stage", stage)})
 
 
 def npu_mem_type_scope() -> AbstractContextManager[None]:
-    """Marks operators whose outputs are in another kind of memory."""
-    return _marked({"_output_memory_type": 1})
+    """Marks operators whose outputs are in memory of type 1 of the device."""
+    return _mark_new_operators({"_output_memory_type": 1})
 
 
 def npu_weight_prefetch_scope(
     buffer_pool_id: int = 0, buffer_pool_size: int = 536870912
 ) -> AbstractContextManager[None]:
-    """Marks operators whose weights are fetched ahead; raises TypeError unless both are ints."""
+    """Marks operators whose weights are prefetched; raises TypeError unless both arguments are ints."""
     marks = {
-        "_buffer_pool_id": _whole("npu_weight_prefetch_scope", "buffer_pool_id", buffer_pool_id),
-        "_buffer_pool_size": _whole("npu_weight_prefetch_scope", "buffer_pool_size", buffer_pool_size),
+        "_buffer_pool_id": _check_int("npu_weight_prefetch_scope", "buffer_pool_id", buffer_pool_id),
+        "_buffer_pool_size": _check_int("npu_weight_prefetch_scope", "buffer_pool_size", buffer_pool_size),
     }
-    return _marked(marks)
+    return _mark_new_operators(marks)
 
 
 def op_specified_engine_scope(engine_name: str, kernel_lib_name: str) -> AbstractContextManager[None]:
     """Marks operators with an engine and a kernel library."""
     marks = {"_specified_engine_name": str(engine_name), "_specified_kernel_lib_name": str(kernel_lib_name)}
-    return _marked(marks)
+    return _mark_new_operators(marks)
 
 
 def npu_qos_label_scope(label: int) -> AbstractContextManager[None]:
-    """Marks operators with a service label; raises TypeError unless it is an int."""
-    return _marked({"_qos_service_label": _whole("npu_qos_label_scope", "label", label)})
+    """Marks operators with a quality-of-service label; raises TypeError unless `label` is an int."""
+    return _mark_new_operators({"_qos_service_label": _check_int("npu_qos_label_scope", "label", label)})
 
 
 def subgraph_multi_dims_scope(index: int) -> AbstractContextManager[None]:
-    """Marks operators with the number of a subgraph; raises TypeError unless it is an int."""
-    return _marked({"_subgraph_multi_dims_index": _whole("subgraph_multi_dims_scope", "index", index)})
+    """Marks operators with the index of a subgraph; raises TypeError unless `index` is an int."""
+    return _mark_new_operators({"_subgraph_multi_dims_index": _check_int("subgraph_multi_dims_scope", "index", index)})
 
 
 def npu_optimizer_scope() -> AbstractContextManager[None]:
     """Marks operators of an optimizer."""
-    return _marked({"_optimizer": True})
+    return _mark_new_operators({"_optimizer": True})
 
 
 @contextmanager
 def npu_recompute_scope() -> Iterator[None]:
-    """Puts operators under the name scope `NpuRecompute`; names of variables do not change."""
+    """Puts new operators under the name scope `NpuRecompute`; names of variables do not change."""
     with tf.name_scope("NpuRecompute"):
         yield
 
 
 @contextmanager
 def npu_graph_slice_scope(slice_num: int | None = None) -> Iterator[None]:
-    """Puts operators under a name scope that contains the number of slices.
+    """Puts new operators under a name scope that contains the number of slices.
 
     Raises:
       TypeError: `slice_num` is neither an int nor None.
-      ValueError: it is below 1.
+      ValueError: `slice_num` is below 1.
     """
     if slice_num is not None:
         check_count("npu_graph_slice_scope", "slice_num", slice_num, "Leave it out.")
@@ -129,7 +129,7 @@ def npu_graph_slice_scope(slice_num: int | None = None) -> Iterator[None]:
 
 def disable_autofuse() -> AbstractContextManager[None]:
     """Marks operators that must not be fused."""
-    return _marked({"_disable_autofuse_scope": True})
+    return _mark_new_operators({"_disable_autofuse_scope": True})
 
 
 def limit_core_num_scope(op_aicore_num: str = "0", op_vectorore_num: str = "0") -> AbstractContextManager[None]:
@@ -137,30 +137,30 @@ def limit_core_num_scope(op_aicore_num: str = "0", op_vectorore_num: str = "0") 
 
     Args:
       op_aicore_num: not used.
-      op_vectorore_num: text of a positive whole number; the documented default is not allowed.
+      op_vectorore_num: a positive whole number as a string; required, because the default "0" is not allowed.
     Raises:
-      ValueError: `op_vectorore_num` is another text.
+      ValueError: `op_vectorore_num` is not such a string.
     """
     del op_aicore_num
     if not isinstance(op_vectorore_num, str) or not op_vectorore_num.isdecimal() or int(op_vectorore_num) < 1:
-        problem, expected = "op_vectorore_num is not a number of cores", "the text of a positive whole number"
+        problem, expected = "op_vectorore_num is not a number of cores", "a positive whole number as a string"
         fix = 'Pass op_vectorore_num="8", for example.'
         raise ValueError(message("limit_core_num_scope", problem, expected, shown(op_vectorore_num), fix))
-    return _marked({"_op_vectorcore_num": op_vectorore_num})
+    return _mark_new_operators({"_op_vectorcore_num": op_vectorore_num})
 
 
 @contextmanager
-def _marked(marks: Mapping[str, bool | int | str]) -> Iterator[None]:
-    """Sets these attributes on the operators made in the default graph inside the context."""
+def _mark_new_operators(marks: Mapping[str, bool | int | str]) -> Iterator[None]:
+    """Sets the attributes `marks` on all operators made in the default graph inside the context."""
     if tf.executing_eagerly():
         yield
         return
-    attributes = {name: _attribute(value) for name, value in marks.items()}
+    attributes = {name: _make_attr_value(value) for name, value in marks.items()}
     with attributes_of_new_operators(tf.compat.v1.get_default_graph(), attributes):
         yield
 
 
-def _attribute(value):
+def _make_attr_value(value):
     if isinstance(value, bool):
         return tf.compat.v1.AttrValue(b=value)
     if isinstance(value, int):
@@ -168,5 +168,5 @@ def _attribute(value):
     return tf.compat.v1.AttrValue(s=value.encode())
 
 
-def _whole(scope, name, value):
+def _check_int(scope, name, value):
     return check_count(scope, name, value, at_least=None)

@@ -1,13 +1,14 @@
 """Makes sessions read the options in their settings.
 
-`decorate_sessions` changes the constructors of `tf.compat.v1.Session` and `InteractiveSession`. It runs when
-`npu_bridge.npu_init`, a module of `npu_bridge.estimator` or `npu_bridge.hccl`, or, after TensorFlow, `npu_bridge`
-itself is imported. The constructors then check and apply the options in a ConfigProto with an `NpuOptimizer` entry. One
-without an entry, or None, is passed on unchanged; only after the import of `npu_bridge.npu_init` it gets soft
-placement, since scripts rely on `tf.device("/gpu:0")` to run everywhere. The caller's ConfigProto is never changed.
+`decorate_sessions` changes the constructors of `tf.compat.v1.Session` and `InteractiveSession`. It runs at the import
+of `npu_bridge.npu_init`, of a module of `npu_bridge.estimator` or `npu_bridge.hccl`, and of `npu_bridge` itself if
+TensorFlow was imported before. The constructors then check and apply the options in a ConfigProto with an
+`NpuOptimizer` entry. A ConfigProto without an entry, or None, is passed on unchanged, except after the import of
+`npu_bridge.npu_init`: then it gets soft placement, since scripts expect `tf.device("/gpu:0")` to run everywhere. The
+caller's ConfigProto is never changed.
 
-On the NPU stack every session of the process is changed: soft placement on, placement log, remapping and XLA off.
-Here only soft placement is set.
+The NPU stack changes every session of the process: it switches soft placement on, and the placement log, remapping and
+XLA off. This library sets only soft placement.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ def decorator_tf_session(func: Callable) -> Callable:
     """Returns a session constructor that reads the options in its `config`.
 
     Args:
-      func: `Session.__init__` or one with the same parameters; a decorated one is returned unchanged.
+      func: `Session.__init__`, or a constructor with the same parameters. A constructor that is already decorated is
+        returned unchanged.
     Returns:
-      A constructor with the same parameters. It raises ValueError when an option is illegal.
+      A constructor with the parameters of `func`, which raises ValueError if an option is illegal.
     """
     if getattr(func, _MARK, False):
         return func
@@ -57,7 +59,7 @@ def decorator_tf_session(func: Callable) -> Callable:
         graph = bound.arguments.get("graph")
         graph = tf.compat.v1.get_default_graph() if graph is None else graph
         has_entry = effects.has_entry(config)
-        # An Estimator that has read them for its graph applies them to its sessions itself.
+        # An Estimator that has read the imposed options for its graph applies them to its sessions itself.
         is_imposed = bool(imposed_options()) and isinstance(graph, tf.Graph) and of_graph.options_of(graph) is None
         if has_entry or is_imposed:
             prepare_finalizer(self)  # in case the constructor fails
@@ -98,7 +100,7 @@ def decorate_sessions(places_softly: bool = False) -> None:
     """Decorates the constructors of `Session` and `InteractiveSession`; calling it again has no effect.
 
     Args:
-      places_softly: whether all sessions made from now on place softly, even those without an entry.
+      places_softly: whether all future sessions use soft placement, even sessions without an `NpuOptimizer` entry.
     """
     for decorated in change_constructors(decorator_tf_session):
         decorated.places_softly = decorated.places_softly or places_softly

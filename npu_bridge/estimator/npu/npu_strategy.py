@@ -15,11 +15,11 @@ __all__ = ["NPUStrategy"]
 
 
 class NPUStrategy(tf.compat.v1.distribute.OneDeviceStrategy):
-    """One replica in each rank; exchanges between ranks are left to a distributed optimizer.
+    """A strategy with one replica per rank, which leaves the reduction of gradients to a distributed optimizer.
 
-    Pass it as `RunConfig(train_distribute=NPUStrategy())` or use its `scope()`. It shards data, but reduces
-    no gradient: wrap the optimizer with `npu_distributed_optimizer_wrapper`. As the wrapper averages, an Estimator does
-    not divide the loss by the number of replicas, which it does for strategies that add gradients up.
+    Pass it as `RunConfig(train_distribute=NPUStrategy())` or use its `scope()`. The strategy shards data, but does not
+    reduce gradients: wrap the optimizer with `npu_distributed_optimizer_wrapper`. The wrapper averages gradients, so
+    the strategy stops Estimators from dividing the loss by the number of replicas.
 
     Args:
       device: must be "/cpu:0".
@@ -37,14 +37,14 @@ class NPUStrategy(tf.compat.v1.distribute.OneDeviceStrategy):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of ranks: a batch of every rank makes one step."""
+        """The number of ranks: every step trains on one batch of each rank."""
         return collective.current().size
 
     def experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any = None) -> tf.data.Dataset:
-        """Returns the part of a dataset that this rank trains on: every size-th element, beginning with its own number.
+        """Returns the shard of a dataset for this rank: `dataset.shard(number of ranks, rank)`.
 
         Args:
-          dataset: the whole dataset; its batches are not changed.
+          dataset: the whole dataset. If its elements are batches, they keep their size.
           options: accepted for compatibility.
         """
         del options

@@ -1,4 +1,4 @@
-"""Sets options of one graph or session, and defines small helpers, under their documented names."""
+"""Sets options of one graph or session, and defines small documented helpers."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def get_ranksize() -> str:
 
 
 def keep_tensors_dtypes(graph: tf.Graph, input_tensors: Iterable[str]) -> None:
-    """Makes the operators that compute some tensors keep their dtype under every precision mode.
+    """Makes the operators that output the given tensors keep their dtype under every precision mode.
 
-    Call it before the first run of a session that computes them.
+    Call this function before the first session run that computes the tensors.
 
     Args:
-      graph: the graph.
+      graph: the graph of the tensors.
       input_tensors: list or tuple of tensor names, such as "dense/MatMul:0".
     Raises:
       ValueError: `graph` is not a Graph, or `input_tensors` is neither list nor tuple.
@@ -87,21 +87,21 @@ def keep_tensors_dtypes(graph: tf.Graph, input_tensors: Iterable[str]) -> None:
 
 
 def variable_initializer_in_host(var_list: Iterable[tf.Variable]) -> tf.Operation:
-    """Returns the operator that initialises some variables, named `var_in_host`.
+    """Returns an operator named `var_in_host` that initialises variables.
 
     Args:
       var_list: the variables.
-    Graph: a group of their initialisers.
+    Graph: a group of the initialisers.
     """
     return tf.compat.v1.variables_initializer(var_list, name="var_in_host")
 
 
 def npu_compile(sess: Any, *fetches: Any) -> None:
-    """Runs fetches once, so that later runs find the graph prepared.
+    """Runs fetches once, so that TensorFlow has prepared the graph for later runs.
 
     Args:
       sess: a session.
-      fetches: what to run; a training step trains.
+      fetches: tensors and operators to run. A training step among them does train.
     """
     sess.run(fetches)
 
@@ -114,18 +114,18 @@ def set_graph_exec_config(
     is_train_graph: bool = False,
     experimental_config: ExperimentalConfig | None = None,
 ) -> Any:
-    """Has no effect here; on the NPU stack it configures how the fetches of a run are compiled.
+    """Has no effect here; on the NPU stack configures how the fetches of a run are compiled.
 
     Args:
-      fetch: operation, tensor, or a list or tuple of them that may be nested; or the name of a tensor of the default
-        graph.
+      fetch: operation, tensor, or a list or tuple of these, which can be nested; or the name of a tensor of the
+        default graph.
       dynamic_input, dynamic_inputs_shape_range, is_train_graph: accepted for compatibility.
       dynamic_graph_execute_mode: "dynamic_execute" or "lazy_recompile".
       experimental_config: an `ExperimentalConfig`, or None.
     Returns:
       `fetch`; for a name, the tensor.
     Raises:
-      ValueError: `fetch`, the mode or `experimental_config` is not one of these.
+      ValueError: `fetch`, `dynamic_graph_execute_mode` or `experimental_config` is not a value listed here.
     """
     where = "set_graph_exec_config"
     if dynamic_graph_execute_mode not in _EXECUTE_MODES:
@@ -136,32 +136,33 @@ def set_graph_exec_config(
         raise ValueError(message(where, problem, expected, shown(experimental_config), "Leave it out."))
     if isinstance(fetch, str):
         fetch = _tensor_of_default_graph(fetch, where)
-    for part in _flat(fetch):
+    for part in _flatten_fetches(fetch):
         _check_graph_element(part, where, "fetch")
-    _say_without_effect(where)
+    _log_no_effect(where)
     return fetch
 
 
 def set_op_input_tensor_multi_dims(tensor: tf.Tensor | tf.Operation, input_shape: str, input_dims: str) -> None:
-    """Has no effect here; on the NPU stack it lists the shapes that an operator's inputs can have.
+    """Has no effect here; on the NPU stack declares the possible input shapes of an operator.
 
     Args:
       tensor: the operator, or a tensor of it.
-      input_shape: text of shapes by number of the input, with -1 for varying sizes, such as "0: -1,3; 1: 4,-1".
-      input_dims: text of the values of these sizes, such as "2,4;5,7".
+      input_shape: string that gives each input's index and shape, with -1 for a size that varies, such as
+        "0: -1,3; 1: 4,-1".
+      input_dims: string of the values for the sizes given as -1, such as "2,4;5,7".
     Raises:
       ValueError: `tensor` is neither tensor nor operation.
-      TypeError: one of the others is neither text nor None.
+      TypeError: `input_shape` or `input_dims` is neither a string nor None.
     """
     where = "set_op_input_tensor_multi_dims"
     _check_graph_element(tensor, where, "tensor")
     format_string(input_shape, f"{where}: input_shape")
     format_string(input_dims, f"{where}: input_dims")
-    _say_without_effect(where)
+    _log_no_effect(where)
 
 
 def set_op_tensor_max_range(tensor: tf.Tensor | tf.Operation, max_shape: Any) -> None:
-    """Has no effect here; on the NPU stack it limits the shape of an operator's output.
+    """Has no effect here; on the NPU stack limits the shape of an operator's output.
 
     Args:
       tensor: the operator, or a tensor of it.
@@ -171,11 +172,11 @@ def set_op_tensor_max_range(tensor: tf.Tensor | tf.Operation, max_shape: Any) ->
     """
     del max_shape
     _check_graph_element(tensor, "set_op_tensor_max_range", "tensor")
-    _say_without_effect("set_op_tensor_max_range")
+    _log_no_effect("set_op_tensor_max_range")
 
 
 def set_op_tensor_max_size(tensor: tf.Tensor | tf.Operation, max_size: Any) -> None:
-    """Has no effect here; on the NPU stack it limits the bytes of an operator's output.
+    """Has no effect here; on the NPU stack limits the size in bytes of an operator's output.
 
     Args:
       tensor: the operator, or a tensor of it.
@@ -185,17 +186,18 @@ def set_op_tensor_max_size(tensor: tf.Tensor | tf.Operation, max_size: Any) -> N
     """
     del max_size
     _check_graph_element(tensor, "set_op_tensor_max_size", "tensor")
-    _say_without_effect("set_op_tensor_max_size")
+    _log_no_effect("set_op_tensor_max_size")
 
 
 def set_iteration_per_loop(sess: Any, train_op: tf.Operation, iterations_per_loop: int = 1) -> tf.Operation:
-    """Makes a training step that a session repeats: each run trains several steps.
+    """Returns an op that trains several steps in each session run.
 
-    Every step takes its own batch from `tf.data`; fed values are the same in each. Other fetches of a run come
-    from its last step.
+    Every step takes a new batch from `tf.data`, but all steps of a run get the same fed values. Other fetches of a run
+    come from the last step.
 
     Args:
-      sess: the live session that will train; its graph must not be finalized (else see `IterationPerLoop`).
+      sess: the open session that will train. Its graph must not be finalized; `IterationPerLoop` serves finalized
+        graphs.
       train_op: one training step.
       iterations_per_loop: steps in a run; 1 changes nothing.
     Returns:
@@ -213,7 +215,7 @@ def set_iteration_per_loop(sess: Any, train_op: tf.Operation, iterations_per_loo
         return train_op
     if train_op.graph.finalized:
         expected, got = "a graph that is not finalized", "the graph of a Supervisor or a MonitoredSession"
-        fix = "Use IterationPerLoop, in two parts."
+        fix = "Use IterationPerLoop."
         raise RuntimeError(message("set_iteration_per_loop", "the graph is finalized", expected, got, fix))
     loop = IterationPerLoop()
     with train_op.graph.as_default():
@@ -223,17 +225,18 @@ def set_iteration_per_loop(sess: Any, train_op: tf.Operation, iterations_per_loo
 
 
 class IterationPerLoop:
-    """Does the same as `set_iteration_per_loop` in two parts, for graphs that are finalized when their session exists.
+    """Trains several steps in each session run, also in graphs that are finalized when the session exists.
 
-    Create before the session (a Supervisor's or a MonitoredSession), load once it exists. A MonitoredSession that
-    recovers from a failure must be loaded again; `SetIterationsVarHook` does so by itself.
+    Call `create_iteration_per_loop_var` before the session of a Supervisor or a MonitoredSession is made, and
+    `load_iteration_per_loop_var` afterwards. Load again when a MonitoredSession recovers from a failure;
+    `SetIterationsVarHook` does this automatically. Without a finalized graph, `set_iteration_per_loop` is simpler.
     """
 
     def __init__(self):
         self._variables = None
 
     def create_iteration_per_loop_var(self, train_op: tf.Operation) -> tf.Operation:
-        """Makes the op that trains in a loop.
+        """Returns the op that trains in a loop.
 
         Args:
           train_op: one training step.
@@ -248,7 +251,7 @@ class IterationPerLoop:
         return name_step(train_op)
 
     def load_iteration_per_loop_var(self, sess: Any, iterations_per_loop: int = 1) -> None:
-        """Makes a live session train that many steps in each run.
+        """Sets the number of steps in each run of an open session.
 
         Args:
           sess: the session.
@@ -259,33 +262,33 @@ class IterationPerLoop:
         """
         where = "load_iteration_per_loop_var"
         if self._variables is None:
-            expected, fix = "create_iteration_per_loop_var before", "Call it before the session is made."
-            raise AttributeError(message(where, "there is no variable", expected, "no call of it", fix))
+            expected, fix = "a call of create_iteration_per_loop_var", "Call it before the session is made."
+            raise AttributeError(message(where, "the loop variables do not exist", expected, "no such call", fix))
         check_positive_integer(iterations_per_loop, f"{where}: iterations_per_loop")
         load_loop_variables(sess, self._variables, iterations_per_loop)
 
 
 def create_or_get_var(var_name: str) -> tf.Variable:
-    """Returns one of the loop variables `iterations_per_loop`, `loop_cond`, `zero` and `one` of the default graph.
+    """Returns the loop variable `iterations_per_loop`, `loop_cond`, `zero` or `one` of the default graph.
 
     Raises:
-      RuntimeError: the graph has several of this name.
+      RuntimeError: the graph has several variables of this name.
     """
     return loop_variable(var_name)
 
 
 def global_dict_init() -> None:
-    """Empties the store of `set_value` and `get_value`."""
+    """Deletes all values that `set_value` stored."""
     _VALUES.clear()
 
 
 def set_value(key: Any, value: Any) -> None:
-    """Stores a value for this process."""
+    """Stores a value under a key, for the whole process."""
     _VALUES[key] = value
 
 
 def get_value(key: Any, def_value: Any = None) -> Any:
-    """Returns the value that `set_value` stored under a key, or `def_value`."""
+    """Returns the value that `set_value` stored under a key, or `def_value` if there is no value."""
     return _VALUES.get(key, def_value)
 
 
@@ -305,17 +308,17 @@ def _tensor_of_default_graph(name, where):
         ) from error
 
 
-def _flat(fetch):
+def _flatten_fetches(fetch):
     if not isinstance(fetch, (list, tuple)):
         return [fetch]
-    return [element for part in fetch for element in _flat(part)]
+    return [element for part in fetch for element in _flatten_fetches(part)]
 
 
 def _check_graph_element(value, where, name):
     if not isinstance(value, (tf.Tensor, tf.Operation)):
-        problem, fix = f"{name} is not part of a graph", "Pass what a session can run."
+        problem, fix = f"{name} is not part of a graph", "Pass a tensor or an operation."
         raise ValueError(message(where, problem, "a tensor or an operation", shown(value), fix))
 
 
-def _say_without_effect(name):
+def _log_no_effect(name):
     say_once(logging.INFO, f"{name}: has no effect on stock TensorFlow.")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from npu_bridge.base.arguments import check_choice, check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.accumulated_sums import Sums, Window
+from npu_bridge.gradients.accumulated_sums import AccumulationWindow, GradientSums
 from npu_bridge.gradients.arithmetic import (
+    gradient_from_parts,
+    gradient_parts,
     in_true_units,
     map_values,
-    nothing_like,
-    parts_of,
-    rebuilt,
     sum_repeated_rows,
     values_of,
+    zero_gradient_like,
 )
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
 from npu_bridge.gradients.stage import Stage, gradients_from_elsewhere
@@ -63,7 +63,7 @@ class Accumulate(Stage):
         _check_moments(exchange, loss_scale)
         self._reduces_batches = exchange == "batch"
         self._scales_batches = (loss_scale or exchange) == "batch"
-        self._sums: Sums | None = None
+        self._sums: GradientSums | None = None
         self.place = "accumulate reduced" if self._reduces_batches else "accumulate"
         # A mean of usable gradients is usable, but a sum can overflow.
         self.keeps_usable = reduction == "mean"
@@ -86,7 +86,7 @@ class Accumulate(Stage):
 
     def state(self):
         if self._sums is None:
-            self._sums = Sums(type(self).__name__)
+            self._sums = GradientSums(type(self).__name__)
         return {"accumulated": self._sums.module}
 
     def variables_of_this_rank(self):
@@ -135,16 +135,17 @@ class Accumulate(Stage):
         pairs = step.grads_and_vars
 
         def total():
-            return [part for grad, _ in window.totals(step) if grad is not None for part in parts_of(grad)]
+            return [part for grad, _ in window.totals(step) if grad is not None for part in gradient_parts(grad)]
 
         def nothing():
-            zeros = [nothing_like(grad, variable) for grad, variable in pairs if grad is not None]
-            return [part for grad in zeros for part in parts_of(grad)]
+            zeros = [zero_gradient_like(grad, variable) for grad, variable in pairs if grad is not None]
+            return [part for grad in zeros for part in gradient_parts(grad)]
 
         with tf.name_scope("Accumulate"):
             tensors = iter(tensors_if(window.is_last, total, nothing) if step.gradients else [])
             step.grads_and_vars = [
-                (None if grad is None else rebuilt(grad, variable, tensors), variable) for grad, variable in pairs
+                (None if grad is None else gradient_from_parts(grad, variable, tensors), variable)
+                for grad, variable in pairs
             ]
 
     def gate(self, step, update):
@@ -171,7 +172,7 @@ class Accumulate(Stage):
             return map_values(in_true_units(wide, step.divisor), lambda values: self.weighed(values, counted))
 
         with tf.name_scope("Accumulate"):
-            return Window(self._sums, self._steps, step.grads_and_vars, addend)
+            return AccumulationWindow(self._sums, self._steps, step.grads_and_vars, addend)
 
     def _keep(self, step):
         """Keeps the sums for the next batch, or empties them after the last one; returns the op."""

@@ -12,7 +12,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import fragments, wire_names
 from npu_bridge.collective.adasum_tree import AdasumTree
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.gradients.arithmetic import in_true_units, map_values, mean_of_rows, values_of
+from npu_bridge.gradients.arithmetic import average_sparse_rows, in_true_units, map_values, values_of
 from npu_bridge.gradients.graph_mode import building_graph, value_before_update
 from npu_bridge.gradients.stages.all_reduce import AllReduce, static_bytes, when_ready
 from npu_bridge.gradients.start_values import watch_graph
@@ -203,4 +203,4 @@ def _sparse(grad, tree, name):
 
 def _sparse_mean(grad, tree, name):
     """Averages a sparse gradient over the group, each row once."""
-    return mean_of_rows(grad, tree.gather_in_group, tree.averaged_ranks, name)
+    return average_sparse_rows(grad, tree.gather_in_group, tree.averaged_ranks, name)

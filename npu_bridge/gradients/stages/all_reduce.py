@@ -10,7 +10,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import fragments, groups, wire
-from npu_bridge.gradients.arithmetic import in_true_units, map_values, order_of_readiness, sum_repeated_rows, values_of
+from npu_bridge.gradients.arithmetic import backward_order_key, in_true_units, map_values, sum_repeated_rows, values_of
 from npu_bridge.gradients.stage import Stage, Step
 from npu_bridge.options import of_graph
 
@@ -217,7 +217,7 @@ def cut_fragments(
       ValueError: the strategy by index reaches beyond the gradients.
     """
     dense = [position for position, grad in enumerate(gradients) if isinstance(grad, tf.Tensor)]
-    ready = sorted(dense, key=order_of_readiness(gradients))
+    ready = sorted(dense, key=backward_order_key(gradients))
     strategy = strategy or OwnSplit().strategy()
     if strategy.last_indices is not None:
         _LOG.info(

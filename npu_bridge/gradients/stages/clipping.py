@@ -7,7 +7,7 @@ from typing import Any
 from npu_bridge.base.arguments import check_number
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.arithmetic import map_values, squared_halves, sum_in_order, sum_repeated_rows
+from npu_bridge.gradients.arithmetic import half_squared_sums, map_values, sum_in_order, sum_repeated_rows
 from npu_bridge.gradients.stage import Stage
 
 
@@ -40,7 +40,7 @@ class ClipByGlobalNorm(Stage):
             step.map(_with_rows_once)  # only then is the norm that of the dense gradient
             if not step.gradients:
                 return
-            halves = [tf.cast(half, tf.float32) for half in squared_halves(step.gradients)]
+            halves = [tf.cast(half, tf.float32) for half in half_squared_sums(step.gradients)]
             norm = tf.sqrt(2.0 * sum_in_order(halves))
             factor = self._clip_norm / tf.maximum(norm, self._clip_norm)
             step.map_elements(lambda values: _multiplied(values, factor))

@@ -10,7 +10,7 @@ import numpy as np
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.arithmetic import nothing_like
+from npu_bridge.gradients.arithmetic import zero_gradient_like
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.graph_mode import state_variable
 from npu_bridge.gradients.stage import Stage, TrainedGroup, gradients_from_elsewhere
@@ -80,7 +80,7 @@ class Freeze(Stage):
         if tf.executing_eagerly():
             is_trained = functools.partial(step.group.trains, number=step.group.number)
             step.grads_and_vars = [
-                (grad if grad is None or is_trained(variable) else nothing_like(grad, variable), variable)
+                (grad if grad is None or is_trained(variable) else zero_gradient_like(grad, variable), variable)
                 for grad, variable in step.grads_and_vars
             ]
 

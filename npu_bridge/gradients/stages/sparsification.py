@@ -12,7 +12,7 @@ from npu_bridge.base.arguments import check_choice, check_number, check_switch
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import fragments
-from npu_bridge.gradients.arithmetic import in_true_units, map_values, mean_of_rows
+from npu_bridge.gradients.arithmetic import average_sparse_rows, in_true_units, map_values
 from npu_bridge.gradients.graph_mode import run_if, tensors_if, variable_like
 from npu_bridge.gradients.stages.all_reduce import AllReduce, replace_gradients, static_bytes
 
@@ -69,7 +69,9 @@ class _Sparsified(AllReduce, abc.ABC):
             wide = [None if sent is None else _in_float32(sent, step.divisor) for sent in step.on_wire]
             variables = [variable for _, variable in step.grads_and_vars]
             means = {
-                position: mean_of_rows(grad, ranks.all_gather, ranks.size, f"{self.transfer_name}_sparse_{position}")
+                position: average_sparse_rows(
+                    grad, ranks.all_gather, ranks.size, f"{self.transfer_name}_sparse_{position}"
+                )
                 for position, grad in enumerate(wide)
                 if isinstance(grad, tf.IndexedSlices)
             }
