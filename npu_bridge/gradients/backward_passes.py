@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message, shown
-from npu_bridge.gradients.losses import sum_of_pairs
+from npu_bridge.gradients.losses import sum_pairs_by_variable
 from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stage import Step
@@ -48,7 +48,7 @@ class BackwardPasses:
           delays_unscale: keep the gradients scaled, and add them to the gradients of the next pass of this `loss_id`.
         """
         delayed = self._delayed(step)
-        pairs = sum_of_pairs(delayed.pop(loss_id, []), grads_and_vars)
+        pairs = sum_pairs_by_variable(delayed.pop(loss_id, []), grads_and_vars)
         if delays_unscale:
             delayed[loss_id] = pairs
         else:

@@ -124,7 +124,7 @@ class _AveragingMethods:
         object.__setattr__(optimizer, method_name, replacement)
 
     def _average_pairs(self, pipeline, pairs):
-        pairs = pipeline.combine_once(pairs)
+        pairs = pipeline.average_once(pairs)
         updated = [variable for grad, variable in pairs if grad is not None]
         pipeline.start_alike(pairs, lambda: pipeline.inner.make_slots(updated))
         return pairs

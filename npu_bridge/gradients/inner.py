@@ -1,8 +1,7 @@
-"""Wraps optimizers of every family behind one small interface.
+"""Adapts optimizers of every family to one small interface, `InnerOptimizer`.
 
-Three families exist in TensorFlow 2.15: TF 1 optimizers, Keras legacy optimizers (such as those of tensorflow-addons)
-and Keras optimizers; optimizers of Keras 3 are a fourth. Pipelines call `InnerOptimizer` and never ask which family it
-wraps.
+TensorFlow 2.15 has three families: TF 1 optimizers, Keras legacy optimizers (such as those of tensorflow-addons) and
+Keras optimizers. Optimizers of Keras 3 are the fourth family. Pipelines call only the interface, whatever the family.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ _MARK = "_averages_over_ranks"
 
 
 class InnerOptimizer(abc.ABC):
-    """The interface of the optimizer that a pipeline is put around.
+    """The interface through which a pipeline calls the optimizer that it wraps.
 
     Attributes:
-      optimizer: the optimizer itself.
-      saved_as: what object-based checkpoints save as the optimizer: a wrapper around it, or the optimizer.
-      stand_ins: the float32 variables that it updates in place of 16-bit variables.
+      optimizer: the wrapped optimizer.
+      saved_as: the object that object-based checkpoints save as the optimizer: a wrapper, or `optimizer` itself.
+      stand_ins: the float32 variables that the optimizer updates in place of 16-bit variables.
     """
 
     takes_references = True
@@ -39,31 +38,33 @@ class InnerOptimizer(abc.ABC):
         self.stand_ins = StandIns(optimizer, self.takes_references, updates_narrow)
 
     def prepare(self, variables: list) -> None:
-        """Creates, before any gate is built, the state that could not be lifted out of the gate."""
+        """Creates the optimizer state that cannot be created inside the condition that skips steps."""
         self.stand_ins.of(variables)
 
     def make_slots(self, variables: list) -> list:
-        """Returns the slots of `variables` and creates the missing ones."""
+        """Creates the missing slots of `variables`, and returns all their slots."""
         self.prepare(variables)
         return self.slots_of(variables)
 
     def slots_of(self, variables: list) -> list:
-        """Returns the existing slots, in an order that depends only on the optimizer and the list."""
+        """Returns the existing slots of `variables`, in an order that is the same on every rank."""
         slots = [self.get_slot(variable, name) for name in self.get_slot_names() for variable in variables]
         return [slot for slot in slots if slot is not None]
 
     @abc.abstractmethod
-    def make_slots_apart(self, own: list, others: dict[int, list], creator: Callable) -> None:
-        """Makes the slots of `own`, and through a variable creator those of the lists in `others`."""
+    def make_own_and_other_slots(self, own: list, others: dict[int, list], creator: Callable) -> None:
+        """Creates the slots of the variables `own`, and through `creator` the slots of the variables in `others`."""
 
     @abc.abstractmethod
     def compute_gradients(self, loss: Any, **arguments: Any) -> list:
         """Returns pairs of (gradient or None, variable); arguments as in `tf.compat.v1.train.Optimizer`."""
 
-    def tell_losses(self, losses: list, values: list) -> None:
-        """Passes the minimized losses, unscaled, to an optimizer that evaluates them again.
+    def pass_losses(self, losses: list, values: list) -> None:
+        """Passes the unscaled losses to an optimizer that evaluates the loss again, such as a line search.
 
-        These are tensors, or functions that return them; `values` are their values for this batch.
+        Args:
+          losses: tensors, or functions that return a loss.
+          values: the values of the losses for this batch.
         """
         set_unscaled_loss = getattr(self.optimizer, "set_unscaled_loss", None)
         if set_unscaled_loss is None:
@@ -75,10 +76,10 @@ class InnerOptimizer(abc.ABC):
 
     @abc.abstractmethod
     def apply_gradients(self, grads_and_vars: list, global_step: Any, name: Any) -> Any:
-        """Updates the variables, then adds 1 to `global_step` unless it is None; returns the op (None eagerly)."""
+        """Updates the variables, then adds 1 to `global_step` if given; returns the op, or None in eager execution."""
 
     def get_slot(self, variable, name):
-        """Returns the slot variable of that name, or None."""
+        """Returns the slot `name` of a variable, or None."""
         if name == SLOT and self.stand_ins.kept:
             return self.stand_ins.slot_of(variable)
         return self._slot(variable, name)
@@ -88,7 +89,7 @@ class InnerOptimizer(abc.ABC):
         return sorted([*self._slot_names(), *([SLOT] if self.stand_ins.kept else [])])
 
     def variables(self) -> list:
-        """Returns the optimizer's own variables."""
+        """Returns the variables of the optimizer, with the stand-ins."""
         return [*self._variables(), *self.stand_ins.kept]
 
     def _slot(self, variable, name):
@@ -102,7 +103,7 @@ class InnerOptimizer(abc.ABC):
         return self.optimizer.variables()
 
     def combine_key(self, variable: Any) -> Any:
-        """Returns a key that is equal for variables updated together as one flat tensor, or None."""
+        """Returns a key that is equal for variables whose update uses one flat tensor, or None."""
         key_of = getattr(self.optimizer, "combine_key", None)
         return None if key_of is None else key_of(variable)
 
@@ -110,16 +111,16 @@ class InnerOptimizer(abc.ABC):
 def adapt(
     optimizer: Any, owner: str, is_updating: bool = True, takes_keras3: bool = False, saved_as: Any = None
 ) -> InnerOptimizer:
-    """Returns the adapter for an optimizer.
+    """Wraps an optimizer in the `InnerOptimizer` of its family.
 
     Args:
       optimizer: an optimizer of any family.
-      owner: the class that received it, for the message.
-      is_updating: False where another object calls the optimizer's `apply_gradients`.
+      owner: name of the class that received the optimizer, for the error message.
+      is_updating: False if another object calls the optimizer's `apply_gradients`.
       takes_keras3: whether optimizers of Keras 3 are accepted.
-      saved_as: the wrapper that object-based checkpoints save in its place.
+      saved_as: the wrapper that object-based checkpoints save in place of the optimizer.
     Raises:
-      TypeError: it is not an optimizer of a known family, or of Keras 3 without `takes_keras3`.
+      TypeError: `optimizer` is of no known family, or of Keras 3 without `takes_keras3`.
     """
     # An optimizer with stand-ins of its own needs the original variables.
     updates_narrow = not is_updating or getattr(type(optimizer), "has_stand_ins", False)
@@ -134,21 +135,21 @@ def adapt(
     is_class = isinstance(optimizer, type)
     fix = f"Write {optimizer.__name__}(...)." if is_class else "Pass the optimizer object itself."
     if keras3.is_optimizer(optimizer):
-        fix = "For optimizers of Keras 3 there is npu_keras_optimizer(...)."
+        fix = "For optimizers of Keras 3, use npu_keras_optimizer(...)."
     raise TypeError(
-        f"{owner}: that is not an optimizer. Expected a tf.compat.v1.train.Optimizer, a "
+        f"{owner}: the argument is not an optimizer. Expected a tf.compat.v1.train.Optimizer, a "
         f"tf.keras.optimizers.legacy.Optimizer or a tf.keras.optimizers.Optimizer; got {optimizer!r} of type "
         f"{type(optimizer).__name__}. {fix}"
     )
 
 
 def mark_as_distributed(optimizer: Any) -> None:
-    """Notes on the optimizer that its gradients are averaged, for wrappers around it."""
+    """Marks an optimizer as averaging its gradients over the ranks, so that wrappers do not average again."""
     object.__setattr__(optimizer, _MARK, True)
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Returns True for a marked optimizer, or a Keras loss-scale optimizer around a marked one."""
+    """Returns whether an optimizer averages over the ranks, itself or inside a Keras loss-scale optimizer."""
     while optimizer is not None:
         if getattr(optimizer, _MARK, False):
             return True
@@ -159,14 +160,14 @@ def is_distributed(optimizer: Any) -> bool:
 class _Tf1Optimizer(InnerOptimizer):
     def make_slots(self, variables):
         with tf.init_scope():
-            self._make(variables)
+            self._make_missing_slots(variables)
         return super().make_slots(variables)
 
-    def make_slots_apart(self, own, others, creator):
+    def make_own_and_other_slots(self, own, others, creator):
         with tf.init_scope():
-            _make_apart(self._make, own, others, creator)
+            _make_own_and_other(self._make_missing_slots, own, others, creator)
 
-    def _make(self, variables):
+    def _make_missing_slots(self, variables):
         training.create_slots(self.optimizer, self.stand_ins.of(variables))
 
     def compute_gradients(self, loss, **arguments):
@@ -179,7 +180,7 @@ class _Tf1Optimizer(InnerOptimizer):
 
 
 class _KerasFamily(InnerOptimizer):
-    """The part that both Keras families share: gradients are computed as in TF 1, and `global_step` is counted here."""
+    """Base of the Keras families: computes gradients as in TF 1, and increments `global_step`."""
 
     takes_references = False
 
@@ -192,7 +193,7 @@ class _KerasFamily(InnerOptimizer):
             names = ", ".join(variable.name for _, variable in grads_and_vars)
             raise ValueError(
                 f"No gradients provided for any variable. Expected a gradient for one of {names}; got only None. Check "
-                f"that the loss depends on them."
+                f"that the loss depends on these variables."
             )
         update = self.stand_ins.update(grads_and_vars, lambda pairs: self._update(pairs, name))
         if global_step is None or global_step is self.optimizer.iterations:
@@ -203,20 +204,20 @@ class _KerasFamily(InnerOptimizer):
 
     @abc.abstractmethod
     def _update(self, grads_and_vars, name):
-        """Updates the variables; returns the op to wait for, None when executed eagerly."""
+        """Updates the variables; returns the op of the update, or None in eager execution."""
 
 
 class _KerasLegacyOptimizer(_KerasFamily):
     def make_slots(self, variables):
         with tf.name_scope(training.scope_of_variables(self.optimizer)), tf.init_scope():
-            self._make(variables)
+            self._make_missing_slots(variables)
         return super().make_slots(variables)
 
-    def make_slots_apart(self, own, others, creator):
+    def make_own_and_other_slots(self, own, others, creator):
         with tf.name_scope(training.scope_of_variables(self.optimizer)), tf.init_scope():
-            _make_apart(self._make, own, others, creator)
+            _make_own_and_other(self._make_missing_slots, own, others, creator)
 
-    def _make(self, variables):
+    def _make_missing_slots(self, variables):
         training.create_all_weights(self.optimizer, self.stand_ins.of(variables))
 
     def _update(self, grads_and_vars, name):
@@ -239,16 +240,16 @@ class _KerasOptimizer(_KerasFamily):
     def __init__(self, optimizer, updates_narrow, saved_as=None):
         super().__init__(optimizer, updates_narrow, saved_as)
         self._updated_variables = []
-        _start_rate_after_counter(optimizer)
+        _correct_initial_rate(optimizer)
 
     def prepare(self, variables):
         self._updated_variables = variables
         with tf.name_scope(self.optimizer.name or "optimizer"), tf.init_scope():
-            with tf.variable_creator_scope(_start_after_variables):
+            with tf.variable_creator_scope(_create_in_any_order):
                 self.optimizer.build(self.stand_ins.of(variables))
 
-    def make_slots_apart(self, own, others, creator):
-        # Built once for all variables; own ones come first, because an update of them alone numbers them from 0 again.
+    def make_own_and_other_slots(self, own, others, creator):
+        # Built once for all variables. `own` comes first, because an update of these alone numbers them from 0 again.
         of_others = [variable for variables in others.values() for variable in variables]
         primaries = {shared_name(variable) for variable in of_others}
 
@@ -264,8 +265,8 @@ class _KerasOptimizer(_KerasFamily):
     def _update(self, grads_and_vars, name):
         if not building_graph():
             return self.optimizer.apply_gradients(grads_and_vars)
-        # In a TF 1 graph this family makes update ops that nothing refers to: only its step counter would ever run.
-        # A tf.function keeps them, and orders them as written.
+        # In a TF 1 graph this family makes update ops that nothing refers to: only the step counter would run.
+        # A tf.function keeps these ops, and orders them as written.
         return build_in_program_order(lambda: self.optimizer.apply_gradients(grads_and_vars), grads_and_vars)
 
     def _slot(self, variable, name):
@@ -281,7 +282,7 @@ class _KerasOptimizer(_KerasFamily):
         """Returns slots by slot name and variable name: a slot of `dense/kernel` is named `Adam/m/dense/kernel`."""
         slots = {}
         for own in self.optimizer.variables:
-            # "Adam/m/dense/kernel" ends with "kernel" too, if there is a variable of that name.
+            # "Adam/m/dense/kernel" ends with "kernel" too, which can be the name of another variable.
             endings = [variable.name for variable in self._updated_variables if own.name.endswith("/" + variable.name)]
             if endings:
                 primary = max(endings, key=len)
@@ -289,13 +290,13 @@ class _KerasOptimizer(_KerasFamily):
         return slots
 
 
-def _have_values(variables):
+def _are_initialised(variables):
     with tf.init_scope():
         return not tf.executing_eagerly() or all(bool(variable.is_initialized()) for variable in variables)
 
 
 class _Keras3Optimizer(_KerasFamily):
-    """Pipelines see TensorFlow's variables behind those of Keras; the optimizer gets Keras' own."""
+    """Translates between the TensorFlow variables of a pipeline and the Keras variables of a Keras 3 optimizer."""
 
     def __init__(self, optimizer, updates_narrow, saved_as=None):
         super().__init__(optimizer, updates_narrow, saved_as)
@@ -308,8 +309,11 @@ class _Keras3Optimizer(_KerasFamily):
         self._known.update((value.ref(), variable) for value, variable in zip(values, variables))
         return values
 
-    def known_as(self, values, wrap=lambda value: value):
-        """Returns the Keras variables around these, from `wrap`, called once, where none is known; leaves out None."""
+    def keras_variables_of(self, values, wrap=lambda value: value):
+        """Returns the Keras variables around TensorFlow variables.
+
+        `wrap` makes the Keras variable of an unknown TensorFlow variable; if it returns None, the variable is left out.
+        """
         for value in values:
             if value.ref() not in self._known:
                 self._known[value.ref()] = wrap(value)
@@ -321,17 +325,17 @@ class _Keras3Optimizer(_KerasFamily):
             for value, stand_in in zip(variables, seen):
                 if stand_in is not value:
                     keras3.copy_constraint(stand_in, self._known.get(value.ref()))
-            # Slots get their values at once, for ranks to compare; but not where the first batch makes the weights.
-            with tf.init_scope() if _have_values(seen) else contextlib.nullcontext():
-                self.optimizer.build(self.known_as(seen))
+            # Slots get their values at once, for ranks to compare, unless the weights are made by the first batch.
+            with tf.init_scope() if _are_initialised(seen) else contextlib.nullcontext():
+                self.optimizer.build(self.keras_variables_of(seen))
 
-    def make_slots_apart(self, own, others, creator):
-        raise NotImplementedError("Updates are shared in TF 1 graphs, where Keras 3 does not train.")
+    def make_own_and_other_slots(self, own, others, creator):
+        raise NotImplementedError("Only TF 1 graphs shard weight updates, and Keras 3 does not train there.")
 
     def update(self, grads_and_vars):
-        """Updates variables of TensorFlow, or their stand-ins."""
+        """Updates variables, given as TensorFlow variables or stand-ins."""
         grads, variables = zip(*grads_and_vars) if grads_and_vars else ((), ())
-        self.optimizer.apply(list(grads), self.known_as(variables))
+        self.optimizer.apply(list(grads), self.keras_variables_of(variables))
 
     def _update(self, grads_and_vars, name):
         self.update(grads_and_vars)
@@ -358,40 +362,40 @@ class _Keras3Optimizer(_KerasFamily):
         return slots
 
 
-def _start_after_variables(next_creator, **arguments):
-    """Creates a variable; one that starts as a copy of another can be initialised together with it, in any order.
+def _create_in_any_order(next_creator, **arguments):
+    """Creates a variable so that all variables can be initialised together, in any order.
 
-    Keras' moving averages start this way.
+    Matters for a variable that starts as a copy of another variable, as the moving averages of Keras.
     """
     origin = arguments.get("initial_value")
     if not isinstance(origin, tf.Variable) or not building_graph():
         return next_creator(**arguments)
-    with classic_control_flow():  # the other kind reads a reference variable before it knows whether it should
-        arguments["initial_value"] = tf.cast(_value_or_start(original_of(origin)), origin.dtype)
+    with classic_control_flow():  # otherwise a reference variable is read before the condition is known
+        arguments["initial_value"] = tf.cast(_value_or_initial_value(original_of(origin)), origin.dtype)
         return next_creator(**arguments)
 
 
-def _start_rate_after_counter(optimizer):
-    """Corrects the start of a scheduled learning rate, so that variables can be initialised in any order.
+def _correct_initial_rate(optimizer):
+    """Corrects the initial value of a scheduled learning rate, so that variables can be initialised in any order.
 
-    Keras makes it with the optimizer, and computes its start from the step counter, which can still be uninitialised.
+    Keras computes this value from the step counter, which can still be uninitialised.
     """
     rate = training.scheduled_rate(optimizer)
     if rate is None or not building_graph():
         return
     with tf.init_scope():
         if getattr(rate.handle, "graph", None) is tf.compat.v1.get_default_graph():
-            start = training.scheduled_rate_at(optimizer, _value_or_start(optimizer.iterations))
+            start = training.scheduled_rate_at(optimizer, _value_or_initial_value(optimizer.iterations))
             update_input(rate.initializer, 1, tf.cast(start, rate.dtype))
 
 
-def _value_or_start(variable):
-    """Returns the value of `variable`, or its initial value: a graph's initialiser runs variables in no fixed order."""
+def _value_or_initial_value(variable):
+    """Returns the value of `variable`, or its initial value while the variable is uninitialised."""
     is_initialized = tf.compat.v1.is_variable_initialized(variable)
     return tf.cond(is_initialized, variable.read_value, lambda: variable.initial_value)
 
 
-def _make_apart(make, own, others, creator):
+def _make_own_and_other(make, own, others, creator):
     if own:
         make(own)
     with tf.variable_creator_scope(creator):

@@ -1,4 +1,4 @@
-"""Implements the rules by which dynamic loss scales grow and shrink, and the variables that hold them."""
+"""Implements the rule by which dynamic loss scales grow and shrink, and the variables of a loss scale."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ check_backoff = functools.partial(check_number, above=0, at_most=1)
 
 
 class ScaleState(NamedTuple):
-    """The state that a dynamic loss scale keeps between steps: numbers or tensors, for several scales of one shape.
+    """The state of a dynamic loss scale between steps: numbers or tensors. For several scales, arrays of one shape.
 
     Attributes:
-      scale: float32, the loss scale.
-      good_steps: int32, steps with usable gradients in a row since the scale or a counter last changed.
-      bad_steps: int32, steps with unusable gradients since the scale last changed.
+      scale: the loss scale, float32.
+      good_steps: number of consecutive steps with finite gradients since the last change of the scale, int32.
+      bad_steps: number of steps with an overflow since the last change of the scale, int32.
     """
 
     scale: Any
@@ -38,15 +38,15 @@ class ScaleState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ScaleRule:
-    """Moves a loss scale with each step. Growing and shrinking both set both counters to 0.
+    """A rule that changes a loss scale after each step. Growing and shrinking both set both counters to 0.
 
     Attributes:
-      growth_interval: good steps in a row after which the scale grows.
-      bad_steps: bad steps after which it shrinks.
-      growth_factor, backoff_factor: the factors that it is multiplied by.
-      min_scale: its lower limit; None for the smallest normal float32.
-      max_scale: its upper limit; None to grow while the product stays below 3.4e38.
-      counts_in_a_row: whether a good step sets the count of bad ones to 0.
+      growth_interval: number of good steps in a row after which the scale grows.
+      bad_steps: number of bad steps after which the scale shrinks.
+      growth_factor, backoff_factor: factors by which the scale is multiplied to grow and to shrink.
+      min_scale: lower limit of the scale; None for the smallest normal float32.
+      max_scale: upper limit of the scale; None to grow as long as the result is below 3.4e38.
+      counts_in_a_row: whether a good step sets the count of bad steps to 0.
     """
 
     growth_interval: int
@@ -61,52 +61,55 @@ class ScaleRule:
         """Computes the state after a step.
 
         Args:
-          state: tensors, before the step.
-          finite: booleans of the same shape, True where the gradients were usable.
+          state: tensors with the state before the step.
+          finite: boolean tensor of the shape of the scale, True for finite gradients.
         """
         none = tf.zeros_like(state.good_steps)
-        good_steps = _where(finite, _counted_on(state.good_steps), none)
-        bad_steps = _where(finite, none if self.counts_in_a_row else state.bad_steps, _counted_on(state.bad_steps))
+        good_steps = _where(finite, _increment_count(state.good_steps), none)
+        bad_steps = _where(finite, none if self.counts_in_a_row else state.bad_steps, _increment_count(state.bad_steps))
         grows = tf.logical_and(finite, _is_reached(good_steps, self.growth_interval))
         shrinks = tf.logical_and(tf.logical_not(finite), _is_reached(bad_steps, self.bad_steps))
         is_settled = tf.logical_or(grows, shrinks)
-        moved = _where(shrinks, self._shrunk(state.scale), state.scale)
+        moved = _where(shrinks, self._shrink(state.scale), state.scale)
         return ScaleState(
-            scale=_where(grows, self._grown(state.scale), moved),
+            scale=_where(grows, self._grow(state.scale), moved),
             good_steps=_where(is_settled, none, good_steps),
             bad_steps=_where(is_settled, none, bad_steps),
         )
 
-    def _grown(self, scale):
+    def _grow(self, scale):
         grown = scale * self.growth_factor
         if self.max_scale is not None:
             grown = tf.minimum(grown, self.max_scale)
         return _where(scale < tf.constant(LARGEST_SCALE / self.growth_factor, tf.float32), grown, scale)
 
-    def _shrunk(self, scale):
+    def _shrink(self, scale):
         return tf.maximum(SMALLEST_SCALE if self.min_scale is None else self.min_scale, scale * self.backoff_factor)
 
 
-# Without broadcasting, which takes three times as long for scalars: in small models a noticeable part of the step.
+# `tf.where` broadcasts, which takes three times as long for scalars: a noticeable part of a step in small models.
 _where = tf.compat.v1.where
 
 
-def _counted_on(steps):
+def _increment_count(steps):
     return tf.minimum(steps, MOST_COUNTED_STEPS - 1) + 1
 
 
 def _is_reached(steps, limit):
-    if limit > MOST_COUNTED_STEPS:  # TensorFlow would silently make it a negative number
+    if limit > MOST_COUNTED_STEPS:  # TensorFlow would silently convert `limit` to a negative int32
         return tf.zeros_like(steps, tf.bool)
     return steps >= limit
 
 
 def scale_variable(initial_value: Any) -> tuple[tf.Variable, tf.Tensor | None]:
-    """Creates the variable of a loss scale and, in a TF 1 graph, the tensor `loss_scale:0` that reads it; else None.
+    """Creates the variable of a loss scale and, in a TF 1 graph, the tensor `loss_scale:0` that reads it.
 
-    No variable's own op can have that name. A reference variable exposes its buffer, in which a fetch finds the scale
-    of the next step, written by the update; and the handle of a resource variable cannot be fetched. So the op of that
-    name is a read, on which the update depends, and the variable is called and saved by it.
+    The op named `loss_scale` must be a read that the update waits for, not the op of the variable: a fetch of a
+    reference variable can return the scale of the next step, which the update has already written, and the handle of a
+    resource variable cannot be fetched. The variable is still named and saved as `loss_scale`.
+
+    Returns:
+      The variable, and the tensor, or None in eager execution.
     """
     with tf.init_scope():
         if tf.executing_eagerly():
@@ -114,12 +117,12 @@ def scale_variable(initial_value: Any) -> tuple[tf.Variable, tf.Tensor | None]:
         with tf.name_scope("loss_scale") as scope:
             variable = counter_variable(initial_value, "state", tf.float32, use_resource=True)
             fetched = tf.identity(variable.read_value(), name=scope)
-    set_variable_name(variable, fetched.name, _SavedAs(fetched.op.name, [], [], []))
+    set_variable_name(variable, fetched.name, _SavedUnderName(fetched.op.name, [], [], []))
     return variable, fetched
 
 
-class _SavedAs(tf.Variable.SaveSliceInfo):
-    """Saves a whole variable under another name than that of its op."""
+class _SavedUnderName(tf.Variable.SaveSliceInfo):
+    """Makes savers store a whole variable under another name than the name of its op."""
 
     spec = ""  # savers read this as the whole variable
 
@@ -143,8 +146,8 @@ def write_values(variables: Sequence[tf.Variable], values: Sequence[Any], sessio
     """Sets variables between two steps, without adding operators to a TF 1 graph.
 
     Args:
-      variables: all eager, or all of one TF 1 graph.
-      values: numbers or arrays, one for each.
+      variables: variables of eager execution, or variables of one TF 1 graph.
+      values: a number or array for each variable.
       session: a session of the graph, by default the default session; eager variables need none. Hooks of a
         `MonitoredSession` do not run.
       owner: name of the caller, for messages.
@@ -155,21 +158,21 @@ def write_values(variables: Sequence[tf.Variable], values: Sequence[Any], sessio
         for variable, value in zip(variables, values):
             variable.assign(value)
         return
-    # Fed in place of the initial values.
+    # The values are fed in place of the initial values.
     feeds = {variable.initializer.inputs[1]: value for variable, value in zip(variables, values)}
-    _session_of(session, owner).run([variable.initializer for variable in variables], feeds)
+    _require_session(session, owner).run([variable.initializer for variable in variables], feeds)
 
 
 def read_values(variables: Sequence[tf.Variable], session: Any, owner: str) -> list:
     """Reads the values of variables as numpy arrays; arguments and errors as in `write_values`."""
     if variables[0].initializer is None:
         return [variable.numpy() for variable in variables]
-    return _session_of(session, owner).run(list(variables))
+    return _require_session(session, owner).run(list(variables))
 
 
-def _session_of(session, owner):
+def _require_session(session, owner):
     session = session or tf.compat.v1.get_default_session()
     if session is None:
-        problem, expected = "no session is known", "the session that trains, in a TF 1 graph"
-        raise ValueError(message(owner, problem, expected, "none", "Pass session=session."))
+        problem, expected = "there is no default session", "the session that trains, in a TF 1 graph"
+        raise ValueError(message(owner, problem, expected, "no session", "Pass session=session."))
     return session.raw_session() if hasattr(session, "raw_session") else session

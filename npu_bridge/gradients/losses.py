@@ -1,4 +1,4 @@
-"""Holds the losses of one training step, their scales, and whether their gradients are finite."""
+"""Records the losses of one training step, their scales, and whether their gradients are finite."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Losses:
 
     Attributes:
       values: the losses as the user computed them, in the order in which they were scaled.
-      scaled: the losses that were differentiated in their place.
+      scaled: the scaled losses, whose gradients are computed.
       scales: float32 scalars, the loss scales of all losses, or of all groups of variables; empty without loss scaling.
-      common_scale: the common scale of sums of gradients; None without loss scaling.
-      latest: position of the scale of the loss that was scaled last.
-      usable: whether the gradients of each loss or group are usable by themselves, by its number: on this rank, and on
-        all ranks once these have agreed. Empty where the gradients are only judged as a whole.
-      is_backward_own: the optimizer itself computed the gradients, so no other code uses them yet.
+      common_scale: the scale of sums of gradients of several losses; None without loss scaling.
+      latest: position in `scales` of the last loss that was scaled.
+      usable: dict from the number of a loss or group to whether its gradients are finite: first on this rank; after the
+        ranks have agreed, on all ranks. Empty if the gradients are only checked all together.
+      is_backward_own: whether the optimizer itself computed the gradients, so that no other code has used them.
     """
 
     values: list = dataclasses.field(default_factory=list)
@@ -34,13 +34,19 @@ class Losses:
     is_backward_own: bool = False
 
     def judge(self, number: int, gradients: Sequence, scale: Any) -> None:
-        """Notes whether scaled gradients are usable; a number is usable when all gradients given for it are."""
+        """Records whether scaled gradients are finite; combines with earlier gradients of the same number.
+
+        Args:
+          number: number of the loss or group.
+          gradients: scaled gradients.
+          scale: the loss scale of the gradients.
+        """
         usable = has_finite_norm([in_true_units(grad, scale) for grad in gradients])
         earlier = self.usable.get(number)
         self.usable[number] = usable if earlier is None else tf.logical_and(earlier, usable)
 
-    def with_common_scale(self, grads_and_vars: Sequence, number: int) -> list:
-        """Judges the gradients of one loss by themselves, and converts them to the common scale.
+    def convert_to_common_scale(self, grads_and_vars: Sequence, number: int) -> list:
+        """Checks whether the gradients of one loss are finite, and converts them to the common scale.
 
         The conversion loses no bits, because scales are powers of two.
         """
@@ -51,27 +57,27 @@ class Losses:
         ratio = self.scales[number] / self.common_scale
         return [(grad if grad is None else in_true_units(grad, ratio), variable) for grad, variable in pairs]
 
-    def right_scales(self, should_apply: tf.Tensor | None, is_due: tf.Tensor | None) -> dict:
-        """Returns, for each scale whose gradients were judged by themselves, whether it was right for this step.
+    def scales_without_overflow(self, should_apply: tf.Tensor | None, is_due: tf.Tensor | None) -> dict:
+        """Returns for each number in `usable` whether its loss scale caused no overflow in this step.
 
-        If the step is skipped although all of them were usable, their sum overflowed, and no scale was right.
+        If the step is skipped although all these gradients are finite, their sum overflowed: every scale was too large.
         """
         if should_apply is None:
             return {number: tf.constant(True) for number in self.usable}
-        if is_due is not None:  # the step ends a window, whose earlier batches were judged before
+        if is_due is not None:  # the step ends a window, whose earlier batches were checked before
             return self.usable
         all_usable = tf.reduce_all(tf.stack(list(self.usable.values())))
         blames_all = tf.logical_and(all_usable, tf.logical_not(should_apply))
         return {number: tf.logical_and(usable, tf.logical_not(blames_all)) for number, usable in self.usable.items()}
 
 
-def least_scale(scales: Any) -> tf.Tensor:
-    """Returns the scale of sums of gradients: the least of the scales, at least 1, so no term overflows."""
+def smallest_scale(scales: Any) -> tf.Tensor:
+    """Returns the scale for sums of gradients: the minimum of the scales, but at least 1, so that no term overflows."""
     return tf.maximum(tf.reduce_min(tf.convert_to_tensor(scales)), 1.0)
 
 
-def sum_of_pairs(pairs: Sequence, others: Sequence) -> list:
-    """Adds gradients up by variable, in the order in which variables first occur; sums of sparse ones are sparse."""
+def sum_pairs_by_variable(pairs: Sequence, others: Sequence) -> list:
+    """Adds up the gradients of each variable, in the order of first occurrence; sparse gradients give a sparse sum."""
     if not pairs:
         return list(others)
     sums: dict = {}

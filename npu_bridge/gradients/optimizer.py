@@ -120,7 +120,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
             if has_several:
                 step.add_gradients(grads_and_vars, number)
         # After the inner optimizer, so that the outermost of nested optimizers sets the losses last.
-        self._inner.tell_losses(losses, step.losses.values)
+        self._inner.pass_losses(losses, step.losses.values)
         if not any(map(callable, losses)):
             collections.publish(collections.UNSCALED_LOSS, sum_in_order(losses) if has_several else loss)
         if has_several:

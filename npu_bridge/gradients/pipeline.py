@@ -300,7 +300,7 @@ class Pipeline:
             return update
         return tf.group(update, *state_updates)
 
-    def start_quietly(self) -> None:
+    def silence_start_warning(self) -> None:
         """Makes `start_alike` log no different values: the script itself gives all ranks the values of one rank."""
         self._starts_quietly = True
 

@@ -89,7 +89,7 @@ def only_present(settings: Any) -> Any:
     if not begun:
         return settings
     told = [name for name in begun if kept_state.OF_RANKS not in name]
-    kept_state.say_begun(os.path.basename(settings.ckpt_to_initialize_from), told, slots)
+    kept_state.warn_about_missing_state(os.path.basename(settings.ckpt_to_initialize_from), told, slots)
     return settings._replace(vars_to_warm_start=[each for each in found if key_and_slice_of(each)[0] not in begun])
 
 
@@ -134,7 +134,7 @@ def _plan(saver, graph, pipelines, path):
     names = [
         key_and_slice_of(variable)[0] for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
     ]
-    dropped = [key for key in dropped if kept_state.is_kept(key, names)]
+    dropped = [key for key in dropped if kept_state.belongs_to_optimizer_state(key, names)]
     return _Plan(reads, begun, merged, rows_of, dropped, slots, is_anew)
 
 
@@ -225,6 +225,6 @@ def _empty(variable):
 
 def _tell(plan, checkpoint):
     begun = [key for key, part in plan.begun if kept_state.OF_RANKS not in key and (key, part) not in plan.anew]
-    kept_state.say_begun(checkpoint, begun, plan.slots)
-    kept_state.say_merged(checkpoint, list(plan.merged), plan.merged.values())
-    kept_state.say_dropped(checkpoint, plan.dropped)
+    kept_state.warn_about_missing_state(checkpoint, begun, plan.slots)
+    kept_state.warn_about_averaged_state(checkpoint, list(plan.merged), plan.merged.values())
+    kept_state.warn_about_dropped_state(checkpoint, plan.dropped)

@@ -77,8 +77,8 @@ class ShardedOptimizer(InnerOptimizer):
             return self._inner.make_slots(variables)
         return super().make_slots(variables)
 
-    def make_slots_apart(self, own, others, creator):
-        self._inner.make_slots_apart(own, others, creator)
+    def make_own_and_other_slots(self, own, others, creator):
+        self._inner.make_own_and_other_slots(own, others, creator)
 
     def apply_gradients(self, grads_and_vars, global_step, name):
         ranks = collective.current()

@@ -11,7 +11,7 @@ from npu_bridge.base.flat_tensors import map_elementwise
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import as_gradient, map_values
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
-from npu_bridge.gradients.losses import Losses, sum_of_pairs
+from npu_bridge.gradients.losses import Losses, sum_pairs_by_variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,9 @@ class Step:
 
     def add_gradients(self, grads_and_vars: Sequence, number: int) -> None:
         """Adds the gradients of one of several losses; `number` is the position of its loss scale."""
-        self.grads_and_vars = sum_of_pairs(self.grads_and_vars, self.losses.with_common_scale(grads_and_vars, number))
+        self.grads_and_vars = sum_pairs_by_variable(
+            self.grads_and_vars, self.losses.convert_to_common_scale(grads_and_vars, number)
+        )
 
     def multiplied_by(self, factor: Any) -> None:
         """Records one more factor that the gradients carry."""

@@ -41,7 +41,7 @@ class StragglerCallback(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Makes the optimizer record when its reductions begin and end."""
         self._work = OwnWork()
-        watch = getattr(self.model.optimizer, "watch_reductions", None)
+        watch = getattr(self.model.optimizer, "record_reduction_times", None)
         is_plain = tf.executing_eagerly() and not tf.distribute.has_strategy()
         self._moments = watch() if watch is not None and is_plain and collective.current().size > 1 else None
 

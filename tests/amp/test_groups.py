@@ -182,5 +182,5 @@ def test_stages_inside_of_group_scales_are_refused():
 def test_gradients_without_variables_are_refused():
     optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(), GroupLossScaleManager(["a"]))
     optimizer.get_scaled_loss(tf.constant(1.0))
-    with pytest.raises(ValueError, match="GroupScaling must know the variable of each gradient"):
+    with pytest.raises(ValueError, match="GroupScaling needs the variable of each gradient"):
         optimizer.get_unscaled_gradients([tf.constant(1.0)])

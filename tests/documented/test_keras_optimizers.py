@@ -61,7 +61,7 @@ def test_it_says_what_made_it_and_what_it_does(generation):
     assert repr(optimizer) == "KerasDistributeOptimizer(SGD, stages=[AllReduce()])"
     scaling = npu_keras_optimizer(generation.SGD(), FixedLossScaleManager(2.0), stages=[ClipByGlobalNorm(1.0)])
     assert repr(scaling).startswith("npu_keras_optimizer(SGD, stages=[LossScaling(FixedLossScaleManager), AllReduce()")
-    with pytest.raises(ValueError, match="got KerasDistributeOptimizer, which is one"):
+    with pytest.raises(ValueError, match="got KerasDistributeOptimizer, which is distributed already"):
         npu_keras_optimizer(optimizer)
 
 

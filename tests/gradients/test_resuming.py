@@ -18,7 +18,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUO
 from npu_bridge.npu_init import npu_keras_optimizer
 
 tf1 = tf.compat.v1
-BEGUN, DROPPED = "begun anew, as the checkpoint has none: ", "dropped, as nothing here uses it: "
+BEGUN, DROPPED = "missing in the checkpoint: ", "dropped, as nothing here uses it: "
 HALF = {"groups": [["kernel"], ["bias"]], "kind": "explicit", "sequence": [0, 1]}
 ADDED = {
     "nothing": lambda: [],

@@ -10,7 +10,7 @@ from npu_bridge import collective, session
 from npu_bridge.base.errors import message
 from npu_bridge.estimator.npu.checks import warn_uncounted_steps
 from npu_bridge.estimator.npu.npu_hook import NPUInfeedOutfeedSessionHook
-from npu_bridge.gradients.keras.in_graphs import check_train_op, refusals_explained
+from npu_bridge.gradients.keras.in_graphs import check_train_op, explain_keras_refusal
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.variables import changed_variables
 from npu_bridge.options import of_graph
@@ -98,7 +98,7 @@ def wrap_model_fn(model_fn, options, has_params):
         given = {"labels": labels, "mode": mode, "params": params, "config": config}
         given = {name: value for name, value in given.items() if takes_any or name in parameters}
         is_training = mode == tf.estimator.ModeKeys.TRAIN
-        with refusals_explained("NPUEstimator"):
+        with explain_keras_refusal("NPUEstimator"):
             spec = model_fn(features, **given)
         if not isinstance(spec, tf.estimator.EstimatorSpec):
             raise (RuntimeError if mode != tf.estimator.ModeKeys.PREDICT else ValueError)(

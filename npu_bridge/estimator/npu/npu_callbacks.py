@@ -51,8 +51,8 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
             return
         if not tf.executing_eagerly() or self.model.built:
             self._broadcast()
-        elif hasattr(self.model.optimizer, "start_quietly"):
-            self.model.optimizer.start_quietly()  # until the first batch has made the variables
+        elif hasattr(self.model.optimizer, "silence_start_warning"):
+            self.model.optimizer.silence_start_warning()  # until the first batch has made the variables
         if tf.executing_eagerly() and collective.current().size > 1:
             self._first_batch = FirstBatchOfFit(self.model)
 

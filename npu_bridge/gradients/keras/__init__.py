@@ -1,1 +1,1 @@
-"""Pipelines of gradient transformations around Keras optimizers of all generations."""
+"""Wraps pipelines of gradient transformations around Keras optimizers of all generations."""

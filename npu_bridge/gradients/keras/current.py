@@ -6,13 +6,13 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import training
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.keras.own_variables import load_by_name, note_names
-from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
+from npu_bridge.gradients.keras.own_variables import load_matching_values, store_names
+from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, call_inner_method
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
-    """Passes gradients through a pipeline and updates with an optimizer of the current generation."""
+    """An optimizer that passes gradients through a pipeline, around an optimizer of the current generation."""
 
     @tf.autograph.experimental.do_not_convert
     def compute_gradients(self, loss, var_list, tape=None):
@@ -23,20 +23,20 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
 
     @tf.autograph.experimental.do_not_convert
     def aggregate_gradients(self, grads_and_vars):
-        """Averages gradients over the ranks, unless they are averages already."""
-        return self._pipeline.combine_once(grads_and_vars)
+        """Averages gradients over the ranks, unless they are already averaged."""
+        return self._pipeline.average_once(grads_and_vars)
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs):
-        """Updates the variables, if the pipeline agrees.
+        """Updates the variables, unless a stage of the pipeline skips the step.
 
         Args:
-          grads_and_vars: pairs; gradients that were not averaged over the ranks before are averaged now.
+          grads_and_vars: (gradient, variable) pairs. Gradients that are not averaged over the ranks yet are averaged.
           name: name of the update.
           skip_gradients_aggregation: True leaves the gradients unchanged.
           **kwargs: `experimental_aggregate_gradients`, the opposite of `skip_gradients_aggregation`.
         Returns:
-          The count of updates, a variable; in a TF 1 graph the op that updates.
+          The variable that counts updates; in a TF 1 graph the op that updates.
         """
         pairs = list(grads_and_vars)
         is_skipping = skip_gradients_aggregation or not kwargs.pop("experimental_aggregate_gradients", True)
@@ -52,56 +52,58 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
         return self.iterations
 
     def get_updates(self, loss, params):
-        """Raises an error, because Keras' TF 1 mode knows only the legacy generation."""
+        """Raises ValueError, because Keras trains in TF 1 graphs with legacy optimizers only."""
         raise ValueError(
-            f"{self.name}: Keras trains in TF 1 graphs with legacy optimizers only. Expected a "
-            f"tf.keras.optimizers.legacy.Optimizer inside; got {type(self._optimizer).__name__}. Write "
+            f"{self.name}: Keras trains in TF 1 graphs with legacy optimizers only. Expected a wrapped "
+            f"tf.keras.optimizers.legacy.Optimizer; got {type(self._optimizer).__name__}. Write "
             f"tf.keras.optimizers.legacy.{type(self._optimizer).__name__}(...)."
         )
 
     @tf.autograph.experimental.do_not_convert
     def build(self, var_list):
-        """Makes the slots of the variables, and the state that stages keep for them."""
+        """Creates the slots of the variables, and the state of the stages for these variables."""
         self._optimizer.build(self._pipeline.inner.stand_ins.of(var_list))
         self._pipeline.pipeline.create_variables(var_list)
 
     @tf.autograph.experimental.do_not_convert
     def finalize_variable_values(self, var_list):
-        """Sets the variables to their moving averages at the end of a training, if the optimizer keeps any."""
+        """Sets the variables to their moving averages at the end of a training, if the optimizer has `use_ema`."""
         self._pipeline.inner.stand_ins.change(var_list, self._optimizer.finalize_variable_values)
 
     @property
     def variables(self):
-        """The inner optimizer's variables, then those of the pipeline's stages and the stand-ins for 16-bit ones."""
+        """All variables: of the inner optimizer, of the stages, and the stand-ins for 16-bit variables."""
         return type(self._optimizer.variables)(self._all_variables())
 
     def save_own_variables(self, store):
-        """Writes the values into a `.keras` or `.weights.h5` file, with the names of those that stages keep."""
+        """Writes the values into a `.keras` or `.weights.h5` file, with the names of the stages' variables."""
         super().save_own_variables(store)
-        note_names(store, len(self._inner_variables()), self._own_variables())
+        store_names(store, len(self._inner_variables()), self._own_variables())
 
     def load_own_variables(self, store):
-        """Reads the values of such a file, even if it was saved with other stages."""
-        if not load_by_name(store, self._inner_variables(), self._own_variables()):
+        """Reads the values from a `.keras` or `.weights.h5` file, even if it was saved with other stages."""
+        if not load_matching_values(store, self._inner_variables(), self._own_variables()):
             super().load_own_variables(store)
 
     def get_config(self):
-        if training.converts_optimizers():  # Keras calls it to convert, but has no legacy optimizer of this kind
-            problem, expected = "Keras compiles no such optimizer without TensorFlow 2 behaviour", "a legacy optimizer"
+        if training.converts_optimizers():  # Keras calls this to convert, but has no legacy optimizer of this kind
+            problem, expected = "without TensorFlow 2 behaviour Keras cannot use this optimizer", "a legacy optimizer"
             fix = "Use one of tf.keras.optimizers.legacy or npu_bridge.optimizers.keras_legacy."
             raise ValueError(
                 message(self._settings.documented_name, problem, expected, type(self._optimizer).__name__, fix)
             )
         return {**super().get_config(), "is_legacy_optimizer": False}
 
-    _compute_current_learning_rate = delegated("_compute_current_learning_rate")
-    _create_or_restore_slot_variable = delegated("_create_or_restore_slot_variable")  # its error names the class
-    add_variable = delegated("add_variable")
-    add_variable_from_reference = delegated("add_variable_from_reference")
-    exclude_from_weight_decay = delegated("exclude_from_weight_decay")
-    update_step = delegated("update_step")
+    _compute_current_learning_rate = call_inner_method("_compute_current_learning_rate")
+    _create_or_restore_slot_variable = call_inner_method(
+        "_create_or_restore_slot_variable"
+    )  # its error names the class
+    add_variable = call_inner_method("add_variable")
+    add_variable_from_reference = call_inner_method("add_variable_from_reference")
+    exclude_from_weight_decay = call_inner_method("exclude_from_weight_decay")
+    update_step = call_inner_method("update_step")
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class CurrentLossScaleOptimizer(LossScaleMixin, CurrentPipelineOptimizer, tf.keras.mixed_precision.LossScaleOptimizer):
-    """Adds loss scaling; Keras treats this class as its own loss scaling and adds no other."""
+    """Adds loss scaling; derives from the loss-scale optimizer of Keras, so that Keras adds no second loss scaling."""

@@ -1,4 +1,4 @@
-"""Rejects a Keras optimizer that would not train in a TF 1 graph, and names an alternative."""
+"""Rejects Keras optimizers that would not train in a TF 1 graph, and names an alternative."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ _MEND = (
 
 
 @contextlib.contextmanager
-def refusals_explained(owner: str) -> Iterator[None]:
-    """Explains, inside the context, how a Keras optimizer can minimize a tensor; `owner` builds the graph.
+def explain_keras_refusal(owner: str) -> Iterator[None]:
+    """Replaces, inside the context, the error of a Keras optimizer that cannot minimize a tensor by an explanation.
 
+    Args:
+      owner: name of the function that builds the graph, for the message.
     Raises:
-      ValueError: in place of Keras' error.
+      ValueError: the error that explains what to use instead.
     """
     try:
         yield
@@ -38,20 +40,21 @@ def refusals_explained(owner: str) -> Iterator[None]:
 
 
 def check_train_op(train_op: Any, owner: str) -> None:
-    """Rejects a training step that a Keras optimizer of the current generation made in a TF 1 graph by itself.
+    """Rejects a training step made in a TF 1 graph by a bare Keras optimizer of the current generation.
 
-    Nothing refers to the update operators it makes there, so running the step counts it but changes no variable.
+    Nothing refers to the update operators of such an optimizer, so its step increments a counter but changes no weight.
 
     Args:
-      train_op: the tensor, operator or variable of the default graph that is run for a step.
+      train_op: tensor, operator or variable of the default graph that runs one training step.
+      owner: name of the function that builds the graph, for the message.
     Raises:
-      ValueError: the step only counts.
+      ValueError: `train_op` increments a step counter of Keras and changes no trainable variable.
     """
     ops = computed_ops([getattr(train_op, "op", train_op)])
     trainable = {variable.op.name for variable in tf.compat.v1.trainable_variables()}
     counters = (op.inputs[0].op.name for op in ops if op.type == "AssignAddVariableOp")
     counts = any(name.rpartition("/")[2].startswith(_COUNTER) for name in counters)
     if counts and not changed_variables(ops) & trainable:
-        problem = "the train_op counts a step of a Keras optimizer and updates no variable"
+        problem = "the train_op increments the step counter of a Keras optimizer but updates no variable"
         expected = "a step that trains"
         raise ValueError(message(owner, problem, expected, "the result of a Keras optimizer's apply_gradients", _MEND))

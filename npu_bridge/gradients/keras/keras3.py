@@ -1,4 +1,4 @@
-"""Wraps optimizers of Keras 3 (`keras.optimizers.Optimizer`) on TensorFlow in a pipeline; loads Keras 3."""
+"""Wraps optimizers of Keras 3 (`keras.optimizers.Optimizer`) on TensorFlow in a pipeline; imports Keras 3."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.keras3 import variables_built_with
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.inner import adapt
-from npu_bridge.gradients.keras.own_variables import fits_all, load_by_name, names_by_number
+from npu_bridge.gradients.keras.own_variables import all_shapes_fit, load_matching_values, numbered_names
 from npu_bridge.gradients.keras.settings import KerasSettings
-from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
+from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, call_inner_method
 
 keras = keras3.load(__name__)
-# The key under which a file holds these names, as an array of bytes: Keras 3 stores arrays only.
+# The key under which a file holds the names of the stages' variables, as an array of bytes: Keras 3 stores arrays only.
 _NAMES = "npu_bridge_names"
 
 
 @keras.saving.register_keras_serializable(package="npu_bridge")
 class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
-    """Passes gradients through a pipeline and updates with an optimizer of Keras 3.
+    """An optimizer that passes gradients through a pipeline, around an optimizer of Keras 3.
 
-    As in all of Keras 3, `apply` expects gradients of the loss that `scale_loss` returned, in the same function. If
-    `scale_loss` was not called, they count as gradients of the original loss.
+    As usual in Keras 3, `apply` expects gradients of the loss that `scale_loss` returned in the same function. Without
+    a call of `scale_loss`, `apply` takes them as gradients of the unscaled loss.
     """
 
     _adapt = staticmethod(functools.partial(adapt, takes_keras3=True))
@@ -52,10 +52,10 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
 
     @tf.autograph.experimental.do_not_convert
     def build(self, variables):
-        """Makes the slots of the variables, and the state that stages keep for them.
+        """Creates the slots of the variables, and the state of the stages for these variables.
 
         Raises:
-          ValueError: a variable is overwritten with its gradient, as in float8.
+          ValueError: a variable has `overwrite_with_gradient`, as in float8.
         """
         for variable in variables:
             if getattr(variable, "overwrite_with_gradient", False):
@@ -68,16 +68,17 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
 
     @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss):
-        """Returns the loss to differentiate: a tensor, multiplied by the loss scale if there is one."""
+        """Returns the loss to differentiate: a tensor, with loss scaling multiplied by the loss scale."""
         return self._pipeline.scale_loss(loss)
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads, trainable_variables=None):
-        """Averages gradients over the ranks, and updates the variables if the pipeline agrees.
+        """Averages gradients over the ranks and updates the variables, unless a stage skips the step.
 
         Args:
-          grads: gradients of the scaled loss, or those of `get_unscaled_gradients`; None for a variable without one.
-          trainable_variables: a Keras or TensorFlow variable for each; by default those the optimizer was built with.
+          grads: gradients of the scaled loss, or the result of `get_unscaled_gradients`; elements can be None.
+          trainable_variables: a Keras or TensorFlow variable for each gradient; by default the variables with which the
+            optimizer was built.
         Raises:
           ValueError: the numbers of variables and gradients differ, or `scale_loss` was called in another function.
         Ranks: collective where the pipeline communicates.
@@ -87,42 +88,46 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         grads, variables = list(grads), list(trainable_variables)
         if len(grads) != len(variables):
             problem, expected = "there are not as many variables as gradients", f"{len(grads)} variables"
-            fix = "Pass apply the variables of these gradients."
+            fix = "Pass one variable for each gradient."
             raise ValueError(message(f"{self.name}.apply", problem, expected, f"{len(variables)}", fix))
         if not grads:
             return
         if not self.built:
             self.build(variables)
         pairs = list(zip(grads, self._pipeline.inner.values_of(variables)))
-        self._pipeline.apply(self._pipeline.combine_scaled(pairs), self._pipeline.inner.update)
+        self._pipeline.apply(self._pipeline.average_scaled(pairs), self._pipeline.inner.update)
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars):
-        """Calls `apply` with pairs of gradients and variables; returns the count of updates, a variable."""
+        """Calls `apply` with (gradient, variable) pairs; returns the variable that counts updates."""
         grads, variables = zip(*grads_and_vars)
         self.apply(grads, variables)
         return self.iterations
 
     @tf.autograph.experimental.do_not_convert
     def finalize_variable_values(self, var_list):
-        """Sets the variables to their moving averages at the end of a training, if the optimizer keeps any."""
+        """Sets the variables to their moving averages at the end of a training, if the optimizer has `use_ema`."""
         self._optimizer.finalize_variable_values(var_list)
 
     @property
     def learning_rate(self):
-        """The inner optimizer's learning rate."""
+        """The learning rate of the inner optimizer."""
         return self._optimizer.learning_rate
 
     @property
     def variables(self):
-        """The inner optimizer's variables, then those of the pipeline's stages and the stand-ins for 16-bit ones.
+        """All variables: of the inner optimizer, of the stages, and the stand-ins for 16-bit variables.
 
-        Rows of all ranks are left out, because Keras variables cannot change their shape; files hold them too.
+        Variables with a row for each rank are left out, because Keras variables cannot change their shape; files
+        contain these variables, too.
         """
-        return [*self._optimizer.variables, *self._pipeline.inner.known_as(self._own_variables(), _as_keras_variable)]
+        return [
+            *self._optimizer.variables,
+            *self._pipeline.inner.keras_variables_of(self._own_variables(), _as_keras_variable),
+        ]
 
     def set_weights(self, weights):
-        """Sets `variables`, or the first of them.
+        """Sets the variables in `variables`, or only the first ones if `weights` is shorter.
 
         Raises:
           ValueError: the inner optimizer has not been built.
@@ -133,32 +138,32 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
             variable.assign(value)
 
     def save_own_variables(self, store):
-        """Writes the values into a `.keras` or `.weights.h5` file, with the names of those that stages keep."""
+        """Writes the values into a `.keras` or `.weights.h5` file, with the names of the stages' variables."""
         for number, variable in enumerate(self._all_variables()):
             store[str(number)] = variable.numpy()
-        names = "\n".join(names_by_number(len(self._inner_variables()), self._own_variables()))
+        names = "\n".join(numbered_names(len(self._inner_variables()), self._own_variables()))
         store[_NAMES] = np.frombuffer(names.encode(), np.uint8)
 
     def load_own_variables(self, store):
-        """Reads the values of such a file, even if it was saved with other stages.
+        """Reads the values from a `.keras` or `.weights.h5` file, even if it was saved with other stages.
 
         Raises:
-          ValueError: it was saved with another inner optimizer.
+          ValueError: the file was saved with another inner optimizer.
         """
         values = {name: store[name] for name in store.keys()}  # noqa: SIM118 - a file is no mapping
         noted = bytes(values.pop(_NAMES, b"")).decode().splitlines()
-        if load_by_name(values, self._inner_variables(), self._own_variables(), noted):
+        if load_matching_values(values, self._inner_variables(), self._own_variables(), noted):
             return
         variables, arrays = self._all_variables(), [values[number] for number in map(str, range(len(values)))]
-        if not fits_all(variables, arrays):
+        if not all_shapes_fit(variables, arrays):
             problem, expected = "the file was saved with another optimizer", f"{len(variables)} variables of its shapes"
-            fix = "Compile the model with the optimizer that the file was saved with."
-            raise ValueError(message(self.name, problem, expected, f"{len(values)} others", fix))
+            fix = "Compile the model with the optimizer of the saved model."
+            raise ValueError(message(self.name, problem, expected, f"{len(values)} other variables", fix))
         for variable, value in zip(variables, arrays):
             variable.assign(value)
 
     def get_config(self):
-        """Returns the inner optimizer and the settings in JSON's types."""
+        """Returns the inner optimizer and the settings as JSON types."""
         inner = keras.optimizers.serialize(self._optimizer)
         return plain_value({"optimizer": inner, **self._settings.to_config(), "generation": "keras3"})
 
@@ -171,20 +176,20 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         with wire_names.restoring_optimizers():
             return cls(optimizer, KerasSettings.from_config(config))
 
-    add_optimizer_variables = delegated("add_optimizer_variables")
-    add_variable = delegated("add_variable")
-    add_variable_from_reference = delegated("add_variable_from_reference")
-    exclude_from_weight_decay = delegated("exclude_from_weight_decay")
-    update_step = delegated("update_step")
+    add_optimizer_variables = call_inner_method("add_optimizer_variables")
+    add_variable = call_inner_method("add_variable")
+    add_variable_from_reference = call_inner_method("add_variable_from_reference")
+    exclude_from_weight_decay = call_inner_method("exclude_from_weight_decay")
+    update_step = call_inner_method("update_step")
 
 
 @keras.saving.register_keras_serializable(package="npu_bridge")
 class Keras3LossScaleOptimizer(LossScaleMixin, Keras3PipelineOptimizer, keras.optimizers.LossScaleOptimizer):
-    """Adds loss scaling; Keras treats this class as its own loss scaling and adds no other."""
+    """Adds loss scaling; derives from the loss-scale optimizer of Keras, so that Keras adds no second loss scaling."""
 
 
 def _as_keras_variable(variable):
-    """Wraps a TensorFlow variable as one of Keras; returns None where its shape changes."""
+    """Wraps a TensorFlow variable in a Keras variable; returns None if the shape can change."""
     if not variable.shape.is_fully_defined():
         return None
     return keras.Variable(variable, trainable=False, name=variable.name.partition(":")[0].replace("/", "_"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.training import compute_legacy_gradients, create_all_weights, scope_of_variables
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
+from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, call_inner_method
 
 _Base = tf.keras.optimizers.legacy.Optimizer
 # In a TF 1 graph Keras checks for exactly this class when it decides if a mixed_float16 model needs loss scaling.
@@ -16,7 +16,7 @@ _KerasLossScaling = next(
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class LegacyPipelineOptimizer(PipelineMixin, _Base):
-    """Passes gradients through a pipeline and updates with a legacy optimizer; also in TF 1 graphs."""
+    """An optimizer that passes gradients through a pipeline, around a legacy optimizer; also works in TF 1 graphs."""
 
     _HAS_AGGREGATE_GRAD = True
 
@@ -30,7 +30,7 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
 
     @tf.autograph.experimental.do_not_convert
     def get_gradients(self, loss, params):
-        """Returns gradients in a TF 1 graph; arguments as in `tf.keras.optimizers.legacy.Optimizer`."""
+        """Returns averaged gradients in a TF 1 graph; arguments as in `tf.keras.optimizers.legacy.Optimizer`."""
         params = tf.nest.flatten(params)
         pairs = self._pipeline.compute_gradients(
             loss, None, lambda scaled, _: list(zip(self._optimizer.get_gradients(scaled, params), params))
@@ -39,18 +39,18 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
 
     @tf.autograph.experimental.do_not_convert
     def _aggregate_gradients(self, grads_and_vars):
-        return self._pipeline.combine_once(grads_and_vars)
+        return self._pipeline.average_once(grads_and_vars)
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
-        """Updates the variables, if the pipeline agrees.
+        """Updates the variables, unless a stage of the pipeline skips the step.
 
         Args:
-          grads_and_vars: pairs; gradients that were not averaged over the ranks before are averaged now.
+          grads_and_vars: (gradient, variable) pairs. Gradients that are not averaged over the ranks yet are averaged.
           name: name of the update.
           experimental_aggregate_gradients: False leaves the gradients unchanged.
         Returns:
-          The op that updates; its value when executed eagerly, None if loss scaling gates it.
+          The op that updates. In eager execution: the result of the wrapped optimizer, or None with loss scaling.
         """
         pairs = list(grads_and_vars)
         if experimental_aggregate_gradients:
@@ -61,13 +61,13 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
         return self._pipeline.apply(pairs, lambda trained: self._optimizer.apply_gradients(trained, **keywords))
 
     def _make_variables(self, pairs):
-        """Makes, in a function, variables that would otherwise be made inside the gate and be named after it."""
+        """Creates variables outside of the condition that skips steps; inside, their names would contain its scope."""
         if self._pipeline.pipeline.is_gated and not tf.executing_eagerly() and not building_graph():
             with tf.name_scope(scope_of_variables(self._optimizer)), tf.init_scope():
                 self._create_all_weights([variable for grad, variable in pairs if grad is not None])
 
     def variables(self):
-        """Returns the variables of the inner optimizer, then those of the stages and the stand-ins for 16-bit ones."""
+        """Returns all variables: of the inner optimizer, of the stages, and the stand-ins for 16-bit variables."""
         return self._all_variables()
 
     @property
@@ -82,18 +82,18 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
         (seen,) = self._pipeline.inner.stand_ins.of([variable])
         return self._slot_to_restore(slot_variable_position, slot_name, seen)
 
-    _slot_to_restore = delegated("_create_or_restore_slot_variable")
+    _slot_to_restore = call_inner_method("_create_or_restore_slot_variable")
 
-    _create_hypers = delegated("_create_hypers")
-    _get_hyper = delegated("_get_hyper")
-    _restore_slot_variable = delegated("_restore_slot_variable")
-    _set_hyper = delegated("_set_hyper")
-    add_slot = delegated("add_slot")
-    add_weight = delegated("add_weight")
-    get_slot = delegated("get_slot")
-    get_slot_names = delegated("get_slot_names")
+    _create_hypers = call_inner_method("_create_hypers")
+    _get_hyper = call_inner_method("_get_hyper")
+    _restore_slot_variable = call_inner_method("_restore_slot_variable")
+    _set_hyper = call_inner_method("_set_hyper")
+    add_slot = call_inner_method("add_slot")
+    add_weight = call_inner_method("add_weight")
+    get_slot = call_inner_method("get_slot")
+    get_slot_names = call_inner_method("get_slot_names")
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class LegacyLossScaleOptimizer(LossScaleMixin, LegacyPipelineOptimizer, _KerasLossScaling):
-    """Adds loss scaling; Keras treats this class as its own loss scaling and adds no other."""
+    """Adds loss scaling; derives from the loss-scale optimizer of Keras, so that Keras adds no second loss scaling."""

@@ -13,7 +13,7 @@ from npu_bridge.gradients.keras.legacy import LegacyLossScaleOptimizer, LegacyPi
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import PipelineMixin
 
-# (without loss scaling, with it) by generation; those of Keras 3 are added when it has been loaded
+# By generation: (class without loss scaling, class with loss scaling). Classes of Keras 3 are added when it is loaded.
 _CLASSES: dict[str, tuple[type, type]] = {
     "legacy": (LegacyPipelineOptimizer, LegacyLossScaleOptimizer),
     "current": (CurrentPipelineOptimizer, CurrentLossScaleOptimizer),
@@ -26,36 +26,37 @@ _OF_CURRENT = (*_COUNTING, "ema_momentum", "ema_overwrite_frequency", "jit_compi
 
 
 def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
-    """Puts a pipeline around a Keras optimizer.
+    """Wraps a Keras optimizer in a pipeline.
 
     Returns:
-      An optimizer of the same generation; without TensorFlow 2 behaviour a legacy one, if there is one of that kind, as
-      Keras itself does when it compiles models. With loss scaling it is also a `LossScaleOptimizer` of
-      `tf.keras.mixed_precision`, or of `keras.optimizers` in Keras 3, so that Keras adds no second one.
+      An optimizer of the same generation. Without TensorFlow 2 behaviour: a legacy optimizer, if Keras has one of the
+      same kind; Keras converts optimizers in the same way. With loss scaling, the result is also an instance of
+      `LossScaleOptimizer` of `tf.keras.mixed_precision`, or of `keras.optimizers` in Keras 3, so that Keras adds no
+      second loss scaling.
     Raises:
       TypeError: `optimizer` is not a Keras optimizer.
-      ValueError: it averages gradients or scales the loss itself, or Keras 3 does not compute with TensorFlow.
+      ValueError: `optimizer` itself averages gradients or scales the loss, or Keras 3 does not run on TensorFlow.
     """
     generation = _generation_of(optimizer)
     if generation is None:
-        problem = "that is not a Keras optimizer"
+        problem = "the argument is not a Keras optimizer"
         expected = "a tf.keras.optimizers.Optimizer or a tf.keras.optimizers.legacy.Optimizer"
         got = f"{optimizer!r} of type {type(optimizer).__name__}"
-        fix = "Pass the optimizer object itself; pass one of tf.compat.v1.train to NPUDistributedOptimizer."
+        fix = "Pass the optimizer object itself. Wrap optimizers of tf.compat.v1.train in NPUDistributedOptimizer."
         raise TypeError(message(owner, problem, expected, got, fix))
     if generation == "keras3":
         keras3.check_backend(owner)
     _check_nesting(optimizer, settings, owner)
     if generation == "current" and training.converts_optimizers():
-        legacy = _legacy_of(optimizer)
+        legacy = _legacy_equivalent(optimizer)
         generation, optimizer = ("legacy", legacy) if legacy is not None else (generation, optimizer)
-    return _class_of(generation, settings.manager)(optimizer, settings)
+    return _wrapper_class(generation, settings.manager)(optimizer, settings)
 
 
 def keras_optimizer_from_config(config: dict, custom_objects: dict | None = None) -> Any:
-    """Makes an optimizer of any class from the result of its `get_config`."""
+    """Makes an optimizer of any class of this package from the result of its `get_config`."""
     generation = config.get("generation") or ("legacy" if config.get("is_legacy_optimizer", True) else "current")
-    return _class_of(generation, config["manager"]).from_config(config, custom_objects)
+    return _wrapper_class(generation, config["manager"]).from_config(config, custom_objects)
 
 
 def _generation_of(optimizer):
@@ -66,8 +67,8 @@ def _generation_of(optimizer):
     return "keras3" if keras3.is_optimizer(optimizer) else None
 
 
-def _legacy_of(optimizer):
-    """Returns the legacy optimizer with the same settings, or None if Keras has none of that kind."""
+def _legacy_equivalent(optimizer):
+    """Returns a legacy optimizer with the same settings, or None if Keras has no legacy optimizer of this kind."""
     kind = vars(type(optimizer)).get("legacy_kind")  # only of this package's own class, not of a subclass
     if kind is not None:
         return kind.from_config(training.config_before_training(optimizer))
@@ -80,9 +81,9 @@ def _legacy_of(optimizer):
     return None if lost else kind.from_config(config)
 
 
-def _class_of(generation, manager):
+def _wrapper_class(generation, manager):
     if generation not in _CLASSES:
-        _take_keras3(None)
+        _register_keras3(None)
     return _CLASSES[generation][manager is not None]
 
 
@@ -91,21 +92,21 @@ def _check_nesting(optimizer, settings, owner):
         problem = "loss scaling must be outside the reduction, and happen once"
         expected, got = "the optimizer that updates the variables", type(optimizer).__name__
         also = "" if keras3.is_optimizer(optimizer) else "; or write LossScaleOptimizer(npu_keras_optimizer(opt))"
-        fix = f"Pass that, and a loss_scale_manager to npu_keras_optimizer{also}."
+        fix = f"Pass the inner optimizer, and a loss_scale_manager to npu_keras_optimizer{also}."
         raise ValueError(message(owner, problem, expected, got, fix))
     if isinstance(optimizer, PipelineMixin) or (settings.is_distributed and is_distributed(optimizer)):
         problem, expected = "the gradients would be averaged over the ranks twice", "one distributed optimizer"
         is_ours = isinstance(optimizer, PipelineMixin)
         got = repr(optimizer).partition("(")[0] if is_ours else type(optimizer).__name__
-        got, fix = f"{got}, which is one", "Pass the optimizer that it wraps."
+        got, fix = f"{got}, which is distributed already", "Pass the optimizer that it wraps."
         raise ValueError(message(owner, problem, expected, got, fix))
 
 
-def _take_keras3(_):
+def _register_keras3(_):
     if keras3.backend() == "tensorflow":
         from npu_bridge.gradients.keras.keras3 import Keras3LossScaleOptimizer, Keras3PipelineOptimizer
 
         _CLASSES["keras3"] = (Keras3PipelineOptimizer, Keras3LossScaleOptimizer)
 
 
-keras3.when_keras3_loaded(_take_keras3)  # at once, because load_model of Keras 3 knows registered classes only
+keras3.when_keras3_loaded(_register_keras3)  # at once, because load_model of Keras 3 knows registered classes only

@@ -1,4 +1,4 @@
-"""Passes the gradients of a Keras optimizer through a pipeline once, whichever method they come by."""
+"""Passes each gradient of a Keras optimizer through a pipeline once, whichever method of the optimizer gets it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from npu_bridge.gradients.stage import Step
 
 
 class KerasPipeline:
-    """A pipeline that gradients go through once, whichever method of Keras they come by.
+    """A pipeline for a Keras optimizer, which passes each gradient through the stages exactly once.
 
-    They come from `minimize` or `compute_gradients`, from a `tf.GradientTape` straight to `apply_gradients`, or
+    Gradients come from `minimize` or `compute_gradients`; from a `tf.GradientTape` directly to `apply_gradients`; or
     from a tape whose loss and gradients went through `scale_loss` and `unscale`.
 
     Args:
-      pipeline: the stages and the optimizer that updates, also an attribute.
-      owner: name for messages.
+      pipeline: the stages and the optimizer that updates; also an attribute.
+      owner: name of the optimizer, for messages.
     Attributes:
       backward_passes: the backward passes since the last update, for custom loops.
-      moments: a variable for when the gradients of the latest step were ready, and when they were those of the job, in
-        seconds since the epoch; None if not needed.
+      moments: a variable with two times of the latest step, in seconds since the epoch: when the gradients were
+        computed, and when they were averaged over the ranks. None if not needed.
     """
 
     def __init__(self, pipeline: Pipeline, owner: str):
@@ -50,11 +50,11 @@ class KerasPipeline:
         """Computes gradients of the unscaled loss, averaged over the ranks.
 
         Args:
-          loss: tensor, or a callable that returns one.
+          loss: tensor, or a callable that returns a tensor.
           tape: the `tf.GradientTape` that recorded a tensor `loss`; None in a TF 1 graph or with a callable.
-          differentiate: called with a loss and a tape; returns the pairs of (gradient, variable).
+          differentiate: function of a loss and a tape that returns (gradient, variable) pairs.
         Returns:
-          Pairs in the same order.
+          (gradient, variable) pairs in the order of `differentiate`.
         Ranks: collective where the pipeline communicates.
         """
         step = self.pipeline.begin()
@@ -68,18 +68,18 @@ class KerasPipeline:
                 scaled = self.pipeline.scale(loss, step)
         return self._combine(step, self.pipeline.own_gradients(step, differentiate(scaled, tape)))
 
-    def combine_once(self, grads_and_vars: Sequence) -> list:
-        """Averages this rank's gradients over the job, unless they are averaged already."""
+    def average_once(self, grads_and_vars: Sequence) -> list:
+        """Averages gradients of this rank over all ranks, unless they are already averaged."""
         pairs = list(grads_and_vars)
         if self._open_steps.find(pairs) is not None:
             return pairs
-        return self._combine(self._step_of_unscaled_loss(), pairs, may_be_left=True)
+        return self._combine(self._begin_unscaled_step(), pairs, may_be_abandoned=True)
 
-    def combine_scaled(self, grads_and_vars: Sequence) -> list:
-        """Averages as `combine_once`, for gradients of the loss that `scale_loss` returned in this function, if called.
+    def average_scaled(self, grads_and_vars: Sequence) -> list:
+        """Averages gradients of the loss that `scale_loss` returned in this function; else works as `average_once`.
 
         Raises:
-          ValueError: `scale_loss` was called in another function, where the scale can differ.
+          ValueError: `scale_loss` was called in another function, where the loss scale can differ.
         """
         pairs = list(grads_and_vars)
         step = self._open_steps.take_scaled(is_nested=True)
@@ -88,29 +88,30 @@ class KerasPipeline:
                 return pairs
             if self.pipeline.scales_loss and self._open_steps.has_scaled:
                 problem = "scale_loss and apply run in different functions, so the loss scale can change in between"
-                expected, got = "both in one tf.function, or neither", "one outside"
-                raise ValueError(message(self._owner, problem, expected, got, "Call them side by side."))
-            step = self._step_of_unscaled_loss()
-        return self._combine(step, pairs, may_be_left=True)
+                expected, got = "both calls in one tf.function, or both outside", "one call inside and one outside"
+                fix = "Call scale_loss and apply in the same function."
+                raise ValueError(message(self._owner, problem, expected, got, fix))
+            step = self._begin_unscaled_step()
+        return self._combine(step, pairs, may_be_abandoned=True)
 
     def forget(self, grads_and_vars: Sequence) -> bool:
-        """Returns True when these gradients went through the pipeline, and forgets them."""
+        """Closes the step of these gradients; returns whether the gradients went through the pipeline before."""
         return self._open_steps.take(list(grads_and_vars)) is not None
 
     def start_alike(self, grads_and_vars: Sequence, make_slots: Callable[[], Any]) -> None:
-        """Compares variables as `Pipeline.start_alike`, for an update that does not go through `apply`."""
+        """Calls `Pipeline.start_alike`, for an update that does not go through `apply`."""
         self.pipeline.start_alike(grads_and_vars, make_slots)
 
     def apply(self, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
-        """Calls `update` with pairs, if the pipeline's stages agree; returns as `Pipeline.apply`."""
+        """Calls `update` with the pairs, unless a stage skips the step; returns the result of `Pipeline.apply`."""
         pairs = list(grads_and_vars)
-        step = self._open_steps.take(pairs) or self._step_of_unscaled_loss()
+        step = self._open_steps.take(pairs) or self._begin_unscaled_step()
         step.grads_and_vars = pairs
         self.inner.prepare([variable for _, variable in pairs])
         return self.pipeline.apply(step, lambda trained: self.inner.stand_ins.update(trained, update))
 
     def scale_loss(self, loss: Any) -> Any:
-        """Scales the loss to differentiate with a custom tape; a callable gives a callable."""
+        """Multiplies a loss for a custom tape by the loss scale; for a callable, returns a callable."""
         if callable(loss):
             return lambda: self.scale_loss(loss())
         step = self.pipeline.begin()
@@ -118,13 +119,13 @@ class KerasPipeline:
         return self.pipeline.scale(loss, step)
 
     def unscale(self, gradients: Sequence) -> list:
-        """Converts gradients of a scaled loss to gradients of the job in true units; a None stays None.
+        """Divides gradients of a scaled loss by the loss scale and averages them over the ranks; None stays None.
 
         Ranks: collective where the pipeline communicates.
         """
         needing = [name_of(stage) for stage in self.pipeline.stages if stage.needs_variables]
         if needing:
-            problem = f"{needing[0]} must know the variable of each gradient"
+            problem = f"{needing[0]} needs the variable of each gradient"
             expected, got = "pairs of gradients and variables", "get_unscaled_gradients"
             fix = "Call minimize or compute_gradients, or give the tape's gradients to apply_gradients."
             raise ValueError(message(self._owner, problem, expected, got, fix))
@@ -137,28 +138,28 @@ class KerasPipeline:
         pairs = [(grad, _UnknownVariable(position, grad)) for position, grad in enumerate(given)]
         return [grad for grad, _ in self._combine(step, pairs, has_variables=False)]
 
-    def _combine(self, step, grads_and_vars, has_variables=True, may_be_left=False):
+    def _combine(self, step, grads_and_vars, has_variables=True, may_be_abandoned=False):
         self._check_compilation()
         self._check_execution()
         pairs = list(grads_and_vars)
         if has_variables:  # the variables that `build` would make, so a saved optimizer has the same ones either way
             self.pipeline.create_variables([variable for _, variable in pairs])
-        ready = self._moment_after(pairs)
+        ready = self._time_after(pairs)
         combined = self.pipeline.combine(step, pairs)
         if self.moments is not None:
-            self.moments.assign([ready, self._moment_after(combined)])
-        self._open_steps.keep(step, [variable for _, variable in pairs] if has_variables else None, may_be_left)
+            self.moments.assign([ready, self._time_after(combined)])
+        self._open_steps.keep(step, [variable for _, variable in pairs] if has_variables else None, may_be_abandoned)
         return combined
 
-    def _moment_after(self, pairs):
+    def _time_after(self, pairs):
         if self.moments is None:
             return None
         known = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad, _ in pairs if grad is not None]
         with tf.control_dependencies(known), tf.device("/cpu:0"):
             return tf.timestamp()
 
-    def _step_of_unscaled_loss(self):
-        """Makes a step for gradients that did not go through the pipeline yet."""
+    def _begin_unscaled_step(self):
+        """Makes a step for gradients of an unscaled loss that did not go through the pipeline yet."""
         if self._open_steps.take_scaled() is not None:
             problem = "these gradients are still multiplied by the loss scale"
             expected, got = "get_unscaled_gradients after get_scaled_loss", "get_scaled_loss alone"
@@ -167,7 +168,7 @@ class KerasPipeline:
         if self.pipeline.scales_loss:
             say_once(
                 logging.WARNING,
-                f"{self._owner}: the loss was not scaled, because gradients came from elsewhere. Call minimize, or "
+                f"{self._owner}: the loss was not scaled, because other code computed the gradients. Call minimize, or "
                 f"get_scaled_loss and get_unscaled_gradients around your tape.",
             )
         return Step()
@@ -176,9 +177,9 @@ class KerasPipeline:
         if not self.pipeline.communicates or tf.executing_eagerly() or collective.current().size == 1:
             return
         if is_compiled_by_xla(tf.compat.v1.get_default_graph()):
-            problem = "a step that is compiled as a whole cannot exchange gradients"
+            problem = "a step that XLA compiles as a whole cannot exchange gradients"
             expected, got = "jit_compile=False with several ranks", "jit_compile=True"
-            fix = "Leave it out of model.compile, or compile only the model's own layers with tf.function."
+            fix = "Leave jit_compile out of model.compile, or compile only the layers of the model with tf.function."
             raise ValueError(message(self._owner, problem, expected, got, fix))
 
     def _check_execution(self):
@@ -191,13 +192,13 @@ class KerasPipeline:
             got = "'auto'" if is_tuned else steps_per_execution(model)
         if got != 1:
             problem = f"{spanning[0]} and Keras would both put several batches into one step"
-            expected, fix = "steps_per_execution=1", "Leave it out of model.compile."
+            expected, fix = "steps_per_execution=1", "Leave steps_per_execution out of model.compile."
             # AutoGraph, which traces Keras' loop, would hide a ValueError behind an error of its own.
             raise RuntimeError(message(self._owner, problem, expected, f"steps_per_execution={got}", fix))
 
 
 class _UnknownVariable:
-    """Stands for a variable while only its gradient is known."""
+    """A placeholder for the variable of a gradient that was passed without its variable."""
 
     def __init__(self, position, grad):
         self.name = f"gradient {position}"

@@ -1,4 +1,4 @@
-"""Holds the arguments of a Keras optimizer with a pipeline in a form that is saved with a model."""
+"""Defines the settings of a Keras optimizer with a pipeline, which can be saved with a model."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from npu_bridge.gradients.stages.overflow import SkipRecord
 
 @dataclasses.dataclass(frozen=True)
 class KerasSettings:
-    """The arguments of one optimizer; `name`, `manager`, `is_distributed` and `stages` as of `recipe.build_pipeline`.
+    """The settings of a Keras optimizer with a pipeline.
 
     Attributes:
-      is_tailing_optimization: decide about a step before the last fragment is all-reduced; needs a manager and
-        `is_distributed`.
-      decides_together: with a manager, skip a step on all ranks where it overflowed on one, even when other code
-        averages the gradients.
-      counts_skipped_steps: let the optimizer's `iterations` count skipped steps too.
+      name, manager, is_distributed, stages: as in `recipe.build_pipeline`.
+      is_tailing_optimization: decide whether to skip a step before the last fragment is all-reduced; needs a manager
+        and `is_distributed`.
+      decides_together: with a manager, skip a step on all ranks if it overflows on one, even if other code averages
+        the gradients.
+      counts_skipped_steps: count skipped steps in the optimizer's `iterations`, too.
       wire: format in which gradients are sent: "none", "float16" or "bfloat16".
-      first_parameters: positions of the parameters at which fragments of the gradients begin; None for the usual cut.
-      combines: with a manager, unscale and judge gradients in flat tensors.
+      first_parameters: positions of the parameters at which fragments of gradients begin; None for the default split.
+      combines: with a manager, unscale and check gradients in flat tensors.
       checks_combined: compare the flat tensors with the single gradients in every step.
     """
 
@@ -57,12 +58,12 @@ class KerasSettings:
 
     @property
     def documented_name(self) -> str:
-        """The name of the function or class with which scripts make such an optimizer."""
+        """The name of the documented function or class that makes an optimizer with these settings."""
         is_plain = self == KerasSettings(self.name)
         return "KerasDistributeOptimizer" if is_plain else "npu_keras_optimizer"
 
     def pipeline(self, inner: InnerOptimizer) -> Pipeline:
-        """Builds the pipeline of these settings around an optimizer."""
+        """Builds a pipeline with these settings around an optimizer."""
         is_scaled = self.manager is not None
         return build_pipeline(
             self.name,
@@ -88,24 +89,24 @@ class KerasSettings:
         """
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         managers = self.manager if isinstance(self.manager, (list, tuple)) else [self.manager]
-        configs = [None if manager is None else _config_of(manager, self.name) for manager in managers]
+        configs = [None if manager is None else _serialize(manager, self.name) for manager in managers]
         made = {"manager": configs if isinstance(self.manager, (list, tuple)) else configs[0]}
-        return {**config, **made, "stages": [_config_of(stage, self.name) for stage in self.stages]}
+        return {**config, **made, "stages": [_serialize(stage, self.name) for stage in self.stages]}
 
     @classmethod
     def from_config(cls, config: dict) -> KerasSettings:
-        """Makes settings from the result of `to_config`; ignores other keys."""
+        """Makes settings from the result of `to_config`; ignores unknown keys."""
         arguments = {field.name: config[field.name] for field in dataclasses.fields(cls)}
         manager = config["manager"]
         if manager is not None:
-            manager = [_made_from(each) for each in manager] if isinstance(manager, list) else _made_from(manager)
-        stages = tuple(_made_from(stage) for stage in config["stages"])
+            manager = [_deserialize(each) for each in manager] if isinstance(manager, list) else _deserialize(manager)
+        stages = tuple(_deserialize(stage) for stage in config["stages"])
         return cls(**{**arguments, "manager": manager, "stages": stages})
 
 
-# Keras writes one form of nested objects into .keras files and another into older ones, and reads the wrong one in
-# .h5 files. The form here is the same everywhere.
-def _config_of(manager, owner):
+# Keras serializes nested objects differently in .keras files and in older files, and reads the wrong form in .h5 files.
+# This form is the same in all files.
+def _serialize(manager, owner):
     made_by = type(manager)
     if not hasattr(manager, "get_config"):
         raise TypeError(
@@ -120,7 +121,7 @@ def _config_of(manager, owner):
     }
 
 
-def _made_from(config):
+def _deserialize(config):
     made_by = tf.keras.utils.get_registered_object(config["registered_name"])
     if made_by is None:
         made_by = getattr(importlib.import_module(config["module"]), config["class_name"])

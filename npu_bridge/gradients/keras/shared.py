@@ -1,4 +1,4 @@
-"""Defines base classes of Keras optimizers with a pipeline, of any generation."""
+"""Defines the base classes of Keras optimizers with a pipeline, for all generations."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from npu_bridge.gradients.step_report import KeptReport, StepReport
 _OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_pipeline", "_state", "_averages_over_ranks")
 
 
-# AutoGraph would translate this package when a user's tf.function calls into it: half a minute without a benefit.
-def delegated(name: str):
-    """Returns a method that calls the inner optimizer's method of that name."""
+# Otherwise AutoGraph would convert this package when a user's tf.function calls it: half a minute without a benefit.
+def call_inner_method(name: str):
+    """Returns a method that calls the method `name` of the inner optimizer."""
 
     @tf.autograph.experimental.do_not_convert
     def method(self, *arguments, **keywords):
@@ -39,22 +39,23 @@ def delegated(name: str):
     return method
 
 
-def _current_class(name: str) -> type | None:
-    """Returns the optimizer of that name which only Keras' current generation has; Keras 2.15 misses it in files."""
+def _current_generation_class(name: str) -> type | None:
+    """Returns the optimizer class `name` if only the current generation has it: Keras 2.15 cannot load such a class."""
     is_alone = not hasattr(tf.keras.optimizers.legacy, name)
     return getattr(tf.keras.optimizers, name, None) if is_alone else None
 
 
 class PipelineMixin(delegating_trackable()):
-    """Mixes into a generation's base class; attributes that neither of them defines are the inner optimizer's.
+    """A mixin that puts a pipeline around an inner optimizer; derived classes add the optimizer class of a generation.
 
-    The base class is never initialised: the state is the inner optimizer's. In checkpoints, too, this object is the
-    inner optimizer, with the state of the pipeline's stages added. So a checkpoint of the bare optimizer can be
-    resumed with this one, and one of this optimizer with the bare one.
+    All state belongs to the inner optimizer, and the constructor of the generation's class is never called. Attributes
+    that neither class defines are looked up in the inner optimizer. Checkpoints, too, save this object as the inner
+    optimizer, with the state of the stages added. So a checkpoint of the bare optimizer can be restored with the
+    pipeline, and a checkpoint with the pipeline by the bare optimizer.
 
     Args:
-      optimizer: the inner optimizer, of this generation.
-      settings: its settings.
+      optimizer: the inner optimizer, of the same generation.
+      settings: the settings of the pipeline.
     """
 
     has_stand_ins = True
@@ -75,14 +76,14 @@ class PipelineMixin(delegating_trackable()):
         initialise_with_keras(self.state_variables)
 
     def __repr__(self) -> str:
-        if "_pipeline" not in self.__dict__:  # while it is being made or copied
+        if "_pipeline" not in self.__dict__:  # while the object is being made or copied
             return object.__repr__(self)
         stages = list(self._pipeline.pipeline.stages)
         return f"{self._settings.documented_name}({type(self._optimizer).__name__}, stages={stages!r})"
 
     @property
     def inner_optimizer(self) -> Any:
-        """The optimizer that updates the variables."""
+        """The wrapped optimizer, which updates the variables."""
         return self._optimizer
 
     @property
@@ -92,22 +93,22 @@ class PipelineMixin(delegating_trackable()):
 
     @property
     def state_variables(self) -> list:
-        """Variables of the pipeline's stages: loss scale, its counters, skipped steps."""
+        """The variables of the pipeline's stages, such as the loss scale, its counters and the skipped steps."""
         return variables_of(self._state)
 
-    def start_quietly(self) -> None:
-        """Logs no different start values: a callback gives all ranks the values of one rank."""
-        self._pipeline.pipeline.start_quietly()
+    def silence_start_warning(self) -> None:
+        """Turns off the warning about start values that differ between ranks, because a callback broadcasts them."""
+        self._pipeline.pipeline.silence_start_warning()
 
-    def watch_reductions(self) -> tf.Variable:
-        """Returns `KerasPipeline.moments`, which steps of functions traced from now on fill in."""
+    def record_reduction_times(self) -> tf.Variable:
+        """Returns the variable `KerasPipeline.moments`; functions traced from now on write to it in each step."""
         if self._pipeline.moments is None:
             self._pipeline.moments = tf.Variable([0.0, 0.0], trainable=False, dtype=tf.float64)
         return self._pipeline.moments
 
     @property
     def variables_of_this_rank(self) -> list:
-        """The state variables that are each rank's own, such as the sums of `Accumulate`."""
+        """The state variables whose values differ between ranks, such as the sums of `Accumulate`."""
         return self._pipeline.pipeline.variables_of_this_rank()
 
     @property
@@ -120,21 +121,21 @@ class PipelineMixin(delegating_trackable()):
 
     @property
     def iterations(self):
-        """The inner optimizer's count of updates; skipped steps do not count."""
+        """The number of updates of the inner optimizer, without skipped steps by default."""
         return self._optimizer.iterations
 
     def get_config(self) -> dict:
-        """Returns the inner optimizer and the settings in JSON's types."""
+        """Returns the inner optimizer and the settings as JSON types."""
         return plain_value({"optimizer": tf.keras.optimizers.serialize(self._optimizer), **self._settings.to_config()})
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """Makes an optimizer from the result of `get_config`."""
         inner = copy.deepcopy(config["optimizer"])  # Keras changes what it reads
-        # In .h5 files Keras mistakes a user's optimizer for its own optimizer of that name.
+        # In .h5 files Keras mistakes a user's optimizer for the Keras optimizer of the same name.
         made_by = tf.keras.utils.get_registered_object(
             inner.get("registered_name") or inner["class_name"], custom_objects
-        ) or _current_class(inner["class_name"])
+        ) or _current_generation_class(inner["class_name"])
         optimizer = (
             tf.keras.optimizers.deserialize(
                 inner, custom_objects=custom_objects, use_legacy_format="module" not in inner
@@ -146,7 +147,7 @@ class PipelineMixin(delegating_trackable()):
             return cls(optimizer, KerasSettings.from_config(config))
 
     def set_weights(self, weights):
-        """Sets the inner optimizer's variables, then, where values are left for them, those of stages and stand-ins."""
+        """Sets the variables of the inner optimizer; further values set variables of the stages and stand-ins."""
         held = self._variables_of([np.shape(value) for value in weights])
         count = len(self._inner_variables())
         self._optimizer.set_weights(weights if held is None else weights[:count])
@@ -154,14 +155,14 @@ class PipelineMixin(delegating_trackable()):
             tf.keras.backend.batch_set_value(list(zip(held[count:], weights[count:])))
 
     def _all_variables(self):
-        """Returns the inner optimizer's variables, those of the stages, and the stand-ins for 16-bit variables."""
+        """Returns the variables of the inner optimizer and of the stages, and the stand-ins for 16-bit variables."""
         return [*self._inner_variables(), *self._own_variables()]
 
     def _own_variables(self):
         return [*self.state_variables, *self._pipeline.inner.stand_ins.kept]
 
     def _variables_of(self, shapes):
-        """Returns the variables whose values in a file have these shapes; it can lack stand-ins or those of stages."""
+        """Returns the variables that fit the shapes of values in a file; stages and stand-ins can be missing there."""
         own, stages, kept = self._inner_variables(), self.state_variables, self._pipeline.inner.stand_ins.kept
         for held in (self._all_variables(), [*own, *stages], [*own, *kept], own):
             if [tuple(variable.shape) for variable in held] == list(map(tuple, shapes)):
@@ -179,16 +180,16 @@ class PipelineMixin(delegating_trackable()):
 
     def __setattr__(self, name, value):
         if training.is_loss_scaling_mark(name):
-            self._refuse_foreign_scaling()
-        # Hyper-parameters are the inner optimizer's; a method replaced on this object stays here.
+            self._reject_keras_loss_scaling()
+        # Hyper-parameters are set on the inner optimizer; a replaced method is set on this object.
         is_own = name in _OWN_ATTRIBUTES
         if is_own or isinstance(inspect.getattr_static(type(self), name, None), types.FunctionType):
             object.__setattr__(self, name, value)
         else:
             setattr(self._optimizer, name, value)
 
-    def _refuse_foreign_scaling(self):
-        """Raises an error where Keras' own loss scaling would apply updates of which the stages know nothing."""
+    def _reject_keras_loss_scaling(self):
+        """Raises ValueError if Keras adds its own loss scaling, which would skip updates behind the stages' back."""
         pipeline = self._pipeline.pipeline
         if not pipeline.stages or pipeline.only_communicates:
             return
@@ -199,7 +200,7 @@ class PipelineMixin(delegating_trackable()):
         raise ValueError(message(self._settings.documented_name, problem, expected, got, fix))
 
     def __dir__(self):
-        # Keras saves the optimizers it finds among the attributes; the inner one is saved as this one.
+        # Keras saves all optimizers among the attributes; the inner optimizer is already saved as this object.
         names = {*object.__dir__(self), *dir(self._optimizer)}
         return sorted(names - {*_OWN_ATTRIBUTES, "inner_optimizer"})
 
@@ -213,7 +214,7 @@ class LossScaleMixin:
 
     @property
     def loss_scale(self) -> tf.Tensor:
-        """The scale of the next step, a float32 scalar; with several losses or groups a vector."""
+        """The loss scale of the next step, a float32 scalar; with several losses or groups a vector."""
         scales = [tf.convert_to_tensor(manager.get_loss_scale()) for manager in self._managers]
         return scales[0] if len(scales) == 1 else tf.stack(scales)
 
@@ -229,15 +230,15 @@ class LossScaleMixin:
 
     @property
     def last_step_finite(self) -> tf.Tensor:
-        """Whether the gradients of the last step were usable, a boolean scalar."""
+        """Whether the gradients of the last step were finite, a boolean scalar."""
         return tf.logical_not(self._state["last_step_skipped"])
 
     @property
     def last_step(self) -> StepReport:
-        """The loss, overflow and loss scale of the last step: numbers, in a TF 1 graph tensors to fetch.
+        """The loss, overflow and loss scale of the last step: numbers, or tensors to fetch in a TF 1 graph.
 
         Raises:
-          ValueError: there was no step, or its loss is not known because the gradients came from elsewhere.
+          ValueError: there was no step, or its loss is unknown because other code computed the gradients.
         """
         records = [stage for stage in self._pipeline.pipeline.stages if isinstance(stage, SkipRecord)]
         report = records[0].report if records else KeptReport()
@@ -245,20 +246,20 @@ class LossScaleMixin:
 
     @property
     def initial_scale(self) -> float:
-        """The scale of the first step; with several losses that of the first one."""
+        """The loss scale of the first step; with several losses, the scale of the first loss."""
         constants = self._managers[0].agreed_constants()
         names = ("init_loss_scale", "loss_scale", "init")
         return next((constants[name] for name in names if name in constants), None)
 
     @property
     def dynamic_growth_steps(self) -> int | None:
-        """The number of good steps in a row after which the scale grows; None when it does not grow."""
+        """The number of good steps in a row after which the scale grows; None for a scale that does not grow."""
         constants = self._managers[0].agreed_constants()
         return constants.get("incr_every_n_steps", constants.get("growth_interval"))
 
     @property
     def dynamic_counter(self) -> tf.Tensor | None:
-        """The number of good steps in a row, an int32 scalar; None for a scale that does not count them."""
+        """The number of good steps in a row so far, an int32 scalar; None for a scale that does not count steps."""
         counters = [each for each in getattr(self._managers[0], "variables", ()) if "good_steps" in each.name]
         return tf.convert_to_tensor(counters[0]) if counters else None
 
@@ -269,18 +270,18 @@ class LossScaleMixin:
 
     @tf.autograph.experimental.do_not_convert
     def get_scaled_loss(self, loss):
-        """Scales the loss to differentiate with a custom tape.
+        """Multiplies a loss for a custom tape by the loss scale.
 
         Args:
-          loss: tensor, or a callable that returns one.
+          loss: tensor, or a callable that returns a tensor.
         Returns:
-          The loss, or a callable, multiplied by the loss scale.
+          The scaled loss; for a callable, a callable that returns the scaled loss.
         """
         return self._pipeline.scale_loss(loss)
 
     @tf.autograph.experimental.do_not_convert
     def get_unscaled_gradients(self, grads):
-        """Returns gradients in true units, averaged over the ranks: clip these, then pass them to `apply_gradients`.
+        """Returns unscaled gradients, averaged over the ranks; clip them if needed, and pass them to `apply_gradients`.
 
         Args:
           grads: list of gradients of a scaled loss; elements can be None.

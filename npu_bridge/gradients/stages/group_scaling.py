@@ -8,7 +8,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.losses import least_scale
+from npu_bridge.gradients.losses import smallest_scale
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.stages.loss_scaling import unscale
 
@@ -50,7 +50,7 @@ class GroupScaling(Stage):
         scales = tf.convert_to_tensor(manager.get_loss_scale())
         scales = tf.raw_ops.DeepCopy(x=scales) if building_graph() else scales
         losses = step.losses
-        losses.scales, losses.common_scale = tuple(tf.unstack(scales)), least_scale(scales)
+        losses.scales, losses.common_scale = tuple(tf.unstack(scales)), smallest_scale(scales)
         step.multiplied_by(losses.common_scale)
         collections.publish(collections.LOSS_SCALE, losses.common_scale)
         pairs = step.grads_and_vars
@@ -69,5 +69,5 @@ class GroupScaling(Stage):
     def after_update(self, step):
         if not step.losses.usable:  # gradients from elsewhere
             return None
-        right = step.losses.right_scales(step.should_apply, step.is_due)
+        right = step.losses.scales_without_overflow(step.should_apply, step.is_due)
         return self.managers[0].update_loss_scale(tf.stack([right[number] for number in range(len(right))]))

@@ -11,7 +11,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.losses import least_scale
+from npu_bridge.gradients.losses import smallest_scale
 from npu_bridge.gradients.stage import Stage, Step
 
 _first_users = weakref.WeakKeyDictionary()  # the stage that used each manager first
@@ -75,20 +75,20 @@ class LossScaling(Stage):
         # A TF 1 reference variable exposes its own buffer: a late reader would see the value after the update.
         scales = tuple(tf.raw_ops.DeepCopy(x=scale) if building_graph() else scale for scale in scales)
         step.losses.scales = scales
-        step.losses.common_scale = scales[0] if len(scales) == 1 else least_scale(scales)
+        step.losses.common_scale = scales[0] if len(scales) == 1 else smallest_scale(scales)
         step.multiplied_by(step.losses.common_scale)
         collections.publish(collections.LOSS_SCALE, step.losses.common_scale)
 
     def accumulate(self, step):
         if len(step.losses.scales) > 1 and not step.losses.usable:  # gradients of one loss, not judged yet
-            step.grads_and_vars = step.losses.with_common_scale(step.grads_and_vars, step.losses.latest)
+            step.grads_and_vars = step.losses.convert_to_common_scale(step.grads_and_vars, step.losses.latest)
 
     def after_reduce(self, step):
         unscale(step, self.combined)
 
     def after_update(self, step):
         if step.losses.usable:
-            right = step.losses.right_scales(step.should_apply, step.is_due)
+            right = step.losses.scales_without_overflow(step.should_apply, step.is_due)
             moved = [self.managers[number].update_loss_scale(is_right) for number, is_right in right.items()]
             return None if tf.executing_eagerly() else tf.group(*moved)
         manager, is_unchecked = self.managers[step.losses.latest], step.should_apply is None
