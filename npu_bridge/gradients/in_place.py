@@ -47,7 +47,7 @@ def distribute_in_place(optimizer: Any, owner: str) -> Any:
         return optimizer
     mark_as_distributed(optimizer)
     if isinstance(optimizer, PipelineOptimizer):
-        optimizer.decide_together()
+        optimizer.skip_steps_together()
     if collective.current().size > 1:
         _replace_methods(optimizer, owner)
     return optimizer
@@ -126,7 +126,7 @@ class _AveragingMethods:
     def _average_pairs(self, pipeline, pairs):
         pairs = pipeline.average_once(pairs)
         updated = [variable for grad, variable in pairs if grad is not None]
-        pipeline.start_alike(pairs, lambda: pipeline.inner.make_slots(updated))
+        pipeline.compare_start_values(pairs, lambda: pipeline.inner.make_slots(updated))
         return pairs
 
     def _call_original(self, original, arguments, keywords):

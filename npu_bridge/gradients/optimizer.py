@@ -1,4 +1,4 @@
-"""Wraps another optimizer in a pipeline of gradient transformations, as an optimizer of TensorFlow 1."""
+"""Wraps an optimizer in a pipeline of gradient transformations; the result is an optimizer of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _LOG = logger(__name__)
 
 
 class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
-    """Computes gradients with an inner optimizer, passes them through a pipeline and applies them with that optimizer.
+    """An optimizer that passes the gradients of an inner optimizer through a pipeline before the update.
 
     Works in TF 1 graphs, in a `tf.function` and eagerly (there with a callable loss). Attributes that this class lacks
-    are those of the inner optimizer.
+    are looked up in the inner optimizer.
 
     Args:
       optimizer: a TF 1, Keras legacy or Keras optimizer.
-      pipeline: the stages that gradients go through, and the adapter of the optimizer.
+      pipeline: the pipeline, with its stages and the adapter of `optimizer`.
       name: name of this optimizer.
     Raises:
       TypeError: `optimizer` is not an optimizer.
-      ValueError: `optimizer` is itself a pipeline whose stages would run in the wrong order or twice.
+      ValueError: `optimizer` itself has a pipeline whose stages would run in the wrong order or twice.
     """
 
     has_stand_ins = True
@@ -56,9 +56,9 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         self._open_steps = OpenSteps()
         self._has_computed = False
         self._last_step = None
-        self._backward_passes = BackwardPasses(pipeline, self._open_steps, self._combined, type(self).__name__)
+        self._backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine, type(self).__name__)
 
-    @tf.autograph.experimental.do_not_convert  # else a user's tf.function translates this package, for minutes
+    @tf.autograph.experimental.do_not_convert  # else AutoGraph converts this package in a tf.function, for minutes
     def compute_gradients(
         self,
         loss,
@@ -70,26 +70,26 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         *,
         loss_id=None,
     ):
-        """Computes gradients of the unscaled loss, averaged over the ranks where the pipeline communicates.
+        """Computes gradients of the unscaled loss, averaged over the ranks if the pipeline communicates.
 
-        Each of several losses is multiplied by its own scale and differentiated by itself, and that scale grows or
-        shrinks by the gradients of that loss; the gradients are added up before the all-reduce. If those of one loss
-        overflow, the step is skipped.
+        Several losses have a loss scale each. Every loss is multiplied by its scale, and its gradients are computed
+        separately; overflows in these gradients change only this scale. The gradients of all losses are added up before
+        the all-reduce. If the gradients of one loss overflow, the step is skipped.
 
         Args:
-          loss: scalar tensor, or a callable that returns one (required when executing eagerly); or a list of them, to
-            get the sum of their gradients.
-          var_list: variables to differentiate by; all trainable ones by default.
+          loss: scalar tensor, or a callable that returns a scalar (required in eager execution). With a list of losses,
+            the gradients of all losses are summed.
+          var_list: variables to differentiate by; all trainable variables by default.
           gate_gradients, aggregation_method, colocate_gradients_with_ops, grad_loss: as in
             `tf.compat.v1.train.Optimizer.compute_gradients`.
-          loss_id: position of the loss's manager; for a list of losses, a list. By default the first manager, and for a
-            list the managers in their order.
+          loss_id: position of the loss-scale manager of the loss, by default the first. For a list of losses, a list of
+            positions, by default all managers in their order.
         Returns:
-          List of (gradient, variable); a gradient can be None, a sparse one is `tf.IndexedSlices`.
+          List of (gradient, variable). A gradient can be None; a sparse gradient is a `tf.IndexedSlices`.
         Raises:
           TypeError: `loss_id` is not a position.
-          RuntimeError: the loss is a tensor, and TensorFlow executes eagerly.
-          ValueError: the numbers of managers and losses differ, or there is no manager at that position.
+          RuntimeError: the loss is a tensor in eager execution.
+          ValueError: the numbers of managers and losses differ, or there is no manager at the position `loss_id`.
         Ranks: collective where the pipeline communicates.
         """
         owner = f"{type(self).__name__}.compute_gradients"
@@ -110,7 +110,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         for one, number in zip(losses, numbers):
             scale = functools.partial(self._pipeline.scale, step=step, loss_id=number)
             grads_and_vars = self._inner.compute_gradients(
-                functools.partial(_scaled_result, scale, one) if callable(one) else scale(one),
+                functools.partial(_scale_result_of, scale, one) if callable(one) else scale(one),
                 var_list=var_list,
                 gate_gradients=gate_gradients,
                 aggregation_method=aggregation_method,
@@ -124,15 +124,15 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         if not any(map(callable, losses)):
             collections.publish(collections.UNSCALED_LOSS, sum_in_order(losses) if has_several else loss)
         if has_several:
-            return self._combined(step, step.grads_and_vars)
-        return self._combined(step, self._pipeline.own_gradients(step, grads_and_vars))
+            return self._combine(step, step.grads_and_vars)
+        return self._combine(step, self._pipeline.own_gradients(step, grads_and_vars))
 
     @property
     def last_step(self) -> StepReport:
-        """The loss, overflow and loss scale of the step that was built or executed last, as tensors.
+        """The loss, overflow and loss scale of the last step that was built or executed, as tensors.
 
         Raises:
-          ValueError: there was no step, or its gradients did not come from this optimizer.
+          ValueError: there was no step, or `compute_gradients` of another optimizer computed its gradients.
         """
         return report_of(self._last_step, f"{type(self).__name__}.last_step")
 
@@ -141,7 +141,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         """The backward passes since the last update, for custom loops."""
         return self._backward_passes
 
-    def _combined(self, step, grads_and_vars):
+    def _combine(self, step, grads_and_vars):
         delivered = self._pipeline.combine(step, grads_and_vars)
         self._open_steps.keep(step, [variable for _, variable in delivered])
         self._has_computed = True
@@ -149,14 +149,14 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        """Applies gradients with the inner optimizer, if the pipeline's stages agree.
+        """Applies gradients with the inner optimizer, unless a stage skips the step.
 
         Args:
-          grads_and_vars: pairs as `compute_gradients` returns them, clipped or otherwise changed if you like.
-          global_step: variable to increase by 1 when the update happens.
+          grads_and_vars: pairs from `compute_gradients`; the caller can clip or change the gradients.
+          global_step: variable to increase by 1 if the update is applied.
           name: name of the update op.
         Returns:
-          The op that runs the step; None when executed eagerly.
+          The op that runs the step; None in eager execution.
         Raises:
           ValueError: all gradients are None.
         """
@@ -180,12 +180,12 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         collections.publish(collections.GRADIENTS, given)
         return update
 
-    def decide_together(self):
-        """Makes the ranks agree on each step, for a reduction that stands around this optimizer, not inside it."""
-        self._pipeline.decide_together()
+    def skip_steps_together(self):
+        """Makes all ranks skip the same steps; needed if an outer optimizer averages the gradients."""
+        self._pipeline.skip_steps_together()
 
     def get_slot(self, var, name):
-        """Returns the inner optimizer's slot `name` for `var`, or None."""
+        """Returns the slot `name` of `var` in the inner optimizer, or None."""
         return self._inner.get_slot(var, name)
 
     def get_slot_names(self):
@@ -193,7 +193,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         return self._inner.get_slot_names()
 
     def variables(self):
-        """Returns the inner optimizer's variables."""
+        """Returns the variables of the inner optimizer."""
         return self._inner.variables()
 
     def __repr__(self) -> str:
@@ -210,7 +210,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         if name == "_inner" or name.startswith(("_self_", "__")):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         found = getattr(self._inner.optimizer, name)
-        # Keras writes it as JSON, but configs of its older optimizers hold numpy numbers.
+        # Keras writes the config as JSON, but configs of its older optimizers contain numpy numbers.
         return (lambda: plain_value(found())) if name == "get_config" else found
 
     def __setattr__(self, name, value):
@@ -224,19 +224,19 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
 
     def __dir__(self):
         # Object-based checkpoints save the slots of every object whose dir() lists get_slot_names. The inner optimizer
-        # is a dependency of this one and saves its own slots; saving them twice is an error.
+        # is a dependency of this object and saves its slots; saving them twice is an error.
         return [name for name in super().__dir__() if name != "get_slot_names"]
 
     def _create_slots(self, var_list):
         self._inner.make_slots(var_list)
 
 
-def _scaled_result(scale, loss):
+def _scale_result_of(scale, loss):
     return scale(loss())
 
 
-def _skips_steps(pipeline):
-    """Returns True when a stage can skip whole updates."""
+def _can_skip_steps(pipeline):
+    """Returns whether a stage can skip updates."""
     guards = (Stage.gate, NarrowVariableGuard.gate)
     return any(type(stage).gate not in guards for stage in pipeline.stages)
 
@@ -244,16 +244,16 @@ def _skips_steps(pipeline):
 def _check_nesting(optimizer, pipeline, owner):
     if pipeline.scales_gradients and isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.needs_true_units:
         names = ", ".join(type(stage).__name__ for stage in optimizer._pipeline.stages)
-        problem = "the stages inside would work on gradients that are still multiplied by the loss scale"
+        problem = "the stages of the inner optimizer would get gradients that are still multiplied by the loss scale"
         fix = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[...])."
         expected = "the order scale, accumulate, reduce, unscale, verdict, clip, update"
         raise ValueError(message(owner, problem, expected, f"{names} inside", fix))
     updating = optimizer
     while isinstance(updating, PipelineOptimizer):
         updating = updating._inner.optimizer
-    if isinstance(updating, tf.compat.v1.train.SyncReplicasOptimizer) and _skips_steps(pipeline):
-        problem = "SyncReplicasOptimizer updates in a thread of its own, for which no step can be skipped"
-        expected = "the optimizer inside it, whose gradients are averaged over the ranks here"
+    if isinstance(updating, tf.compat.v1.train.SyncReplicasOptimizer) and _can_skip_steps(pipeline):
+        problem = "SyncReplicasOptimizer updates in a separate thread, where no step can be skipped"
+        expected = "the optimizer inside SyncReplicasOptimizer"
         fix = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True) without SyncReplicasOptimizer."
         raise ValueError(message(owner, problem, expected, "SyncReplicasOptimizer", fix))
     if not pipeline.communicates:
@@ -265,7 +265,7 @@ def _check_nesting(optimizer, pipeline, owner):
         )
     if isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.scales_gradients:
         if pipeline.only_communicates:
-            optimizer.decide_together()
+            optimizer.skip_steps_together()
             return
         raise ValueError(
             f"{owner}: loss scaling must be outside the reduction. Expected the order loss scale, reduce, unscale, "

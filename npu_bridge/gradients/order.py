@@ -1,4 +1,4 @@
-"""Sorts stages into their fixed order, and rejects stages that have none."""
+"""Sorts stages into their fixed order, and rejects stages that cannot be ordered."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from npu_bridge.gradients.stage import PLACES, Stage
 _SHARED_PLACE = "transform"
 
 
-def in_order(stages: Sequence[Any], owner: str) -> tuple:
-    """Sorts stages by their places; several stages of users keep the order in which they are given.
+def sort_stages(stages: Sequence[Any], owner: str) -> tuple:
+    """Sorts stages by their places; several stages at the place "transform" keep their given order.
 
     Args:
       stages: the stages, in any order.
       owner: name of the optimizer, for messages.
     Raises:
-      TypeError: something is not a stage.
-      ValueError: a place is unknown or taken twice, two stages reduce, or a stage needs what no other gives.
+      TypeError: an element is not a stage.
+      ValueError: a place is unknown or used twice, two stages reduce gradients, or no other stage gives a guarantee
+        that a stage needs.
     """
     for stage in stages:
         check_stage(stage, owner)
@@ -32,31 +33,32 @@ def in_order(stages: Sequence[Any], owner: str) -> tuple:
     for first, second in zip(ordered, ordered[1:]):
         if first.place == second.place != _SHARED_PLACE:
             names = f"{name_of(first)} and {name_of(second)}"
-            problem = f"{names} stand at the same place, {first.place!r}"
-            expected = f"one stage there, in the order {', '.join(PLACES)}"
+            problem = f"{names} have the same place, {first.place!r}"
+            expected = f"one stage at each place, in the order {', '.join(PLACES)}"
             raise ValueError(message(owner, problem, expected, names, "Keep one of them."))
     _check_needs(ordered, owner)
-    _check_left_out(ordered, owner)
+    _check_leaves_out(ordered, owner)
     return ordered
 
 
 def check_stage(stage: Any, owner: str) -> None:
-    """Checks that an object is a stage.
+    """Checks that an object is a stage with a known place.
 
     Raises:
-      TypeError: it is something else, such as a class.
-      ValueError: its place is unknown.
+      TypeError: `stage` is not a stage, but a class, for example.
+      ValueError: the place of the stage is unknown.
     """
     if not isinstance(stage, Stage):
         fix = f"Write {stage.__name__}(...)." if isinstance(stage, type) else "Pass objects of npu_bridge.stages."
-        raise TypeError(message(owner, "that is not a stage", "a npu_bridge.stages.Stage", shown(stage), fix))
+        problem = "an element of stages is not a stage"
+        raise TypeError(message(owner, problem, "a npu_bridge.stages.Stage", shown(stage), fix))
     if stage.place not in PLACES:
         problem = f"the stage {name_of(stage)} has an unknown place"
         raise ValueError(message(owner, problem, f"one of {', '.join(PLACES)}", shown(stage.place), "Set its `place`."))
 
 
 def name_of(stage: Stage) -> str:
-    """Returns the name of a stage for messages."""
+    """Returns the class name of a stage, for messages."""
     return type(stage).__name__
 
 
@@ -71,14 +73,17 @@ def _check_needs(stages, owner):
             raise ValueError(message(owner, problem, f"a stage that gives {missing[0]}", f"only {names}", fix))
 
 
-def _check_left_out(stages, owner):
-    """Rejects stages that expect every variable in every step, next to a stage that leaves variables out."""
+def _check_leaves_out(stages, owner):
+    """Rejects stages that need every variable in every step, if another stage leaves variables out."""
     leaving = next((stage for stage in stages if stage.leaves_out), None)
     for stage in stages if leaving is not None else ():
         is_of_all = stage.place in ("update", "synchronise") and not stage.copes_with_left_out
         is_of_each = stage.communicates or stage.place == "accumulate reduced"
         if is_of_all or (is_of_each and stage.needs_variables):
-            problem = f"{name_of(leaving)} leaves variables out of some steps, and {name_of(stage)} needs all in each"
-            expected = f"one of them, in the order {leaving.place}, reduce, verdict, update"
+            problem = (
+                f"{name_of(leaving)} leaves variables out of some steps, but {name_of(stage)} needs all variables in "
+                f"every step"
+            )
+            expected = f"one of the two stages, in the order {leaving.place}, reduce, verdict, update"
             got = f"{name_of(leaving)} ({leaving.place}) and {name_of(stage)} ({stage.place})"
-            raise ValueError(message(owner, problem, expected, got, "Leave one of them out."))
+            raise ValueError(message(owner, problem, expected, got, "Leave one of the two out."))

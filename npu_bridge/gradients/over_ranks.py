@@ -1,4 +1,4 @@
-"""Reduces gradients over the ranks for scripts that call `npu_allreduce` themselves, without one of our optimizers."""
+"""Reduces gradients over the ranks for scripts that call `npu_allreduce` instead of using a distributed optimizer."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _BY_STRATEGY, _TOGETHER = 1, 2
 
 
 def mean_or_sum(value: Any, is_mean: bool, communicator: Communicator, name: str) -> Any:
-    """Sums one gradient over the ranks, and divides it by their number for a mean.
+    """Returns the mean or the sum of one gradient over the ranks.
 
     Args:
       value: dense tensor, or `tf.IndexedSlices`, whose rows are gathered from all ranks without merging equal indices.
         The mean of integers is rounded down.
-      is_mean: whether to divide.
-      communicator: the ranks.
-      name: prefix of the names of collectives, the same on every rank.
+      is_mean: True for the mean, False for the sum.
+      communicator: communicator of the ranks.
+      name: prefix of the names of the collectives, the same on every rank.
     Returns:
-      A tensor of the kind, dense or sparse, and the dtype of `value`.
+      A dense tensor or `tf.IndexedSlices`, like `value`, of the same dtype.
     """
     if isinstance(value, tf.IndexedSlices):
         return tf.IndexedSlices(
-            _divided(communicator.all_gather(value.values, f"{name}_values"), is_mean, communicator),
+            _divide_for_mean(communicator.all_gather(value.values, f"{name}_values"), is_mean, communicator),
             communicator.all_gather(value.indices, f"{name}_indices"),
             value.dense_shape,
         )
-    return _divided(sum_over_ranks(communicator, tf.convert_to_tensor(value), name), is_mean, communicator)
+    return _divide_for_mean(sum_over_ranks(communicator, tf.convert_to_tensor(value), name), is_mean, communicator)
 
 
 def reduce_all(values: Sequence[Any], reduction: str, fusion: int, group: str) -> list:
@@ -46,20 +46,20 @@ def reduce_all(values: Sequence[Any], reduction: str, fusion: int, group: str) -
 
     Args:
       values: dense tensors and `tf.IndexedSlices`.
-      reduction: "mean", "sum", "max", "min" or "prod"; sparse ones are summed for all but "mean".
-      fusion: how sums are sent: 0 one by one; 1 in the fragments of the group's split strategy, if that fits the
-        number of values; 2 all together.
+      reduction: "mean", "sum", "max", "min" or "prod". Sparse values are summed for all reductions but "mean".
+      fusion: how sums are sent: 0 one by one; 1 in the fragments of the group's split strategy, if the strategy fits
+        the number of values; 2 all together.
       group: name of the group; a mean divides by its size.
     Returns:
-      List in the same order.
+      List of reduced values in the order of `values`.
     Raises:
       ValueError: the reduction or the group does not exist, or a value is None.
-      RanksDisagreeError: another rank is about to reduce something else; checked when all ranks build a graph.
+      RanksDisagreeError: another rank is about to reduce other values; checked when all ranks build a graph.
     """
     communicator = collective.group(group, "npu_allreduce")
-    _check(values, reduction)
+    _check_values(values, reduction)
     if group == groups.WORLD and communicator.size > 1 and building_graph():
-        plan = agreement.Plan("npu_allreduce", [_description(*value) for value in enumerate(values)])
+        plan = agreement.Plan("npu_allreduce", [_describe_value(*value) for value in enumerate(values)])
         plan.settings.update(reduction=reduction, fusion=fusion)
         agreement.process_agreements().check(plan, communicator.rank, communicator.size, training=wire_names.label())
     with wire_names.recorded_names() as transfers:
@@ -84,10 +84,10 @@ def _reduce(values, reduction, fusion, communicator, group):
         for position, value in enumerate(values)
         if isinstance(value, tf.IndexedSlices)
     }
-    for positions in _transfers(values, fusion, group):
+    for positions in _group_for_all_reduce(values, fusion, group):
         tensors = [values[position] for position in positions]
         sums = communicator.all_reduce(tensors, f"{name}_{positions[0]}", average=False)
-        results.update(zip(positions, (_divided(total, is_mean, communicator) for total in sums)))
+        results.update(zip(positions, (_divide_for_mean(total, is_mean, communicator) for total in sums)))
     return [results[position] for position in range(len(values))]
 
 
@@ -98,8 +98,8 @@ def _reduce_one(value, reduction, communicator, name):
     return forbid_gradient(reduced, f"npu_allreduce with {reduction!r}")
 
 
-def _description(position, value):
-    """Describes the properties of one value that must be equal on all ranks."""
+def _describe_value(position, value):
+    """Returns the properties of one value that must be equal on all ranks."""
     value = value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
     if isinstance(value, tf.IndexedSlices):  # ranks can have different numbers of rows
         return agreement.Gradient(f"value {position}", "", "a sparse gradient", value.dtype.name)
@@ -107,7 +107,7 @@ def _description(position, value):
     return agreement.Gradient(f"value {position}", shape, "a dense gradient", value.dtype.name)
 
 
-def _transfers(values, fusion, group):
+def _group_for_all_reduce(values, fusion, group):
     dense = [position for position, value in enumerate(values) if isinstance(value, tf.Tensor)]
     strategy = groups.process_groups().strategies.strategy_of(group)
     if fusion == _BY_STRATEGY and strategy.fits(len(dense)):
@@ -115,14 +115,14 @@ def _transfers(values, fusion, group):
     return [dense] if dense else []
 
 
-def _divided(total, is_mean, communicator):
+def _divide_for_mean(total, is_mean, communicator):
     if not is_mean or communicator.size == 1:
         return total
     size = tf.cast(communicator.size, total.dtype)
     return total // size if total.dtype.is_integer else total / size
 
 
-def _check(values, reduction):
+def _check_values(values, reduction):
     choices = ("mean", *REDUCTIONS)
     if reduction not in choices:
         problem, expected, got = "unknown reduction", ", ".join(map(repr, choices)), repr(reduction)

@@ -1,4 +1,4 @@
-"""Calls gradient transformations (stages) in order, around a backward pass and an update."""
+"""Calls the stages (gradient transformations) of an optimizer in order, between backward pass and update."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from npu_bridge.collective import exchanges, wire_names
 from npu_bridge.gradients import collections, object_restores, training_apart
 from npu_bridge.gradients.graph_mode import building_graph, choose_tensors, tensors_if
 from npu_bridge.gradients.inner import InnerOptimizer
-from npu_bridge.gradients.order import in_order
-from npu_bridge.gradients.rank_values import GivenBack, RankValues, noted_gather
+from npu_bridge.gradients.order import sort_stages
+from npu_bridge.gradients.rank_values import RankValues, RestoreOwnValues, gather_and_restore
 from npu_bridge.gradients.resuming import watch_savers
 from npu_bridge.gradients.stage import Stage, Step, Update, called_too_early, changes_after_verdict
 from npu_bridge.gradients.stages.overflow import OverflowCheck
@@ -22,12 +22,12 @@ from npu_bridge.gradients.start_values import RankComparison, watch_graph
 from npu_bridge.gradients.step_branches import BranchResults, make_update
 from npu_bridge.graph.variables import global_step_of
 
-# Key of the operators of a graph that must have run before the state of stages is read or changed.
+# Key of a step's notes: operators that must run before the state of stages is read or changed.
 _AWAITED = "awaited"
 
 
-def _transferring(method):
-    """Labels the collectives of a method as those of its pipeline."""
+def _label_collectives(method):
+    """Decorates a method so that its collectives get the label of the pipeline."""
 
     @functools.wraps(method)
     def named(self, *arguments, **keywords):
@@ -38,22 +38,23 @@ def _transferring(method):
 
 
 class Pipeline:
-    """The stages of one optimizer, in the order of `stage.PLACES`.
+    """The stages of one optimizer, called in the order of `stage.PLACES`.
 
-    One pipeline serves every way to train: TF 1 graphs through `PipelineOptimizer`, and a Keras `train_step` or any
-    `tf.function` loop directly.
+    A pipeline serves TF 1 graphs through `PipelineOptimizer`, and a Keras `train_step` or any `tf.function` loop
+    directly.
 
     Args:
       stages: the stages, in any order; at most one of them communicates.
-      inner: the optimizer that updates, also an attribute. Ranks compare its variables and slots before the first step;
-        without one, those of the stages alone.
+      inner: the optimizer that updates; also an attribute. Before the first step, ranks compare the variables and slots
+        of `inner` and the variables of the stages; without `inner`, only the variables of the stages.
       owner: name of the optimizer's class, for messages.
     Attributes:
       stages: the stages in their order.
-      transfers: the label that distinguishes its collectives from those of other optimizers.
+      transfers: the label that distinguishes the collectives of this pipeline from those of other optimizers.
     Raises:
       TypeError: an element of `stages` is not a stage.
-      ValueError: two stages communicate, two stages stand at one place, or a stage lacks another that it needs.
+      ValueError: two stages communicate, two stages have the same place, or no other stage gives a guarantee that a
+        stage needs.
     Example:
       >>> step = pipeline.begin()
       >>> with tf.GradientTape() as tape:
@@ -65,7 +66,7 @@ class Pipeline:
 
     def __init__(self, stages: Sequence[Stage], inner: InnerOptimizer | None = None, owner: str = "Pipeline"):
         self.inner = inner
-        self.stages = in_order(stages, owner)
+        self.stages = sort_stages(stages, owner)
         for stage in self.stages:
             stage.pipeline = self.stages
         self.transfers = wire_names.Owner(is_counted=self.communicates)
@@ -74,22 +75,22 @@ class Pipeline:
         if not self.communicates:
             training_apart.watch_sessions()
             self._exchanges_before = exchanges.count_exchanges()
-        self._has_told = False
-        self._starts_quietly = False
+        self._has_reported_restore = False
+        self._is_start_warning_off = False
         kept = [stage for stage in self.stages if not stage.begins_anew]
         has_own = any(type(stage).variables_of_this_rank is not Stage.variables_of_this_rank for stage in kept)
         self._rank_values = RankValues() if has_own else None
         self._replicas = RankValues() if any(stage.differ_between_ranks for stage in self.stages) else None
-        self._given_back: GivenBack | None = None
+        self._restore_own: RestoreOwnValues | None = None
 
     @property
     def scales_loss(self) -> bool:
-        """Whether a stage changes the loss before it is differentiated."""
+        """Whether a stage scales the loss before the backward pass."""
         return any(stage.scales_loss for stage in self.stages)
 
     @property
     def scales_gradients(self) -> bool:
-        """Whether gradients carry a loss scale, of the loss or of groups of variables."""
+        """Whether gradients are multiplied by a loss scale, either of the loss or of groups of variables."""
         return bool(self.loss_scale_managers)
 
     @property
@@ -112,16 +113,16 @@ class Pipeline:
 
     @property
     def is_gated(self) -> bool:
-        """Whether a stage decides if an update runs."""
+        """Whether a stage can skip updates."""
         return any(type(stage).gate is not Stage.gate for stage in self.stages)
 
     @property
     def only_communicates(self) -> bool:
-        """Whether the only stage is the one that exchanges gradients."""
+        """Whether the pipeline has a single stage, which exchanges gradients."""
         return self.communicates and len(self.stages) == 1
 
-    def decide_together(self) -> None:
-        """Makes all ranks decide together about each step, where each rank decided alone."""
+    def skip_steps_together(self) -> None:
+        """Makes all ranks decide together whether to skip a step, instead of each rank alone."""
         for stage in self.stages:
             if isinstance(stage, OverflowCheck):
                 stage.is_joint = True
@@ -137,30 +138,36 @@ class Pipeline:
 
     @property
     def variables(self) -> list:
-        """The variables in `state`."""
+        """The variables in the result of `state`."""
         return variables_of(self.state())
 
     def create_variables(self, variables: Sequence, gradients: Sequence | None = None) -> None:
-        """Creates the state of stages for each trained variable; arguments as in `Stage.create_variables`."""
+        """Creates the state of the stages for trained variables; arguments as in `Stage.create_variables`."""
         for stage in self.stages:
             stage.create_variables(variables, gradients)
         if self._rank_values is not None:
             kept = [stage for stage in self.stages if not stage.begins_anew]
-            self._rank_values.make([variable for stage in kept for variable in stage.variables_of_this_rank()])
+            self._rank_values.create_rows([variable for stage in kept for variable in stage.variables_of_this_rank()])
         if gradients is None:
             self._make_replicas(variables, list)
 
-    # AutoGraph would translate this package when a user's tf.function calls into it: slowly, to no effect.
+    # AutoGraph would convert this package when a user's tf.function calls it: slowly, to no effect.
     @tf.autograph.experimental.do_not_convert
     def begin(self) -> Step:
-        """Starts a step; call it once per step, before `scale`."""
+        """Begins and returns a step. Call this method once per step, before `scale`."""
         if self._replicas is not None and not building_graph():
-            self._replicas.take()  # before the loss is computed from the weights; see `GivenBack` for graphs
+            self._replicas.take_own_rows()  # before the loss is computed from the weights; graphs: `RestoreOwnValues`
         return Step()
 
     @tf.autograph.experimental.do_not_convert
     def scale(self, loss: tf.Tensor, step: Step, loss_id: int = 0) -> tf.Tensor:
-        """Returns the loss to differentiate in place of `loss`; `loss_id` is the position of its manager."""
+        """Returns the scaled loss, to be differentiated in place of `loss`.
+
+        Args:
+          loss: the loss as the user computed it.
+          step: the step that `begin` returned.
+          loss_id: position of the loss-scale manager of this loss.
+        """
         step.losses.latest = loss_id
         step.losses.values.append(loss)
         for stage in self.stages:
@@ -170,7 +177,7 @@ class Pipeline:
 
     @tf.autograph.experimental.do_not_convert
     def gradients(self, step: Step, tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence) -> list:
-        """Returns `tape.gradient(loss, variables)`; a `tf.function` leaves out gradients that the step does not need.
+        """Returns `tape.gradient(loss, variables)`; a `tf.function` computes only gradients that the step needs.
 
         Args:
           step: the step that `begin` returned.
@@ -178,16 +185,16 @@ class Pipeline:
           loss: the result of `scale`.
           variables: the variables to differentiate by.
         Returns:
-          List of gradients to pass to `combine`; a None stays None.
+          List of gradients to pass to `combine`; None for a variable without a gradient.
         """
         step.losses.scaled.append(loss)
         return [grad for grad, _ in self.own_gradients(step, zip(tape.gradient(loss, variables), variables))]
 
     def own_gradients(self, step: Step, grads_and_vars: Sequence) -> list:
-        """Prepares gradients for `combine` right after the backward pass, while no other code uses them.
+        """Prepares gradients for `combine` right after the backward pass, before other code uses them.
 
         Returns:
-          List of (gradient, variable) in the same order.
+          List of (gradient, variable) in the order of `grads_and_vars`.
         """
         step.grads_and_vars = list(grads_and_vars)
         step.losses.is_backward_own = True
@@ -197,18 +204,18 @@ class Pipeline:
         return list(step.grads_and_vars)
 
     @tf.autograph.experimental.do_not_convert
-    @_transferring
+    @_label_collectives
     def combine(self, step: Step, grads_and_vars: Sequence) -> list:
-        """Turns this rank's gradients of the scaled loss into the gradients of the job, in true units.
+        """Converts this rank's gradients of the scaled loss to unscaled gradients, averaged over the ranks.
 
         Args:
           step: the step that `begin` returned.
           grads_and_vars: pairs of (gradient or None, variable).
         Returns:
-          List of pairs in the same order; a None stays None, a sparse gradient stays sparse.
+          List of pairs in the same order. None stays None, and a sparse gradient stays sparse.
         Raises:
-          RanksDisagreeError: another rank is about to reduce something else.
-        Ranks: collective when a stage communicates.
+          RanksDisagreeError: another rank is about to reduce other gradients.
+        Ranks: collective if a stage communicates.
         """
         step.grads_and_vars = list(grads_and_vars)
         self._comparison.compare_plans(self.stages, step.grads_and_vars)
@@ -223,10 +230,10 @@ class Pipeline:
         return list(step.grads_and_vars)
 
     def _prepare(self, step):
-        """Creates the state of stages, and makes later operators wait until this rank has restored its own values."""
+        """Creates the state of stages, and makes later operators wait until this rank has restored its values."""
         trained = [pair for pair in step.grads_and_vars if pair[0] is not None]
         self.create_variables([variable for _, variable in trained], [grad for grad, _ in trained])
-        taken = None if self._rank_values is None else self._rank_values.take()
+        taken = None if self._rank_values is None else self._rank_values.take_own_rows()
         step.notes[_AWAITED] = [] if taken is None or tf.executing_eagerly() else [taken]
 
     def _reduce(self, step):
@@ -238,7 +245,7 @@ class Pipeline:
             stage.after_reduce(step)
 
     def _reduce_if_due(self, step):
-        """Reduces inside a condition; in a step that is not due, gradients become zeros, sparse ones without rows."""
+        """Reduces gradients only if the step is due; else dense gradients become zeros, sparse ones lose their rows."""
         if step.is_due is None or not step.gradients:
             self._reduce_group(step)
             return
@@ -252,7 +259,7 @@ class Pipeline:
         results.unpack(step, tensors_if(step.is_due, reduce, results.nothing))
 
     def _reduce_group(self, step):
-        """Reduces the gradients of the variables that this step trains; those of other variables become zeros."""
+        """Reduces the gradients of the variables that this step trains; other gradients become zeros."""
         if step.group is None or not step.gradients:
             self._reduce(step)
             return
@@ -268,16 +275,16 @@ class Pipeline:
         results.unpack(step, choose_tensors(step.group.number, branches))
 
     @tf.autograph.experimental.do_not_convert
-    @_transferring
+    @_label_collectives
     def apply(self, step: Step, apply: Callable[[], Any]) -> Any:
-        """Runs or skips the update, as the stages decide, then updates the state of the stages.
+        """Runs the update unless a stage skips it, then updates the state of the stages.
 
         Args:
-          step: the step; its `grads_and_vars` are the gradients to update with, for example clipped ones.
-          apply: makes the update. It is called with the pairs of gradients and variables, or without arguments: once
-            while the graph is built, or once for each group of variables that a stage trains in turn.
+          step: the step, whose `grads_and_vars` are the gradients to apply, for example clipped.
+          apply: function that makes the update, with a list of (gradient, variable) as argument or without arguments.
+            It is called once while the graph is built, or once for each group of variables that a stage trains in turn.
         Returns:
-          The result of `apply` when no stage gates it; else the op of the whole update, or None when executed eagerly.
+          The result of `apply` if no stage can skip the update. Else the op of the update, or None in eager execution.
         """
         if building_graph():
             watch_savers()
@@ -286,13 +293,13 @@ class Pipeline:
             exchanges.check_update(self._exchanges_before, [variable for _, variable in step.grads_and_vars])
         slots = list if self.inner is None else functools.partial(self.inner.make_slots, step.updated)
         self._make_replicas(step.updated, slots)
-        self.start_alike(step.grads_and_vars, slots)
+        self.compare_start_values(step.grads_and_vars, slots)
         update_of = Update(collections.record_update_operators()(make_update(step, apply)), step.updated, slots)
         for stage in reversed(self.stages):
             update_of = dataclasses.replace(update_of, run=functools.partial(stage.gate, step, update_of))
         with wire_names.recorded_names() as transfers, exchanges.unchecked_updates():
             update = update_of()
-        self._give_back_replicas(set(transfers))
+        self._restore_own_replicas(set(transfers))
         collections.publish(collections.PIPELINES, self)
         with tf.control_dependencies(step.notes.get(_AWAITED, [])):
             state_updates = [op for op in (stage.after_update(step) for stage in self.stages) if op is not None]
@@ -301,19 +308,19 @@ class Pipeline:
         return tf.group(update, *state_updates)
 
     def silence_start_warning(self) -> None:
-        """Makes `start_alike` log no different values: the script itself gives all ranks the values of one rank."""
-        self._starts_quietly = True
+        """Turns off the warning of `compare_start_values`, because the script broadcasts variables."""
+        self._is_start_warning_off = True
 
-    @_transferring
-    def start_alike(self, grads_and_vars: Sequence, make_slots: Callable[[], list]) -> None:
-        """Compares the variables of all ranks before the first update, in functions and eagerly.
+    @_label_collectives
+    def compare_start_values(self, grads_and_vars: Sequence, make_slots: Callable[[], list]) -> None:
+        """Compares the variables of all ranks before the first update, in functions and eager execution.
 
-        `apply` calls it. Call it before the update where `apply` is not used.
+        `apply` calls this method. Code that updates without `apply` must call it before the update.
 
         Args:
-          grads_and_vars: the pairs of the update.
-          make_slots: returns the optimizer's slots of these variables and creates the missing ones.
-        Ranks: collective, if these variables were not compared before.
+          grads_and_vars: (gradient, variable) pairs of the update.
+          make_slots: function that creates missing slots of these variables and returns all of them.
+        Ranks: collective at the first call for these variables.
         """
         if building_graph():
             return
@@ -321,9 +328,9 @@ class Pipeline:
             trained = [variable for grad, variable in grads_and_vars if grad is not None]
             make_slots()
             variables = [*trained, *self._own_variables()]
-            self._comparison.compare_variables(variables, self.variables_of_this_rank(), self._starts_quietly)
-        if not self._has_told:
-            self._has_told = True
+            self._comparison.compare_variables(variables, self.variables_of_this_rank(), self._is_start_warning_off)
+        if not self._has_reported_restore:
+            self._has_reported_restore = True
             make_slots()
             with tf.init_scope():
                 optimizer = None if self.inner is None else self.inner.saved_as
@@ -331,14 +338,14 @@ class Pipeline:
                 object_restores.tell(self.state(), self.optimizer_variables(), optimizer, own)
         if self._replicas is not None:
             with tf.init_scope():
-                self._replicas.take()
+                self._replicas.take_own_rows()
 
-    @_transferring
+    @_label_collectives
     def gather_rank_values(self) -> Any:
-        """Collects the values that stages keep on each rank, so that rank 0's checkpoint holds those of all ranks.
+        """Gathers on rank 0 the values that differ between ranks, so that a checkpoint of rank 0 contains all of them.
 
         Returns:
-          The op to run in a graph; None when executed eagerly.
+          The op to run in a graph; None in eager execution.
         Raises:
           ValueError: no step has gone through this pipeline yet.
         Ranks: collective.
@@ -348,32 +355,32 @@ class Pipeline:
         owner = self._comparison.owner
         gathered = [] if self._rank_values is None else [self._rank_values.gather(f"{owner}_of_ranks")]
         if self._replicas is not None:
-            gathered.append(noted_gather(self._replicas, f"{owner}_replicas_of_ranks", self._given_back))
+            gathered.append(gather_and_restore(self._replicas, f"{owner}_replicas_of_ranks", self._restore_own))
         return None if tf.executing_eagerly() else tf.group(*gathered)
 
     @property
     def has_rank_values(self) -> bool:
-        """Whether a stage keeps values that differ between ranks."""
+        """Whether a stage has values that differ between ranks."""
         return self._rank_values is not None or self._replicas is not None
 
-    def has_given_back(self, session: Any) -> bool:
-        """Returns whether a session has restored each rank's own weights after `sync_all` averaged them."""
-        return self._given_back is not None and session in self._given_back.done_in
+    def has_restored_own_weights(self, session: Any) -> bool:
+        """Returns whether a session has restored this rank's weights since `sync_all` averaged the weights."""
+        return self._restore_own is not None and session in self._restore_own.done_in
 
     def _make_replicas(self, variables, slots):
-        """Creates variables for the values of all ranks where they differ; `slots` returns the optimizer's slots."""
+        """Creates variables that hold the values of all ranks, for weights and slots that differ between ranks."""
         if self._replicas is not None and collective.current().size > 1:
             differing = {what for stage in self.stages for what in stage.differ_between_ranks}
             own = [*(variables if "variables" in differing else []), *(slots() if "slots" in differing else [])]
-            self._replicas.make([variable for variable in own if variable.shape.is_fully_defined()])
+            self._replicas.create_rows([variable for variable in own if variable.shape.is_fully_defined()])
 
-    def _give_back_replicas(self, transfers):
-        """Makes a step start from this rank's own values after the values of all ranks were restored or saved."""
+    def _restore_own_replicas(self, transfers):
+        """Makes each step start from this rank's values, also after the values of all ranks were restored or saved."""
         if self._replicas is not None and self._replicas.kept and building_graph():
-            self._given_back = GivenBack(self._replicas, transfers)
+            self._restore_own = RestoreOwnValues(self._replicas, transfers)
 
     def _watch_graph(self, step, transfers):
-        """Makes a session compare the variables of all ranks before it first runs these collectives of a TF 1 graph."""
+        """Makes a session compare the variables of all ranks before the first run of the collectives in `transfers`."""
         owner = self._comparison.owner
         if owner and building_graph():
             step_counter = global_step_of()
@@ -385,7 +392,7 @@ class Pipeline:
         return [variable for stage in self.stages for variable in stage.variables_of_this_rank()]
 
     def optimizer_variables(self) -> list:
-        """Returns the variables of the optimizer that updates."""
+        """Returns the variables of the inner optimizer."""
         return [] if self.inner is None else self.inner.variables()
 
     def _own_variables(self):
@@ -395,5 +402,5 @@ class Pipeline:
 
 
 def variables_of(state: dict) -> list:
-    """Returns the variables of `Pipeline.state`: loss scale, its counters, skipped steps."""
+    """Returns the variables in a result of `Pipeline.state`, such as the loss scale, its counters and skipped steps."""
     return [var for part in state.values() for var in (part.variables if isinstance(part, tf.Module) else [part])]

@@ -1,9 +1,10 @@
-"""Saves and restores the values that stages keep on each rank, such as error feedback, in rank 0's checkpoint.
+"""Saves and restores stage state that differs between ranks, such as error feedback, in the checkpoints of rank 0.
 
-Gradients that a rank did not send, or the sums of its window, differ from rank to rank. So rank 0 has a second variable
-for each of them, with a row for every rank: `gather` fills it for a checkpoint. If there are rows before a step, each
-rank takes its own row, bit for bit, and the variable is emptied. So it does not matter how the variable was restored,
-or whether the same training continues. With another number of ranks, all take the mean (`kept_state` has the table).
+Gradients that a rank did not send, and sums of an accumulation window, differ between ranks. For each such variable,
+rank 0 has a second variable with a row for every rank. `gather` fills the rows for a checkpoint. If rows exist before a
+step, each rank sets its variable to its own row, bit for bit, and the rows are deleted. This works for every way to
+restore, and also if the training continues after the save. With another number of ranks, all ranks get the mean of the
+rows (see the table in `kept_state`).
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
 from npu_bridge.gradients.kept_state import OF_RANKS
 
-_KEY = ("npu_bridge", "of_ranks")  # TensorFlow exports collections with text keys only
+_KEY = ("npu_bridge", "of_ranks")  # not a string, so TensorFlow does not export the collection
 
 
-def without_rows(variables: Sequence[tf.Variable]) -> list:
-    """Returns the variables of the graph being built that can be broadcast.
+def broadcastable_variables(variables: Sequence[tf.Variable]) -> list:
+    """Returns `variables` without those that hold a row for each rank, which cannot be broadcast.
 
-    Variables with rows have another shape on rank 0; they are sent before the first step (`start_values`).
+    Such variables have another shape on rank 0; `start_values` sends them before the first step.
     """
     rows = {variable.ref() for variable in tf.compat.v1.get_default_graph().get_collection_ref(_KEY)}
     return [variable for variable in variables if variable.ref() not in rows]
 
 
 class RankValues:
-    """The values of all ranks for variables that differ between ranks.
+    """The rows that hold the values of all ranks, for variables that differ between ranks.
 
     Attributes:
-      module: holds the variables with the rows, for checkpoints; these are empty except around a checkpoint.
+      module: a `tf.Module` with the variables that hold the rows, for checkpoints. They are empty except while a
+        checkpoint is saved or restored.
     """
 
     def __init__(self):
@@ -50,31 +52,34 @@ class RankValues:
         """The variables that differ between ranks."""
         return [variable for variable, _ in self._kept.values()]
 
-    def make(self, variables: Sequence[tf.Variable]) -> None:
-        """Makes an empty variable for the rows of each variable that has none yet."""
+    def create_rows(self, variables: Sequence[tf.Variable]) -> None:
+        """Creates, for each variable that lacks one, an empty variable for the rows."""
         for variable in variables:
             if variable.ref() not in self._kept:
                 rows = _empty_rows(variable)
                 self._kept[variable.ref()] = (variable, rows)
                 setattr(self.module, f"rows_{len(self._kept) - 1}", rows)  # where object-based checkpoints find it
 
-    def take(self) -> Any:
-        """Gives each variable this rank's row, where there are rows; another number of ranks gets their mean.
+    def take_own_rows(self) -> Any:
+        """Sets each variable to this rank's row, if there are rows; with another number of ranks, to their mean.
 
         Returns:
-          The op, None when executed eagerly or where there is nothing to do; what reads the variables must wait for it.
+          The op, for which readers of the variables must wait; None in eager execution or if there are no rows to take.
         """
-        # A compiled function has no variables that change their shape; it trains on one rank.
+        # A function compiled by XLA cannot have variables whose shape changes; it trains on one rank.
         if not self._kept or not tf.executing_eagerly() and is_compiled_by_xla(tf.compat.v1.get_default_graph()):
             return None
         with tf.name_scope("OfRanks"):
-            return run_if(tf.reduce_any(tf.stack(self._counts()) > 0), self._take)
+            return run_if(tf.reduce_any(tf.stack(self._counts()) > 0), self._take_rows)
 
     def gather(self, name: str, is_kept: bool = False) -> Any:
-        """Fills the rows on rank 0 by a transfer of this name; returns the op to run, None when executed eagerly.
+        """Gathers the values of all ranks into the rows on rank 0.
 
-        With `is_kept` other ranks keep a row, their own, so that `take` gives them back what they have now.
-
+        Args:
+          name: name of the collective.
+          is_kept: whether each other rank stores its current values as a row, so that `take_own_rows` restores them.
+        Returns:
+          The op to run; None in eager execution.
         Ranks: collective.
         """
         ranks, kept = collective.current(), list(self._kept.values())
@@ -95,13 +100,13 @@ class RankValues:
         return None if tf.executing_eagerly() else tf.group(*filled)
 
     def counts(self) -> dict[str, int]:
-        """Returns how many rows each variable has now, by its name; only eagerly."""
+        """Returns a dict from the name of each variable to its current number of rows; for eager execution only."""
         return {variable.name: int(count) for (variable, _), count in zip(self._kept.values(), self._counts())}
 
     def _counts(self):
         return [tf.raw_ops.VariableShape(input=rows.handle)[0] for _, rows in self._kept.values()]
 
-    def _take(self):
+    def _take_rows(self):
         taken = [variable.assign(_own_row(variable, rows.read_value())) for variable, rows in self._kept.values()]
         with tf.control_dependencies([] if tf.executing_eagerly() else taken):
             empty = [
@@ -111,71 +116,71 @@ class RankValues:
         return None if tf.executing_eagerly() else tf.group(*empty)
 
 
-class GivenBack(first_run.Check):
-    """Gives each rank its values back between two runs of a session, before a training run that needs them.
+class RestoreOwnValues(first_run.Check):
+    """A check of session runs that restores this rank's values from the rows before a training run.
 
-    A training step of a TF 1 graph reads weights before anything of this package runs in it. So rows are taken in a run
-    of its own, before the first training run of a session and the first one after rows were filled or restored.
+    A training step of a TF 1 graph reads weights before any operator of this package runs. So rows are taken in a
+    separate run: before the first training run of a session, and after rows were filled or restored.
 
     Args:
-      values: the rank values, all made; of the graph being built.
-      transfers: full names of transfers of training runs.
+      values: the `RankValues` of the current graph, with all its variables made.
+      transfers: full names of the collectives in training runs.
     Attributes:
-      done_in: the sessions whose values are each rank's own again.
-      filling: the check of runs that fill the rows.
+      done_in: the sessions whose variables have this rank's values.
+      filling: the check of session runs that fill the rows.
     """
 
     def __init__(self, values: RankValues, transfers: set[str]):
         super().__init__(transfers)
         self.done_in: weakref.WeakSet = weakref.WeakSet()
-        self.filling = _Filling(self)
+        self.filling = _RowsFilled(self)
         graph = tf.compat.v1.get_default_graph()
         for check in (self, self.filling):
             first_run.find_or_add_check(graph, check, lambda check=check: check)
         with tf.init_scope():
-            self._take = tf.group(values.take())
-        _GIVEN_BACK.setdefault(graph, []).append(self)
+            self._take_rows = tf.group(values.take_own_rows())
+        _RESTORE_CHECKS.setdefault(graph, []).append(self)
 
     def is_due(self, session):
         return session not in self.done_in
 
     def make_check(self, session, run):
         try:
-            run_without_engines(session, targets=[self._take])
+            run_without_engines(session, targets=[self._take_rows])
         except tf.errors.FailedPreconditionError:
-            return  # a variable has no value yet, which the run itself will say
+            return  # a variable is uninitialised; the training run raises the error
         self.done_in.add(session)
 
 
-class _Filling(first_run.Check):
-    """Makes a session look for rows again after a run that fills them."""
+class _RowsFilled(first_run.Check):
+    """A check that makes a session take rows again after a run that fills the rows."""
 
-    def __init__(self, given_back):
+    def __init__(self, restore_own):
         super().__init__()
-        self._given_back = given_back
+        self._restore_own = restore_own
 
     def is_due(self, session):
-        return session in self._given_back.done_in
+        return session in self._restore_own.done_in
 
     def make_check(self, session, run):
-        self._given_back.done_in.discard(session)
+        self._restore_own.done_in.discard(session)
 
 
-_GIVEN_BACK: weakref.WeakKeyDictionary[tf.Graph, list[GivenBack]] = weakref.WeakKeyDictionary()
+_RESTORE_CHECKS: weakref.WeakKeyDictionary[tf.Graph, list[RestoreOwnValues]] = weakref.WeakKeyDictionary()
 
 
-def rows_may_have_come(graph: tf.Graph | None, session: Any) -> None:
-    """Notes that a session has restored variables, of which some may be rows."""
-    for given_back in _GIVEN_BACK.get(graph, ()) if graph is not None else ():
-        given_back.done_in.discard(session)
+def expect_restored_rows(graph: tf.Graph | None, session: Any) -> None:
+    """Makes a session take rows again, because it has restored variables, which can include rows."""
+    for restore_own in _RESTORE_CHECKS.get(graph, ()) if graph is not None else ():
+        restore_own.done_in.discard(session)
 
 
-def noted_gather(values: RankValues, name: str, given_back: GivenBack | None) -> Any:
-    """Works as `RankValues.gather`, and lets `given_back`, or else the next step, give the values back."""
+def gather_and_restore(values: RankValues, name: str, restore_own: RestoreOwnValues | None) -> Any:
+    """Calls `RankValues.gather` so that `restore_own`, or else the next step, restores the values of each rank."""
     with wire_names.recorded_names() as transfers:
         op = values.gather(name, is_kept=True)
-    if given_back is not None:
-        given_back.filling.transfers.update(transfers)
+    if restore_own is not None:
+        restore_own.filling.transfers.update(transfers)
     return op
 
 
@@ -194,9 +199,9 @@ def _empty_rows(variable):
 
 
 def _own_row(variable, rows):
-    """Returns this rank's row, the mean of the rows of another number of ranks, or the variable if there are no rows.
+    """Returns the value to restore: this rank's row; with another number of ranks, the mean; without rows, the value.
 
-    Uses no condition for each variable, which would slow down building; computed around checkpoints only.
+    Avoids a `tf.cond` for each variable, which would make graph construction slow.
     """
     ranks, count = collective.current(), tf.shape(rows)[0]
     is_of_others = tf.logical_and(count > 1, tf.not_equal(count, ranks.size))

@@ -1,4 +1,4 @@
-"""Chooses the stages of an optimizer's pipeline from its options."""
+"""Chooses the stages of an optimizer's pipeline from the optimizer's options."""
 
 from __future__ import annotations
 
@@ -42,18 +42,19 @@ def build_pipeline(
 
     Args:
       name: name of the optimizer, and prefix of the names of its collectives.
-      manager: the loss-scale manager, or a list of them, one for each loss; None for no loss scaling.
+      manager: the loss-scale manager, or a list of managers, one for each loss; None for no loss scaling.
       is_checked: skip steps whose gradients overflow; used with a manager.
       is_distributed: average gradients over the ranks.
-      is_joint: decide about a step together with the other ranks; None does so where a scaled loss is distributed or
-        the update is shared.
-      is_tailed: decide before the last fragment is all-reduced; used with a manager and several ranks.
+      is_joint: skip a step on all ranks if gradients overflow on one. None means True if the pipeline exchanges
+        gradients that can overflow, or if the update is sharded.
+      is_tailed: decide whether to skip a step before the last fragment is all-reduced; used with a manager and several
+        ranks.
       wire_dtype: the 16-bit dtype to which gradients are rounded before the all-reduce, or None.
-      is_sharded: ranks share the work of the update.
-      stages: stages that the user adds; they are copied, so one list can serve several optimizers.
-      record: a stage that records skipped steps, with a manager.
-      first_parameters: positions of the parameters at which all-reduce fragments begin; None for the cut that is set
-        for the process.
+      is_sharded: whether the weight update is sharded over the ranks.
+      stages: stages that the user adds. They are copied, so one list can serve several optimizers.
+      record: a stage that records skipped steps; used with a manager.
+      first_parameters: positions of the parameters at which all-reduce fragments begin; None for the split of the
+        process.
       combines: join gradients into flat tensors; used with a manager.
       checks_combined: compare the flat tensors with the single gradients in every step.
       inner: the optimizer that updates, of any family.
@@ -74,13 +75,13 @@ def build_pipeline(
         made.append(scaling(manager, combined))
     reducing = [stage for stage in added if stage.communicates]
     if reducing:
-        _check_reducing(reducing[0], is_distributed, wire_dtype, is_sharded, owner)
+        _check_communicating_stage(reducing[0], is_distributed, wire_dtype, is_sharded, owner)
         reducing[0].transfer_name = name
     elif is_distributed:
         made.append(AllReduce(name, wire_dtype))
-    # A 16-bit wire format can itself cause an overflow, which must not reach a variable.
+    # Conversion to a 16-bit wire format can overflow; the overflow must not reach a variable.
     is_narrow = is_distributed and wire_dtype == tf.float16
-    # A stage that keeps values for later must not get a NaN; others pass it on to the reduced gradients.
+    # A stage that stores values for later steps must not get a NaN; other stages pass it on to the reduced gradients.
     keeps_values = any("a verdict" in stage.needs for stage in added)
     is_judged = is_checked if is_scaled else is_narrow or keeps_values
     if is_judged:
@@ -90,7 +91,7 @@ def build_pipeline(
             is_joint = is_exchanged or is_sharded
         decides_early = is_judged_here and is_tailed
         made.append(OverflowCheck(name, is_joint, is_judged_here, decides_early=decides_early, combined=combined))
-        made.append(NarrowVariableGuard() if is_scaled else DropNotice(_words_of_drop(wire_dtype, owner)))
+        made.append(NarrowVariableGuard() if is_scaled else DropNotice(_drop_warning(wire_dtype, owner)))
         made += [record] if is_scaled and record is not None else []
     made += [SharedUpdate()] if is_sharded else []
     for stage in (*made, *added):
@@ -99,25 +100,26 @@ def build_pipeline(
     return Pipeline([*made, *added], inner, owner)
 
 
-def _words_of_drop(wire_dtype, owner):
-    """Returns the warning for the first step that is dropped without a loss scale."""
+def _drop_warning(wire_dtype, owner):
+    """Returns the warning for the first step that is dropped, for optimizers without loss scaling."""
     if wire_dtype == tf.float16:
         return (
-            f"{owner}: a step was dropped, because a gradient is not finite in float16, in which it is sent; no "
-            f"loss scale will move, so that every step like it is dropped. Write wire='bfloat16', which has the range "
-            f"of float32, or wire='none'."
+            f"{owner}: a step was dropped, because a gradient does not fit float16, in which it is sent. Without a "
+            f"loss scale, every step like it is dropped. Write wire='bfloat16', which has the range of float32, or "
+            f"wire='none'."
         )
     return (
-        f"{owner}: a step was dropped, because a gradient is NaN or infinite; no loss scale will change, so every "
-        f"step like it is dropped. Look for the cause in the loss or in the learning rate."
+        f"{owner}: a step was dropped, because a gradient is NaN or infinite. Without a loss scale, every step like it "
+        f"is dropped. Look for the cause in the loss or in the learning rate."
     )
 
 
-def _check_reducing(stage, is_distributed, wire_dtype, is_sharded, owner):
+def _check_communicating_stage(stage, is_distributed, wire_dtype, is_sharded, owner):
     name = type(stage).__name__
     if not is_distributed:
         problem, got = f"{name} exchanges values between ranks", "is_distributed=False"
-        raise ValueError(message(owner, problem, "is_distributed=True", got, f"Set it, or leave {name} out."))
+        fix = f"Set is_distributed=True, or leave {name} out."
+        raise ValueError(message(owner, problem, "is_distributed=True", got, fix))
     if wire_dtype is not None:
         problem, got = f"{name} sends values of 32 bits", f"wire={wire_dtype.name!r}"
         raise ValueError(message(owner, problem, "wire='none'", got, "Leave one of them out."))
@@ -130,7 +132,7 @@ def copy_stages(stages: Any, owner: str) -> list:
     """Copies the stages of a list; the copies have no variables.
 
     Raises:
-      TypeError: it is not a list of stages.
+      TypeError: `stages` is not a list of stages.
     """
     stages = check_list(owner, "stages", stages, "Write stages=[...].", expected="a list of npu_bridge.stages")
     for stage in stages:

@@ -1,8 +1,8 @@
-"""Marks in a TF 1 graph when this rank has computed the inputs of its reductions, and when the last of them has ended.
+"""Adds two clocks to a TF 1 graph: when this rank has computed the inputs of its reductions, and when they have ended.
 
-One clock is read once this rank has computed the inputs that wait for no other rank, a second one after the last
-reduction. So a rank's own work can be separated from its waiting, even in fragments that overlap the backward pass. The
-marks are operators that wait for others and that nothing waits for.
+The first clock is read when this rank has computed all inputs that wait for no other rank, the second one after the
+last reduction. This separates the computation of a rank from its waiting, even if fragments overlap the backward pass.
+No other operator waits for the clocks.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from npu_bridge.graph.control_flow import Guards, guards_of, measure_depths
 from npu_bridge.graph.operators import needed_ops
 from npu_bridge.graph.run import TRANSFER_TYPES, Run, sends_gradients
 
-_KEY = ("npu_bridge", "reduction_moments")  # TensorFlow exports collections with text keys only
+_KEY = ("npu_bridge", "reduction_moments")  # not a string, so TensorFlow does not export the collection
 
 
 class Moments(NamedTuple):
-    """Scalars to be fetched along with a training step.
+    """Scalars to be fetched in a training step.
 
     Attributes:
-      ready: when all inputs of the reductions that this rank alone computes exist, float64 seconds since the epoch.
-      done: when the last reduction has ended, likewise.
-      exchanges: whether gradients are exchanged in this run, a boolean.
+      ready: time at which this rank has computed its inputs of the reductions, float64 seconds since the epoch.
+      done: time at which the last reduction has ended, float64 seconds since the epoch.
+      exchanges: boolean, whether gradients are exchanged in this run.
     """
 
     ready: tf.Tensor
@@ -37,15 +37,17 @@ class Moments(NamedTuple):
 
 
 def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
-    """Adds the marks of a run to a graph; returns None if it sends no gradients, or sends them in a loop of the graph.
+    """Adds the clocks of a training step to its graph.
 
     Args:
-      graph: a TF 1 graph; it can be finalized.
+      graph: a TF 1 graph, which can be finalized.
       run: a training step.
-    Graph: adds two clocks and a flag for whether gradients are sent, once for the same collectives.
+    Returns:
+      The scalars to fetch; None if the run sends no gradients, or sends gradients in a loop of the graph.
+    Graph: adds two clocks and a flag for whether gradients are sent. Runs with the same collectives share them.
     Ranks: local.
     """
-    sent = [op for op in run.ops if _is_sent(op)] or [op for op in run.ops if TRANSFER_TYPES.match(op.type)]
+    sent = [op for op in run.ops if _exchanges_gradients(op)] or [op for op in run.ops if TRANSFER_TYPES.match(op.type)]
     depths = measure_depths(run.ops, run.fed_names)
     if not sent or any(depths[op].loops for op in sent):
         return None
@@ -56,7 +58,7 @@ def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
             return moments
     guards = guards_of(run.ops, run.fed_names)
     sure = {op for op in run.ops if not guards[op] and not depths[op].loops}
-    behind, ends = _before_and_behind(run, [*sent, *flags], sure)
+    behind, ends = _operators_around_collectives(run, [*sent, *flags], sure)
     with opened_for_changes(graph), graph.as_default(), tf.control_dependencies(None), tf.device("/cpu:0"):
         with tf.name_scope(""), tf.name_scope("reduction_moments"):
             # Not by `tf.control_dependencies`, which notes an attribute with operators that have been run already.
@@ -64,19 +66,19 @@ def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
             add_control_inputs(ready.op, behind)
             add_control_inputs(done.op, ends)
             known_here = {tensor.name: tensor for op in sure for tensor in op.outputs}
-            exchanges = _any_runs([guards[op] for op in sent], known_here)
+            exchanges = _any_alternative_runs([guards[op] for op in sent], known_here)
     known.append((names, Moments(ready, done, exchanges)))
     return known[-1][1]
 
 
-def _is_sent(op):
+def _exchanges_gradients(op):
     return sends_gradients(op.name, op.type) or (op.type in branches.TYPES and bool(branches.transfers_inside(op)))
 
 
-def _before_and_behind(run: Run, sent: Sequence[tf.Operation], sure: Collection[tf.Operation]):
-    """Returns the operators of this rank alone that collectives depend on, and those that end the collectives.
+def _operators_around_collectives(run: Run, sent: Sequence[tf.Operation], sure: Collection[tf.Operation]):
+    """Returns operators before the collectives that wait for no other rank, and operators after the collectives.
 
-    Operators inside a condition are replaced by those that lead into it and out of it: these always run.
+    Operators inside a condition are replaced by the operators that lead into it and out of it, since these always run.
     """
     waiting = set(sent)  # for another rank
     readers: dict[tf.Operation, list[tf.Operation]] = {}
@@ -96,8 +98,8 @@ def _before_and_behind(run: Run, sent: Sequence[tf.Operation], sure: Collection[
     return sorted(behind, key=lambda op: op.name), [op for op in on_the_way if op in sure]
 
 
-def _any_runs(alternatives: Iterable[Guards], known: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns whether one of the alternatives runs: all its guards allow it, judged by the guards that always exist."""
+def _any_alternative_runs(alternatives: Iterable[Guards], known: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Returns a tensor, whether one of the alternatives runs: whether all its guards in `known` have their values."""
     sure = {frozenset(pair for pair in guards if pair[0] in known) for guards in alternatives}
     if not all(sure):
         return tf.constant(True)

@@ -1,15 +1,15 @@
-"""Saves and restores sharded optimizer slots: rank 0 does so for all ranks, through staging variables.
+"""Saves and restores sharded optimizer slots of all ranks on rank 0, through staging variables.
 
-Only rank 0 writes checkpoints, and a slot is on the rank that owns its variable. So rank 0's graph has a *staging
-variable* for every slot of another rank, with the slot's name, in host memory. It holds the slot's value from the
-initialisation or a restore until the first update, and from a checkpoint until the next update; otherwise it is empty.
-To a saver it is a variable like any other, so checkpoints are those of a training without sharding, and jobs with any
-number of ranks, sharding or not, can resume from each other's.
+Only rank 0 writes checkpoints, but a slot is on the rank that owns its variable. So the graph of rank 0 has a *staging
+variable* for every slot of another rank, with the name of the slot, in host memory. A staging variable holds the value
+of the slot from the initialisation or a restore until the first update, and from a checkpoint until the next update;
+otherwise it is empty. Savers treat it like any other variable. So checkpoints are equal to those of a training without
+sharding, and jobs with any number of ranks, sharding or not, can resume from them.
 
-Scripts save with any saver, at any time, on rank 0 alone. So the read of a staging variable itself must gather (a
-broadcast of 1 from rank 0, then one all-to-all for each sharded optimizer). The owners must be known to take part
-(`end_round` after steps in sessions with hooks, else `listen`; a broadcast of 0 ends it). And a read without partners
-must fail instead of waiting for ever or saving an outdated slot.
+Scripts save with any saver, at any time, on rank 0 alone. So reading a staging variable must itself gather the slots:
+by a broadcast of 1 from rank 0, then one all-to-all for each sharded optimizer. The owners of the slots must take part:
+they call `end_round` after steps in sessions with hooks, else `listen`, and a broadcast of 0 ends both. A read while
+the owners do not listen must fail instead of waiting for ever or saving an outdated slot.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients.graph_mode import classic_control_flow
 from npu_bridge.gradients.inner import InnerOptimizer
 
-_KEY = ("npu_bridge", "remote_slots")  # TensorFlow exports collections with text keys only
+_KEY = ("npu_bridge", "remote_slots")  # not a string, so TensorFlow does not export the collection
 _SCOPE = "weight_update_sharding/"  # at the root, whatever scope the optimizer is used in
 _NOT_LISTENING = message(
     "is_weight_update_sharding",
     "slots of other ranks cannot be saved now, because those ranks are not listening",
-    "a save on every rank with NPUSaver, or one by a hook of rank 0 that comes before NPUBroadcastGlobalVariablesHook",
+    "a save on every rank with NPUSaver, or by a hook of rank 0 that comes before NPUBroadcastGlobalVariablesHook",
     "a save of rank 0 alone",
     "Save with npu_bridge.estimator.npu.npu_saver.NPUSaver on every rank.",
 )
@@ -46,13 +46,13 @@ _NEEDS_HOROVOD = message(
 
 
 def of_graph(graph: tf.Graph) -> RemoteSlots | None:
-    """Returns the remote slots of a graph; None when nothing in it is sharded."""
+    """Returns the remote slots of a graph; None if the graph has no sharded optimizer."""
     kept = graph.get_collection_ref(_KEY)
     return kept[0] if kept else None
 
 
 def of_default_graph(ranks: Communicator) -> RemoteSlots:
-    """Returns the remote slots of the graph being built; makes them if there are none yet."""
+    """Returns the remote slots of the default graph; makes them at the first call."""
     kept = tf.compat.v1.get_default_graph().get_collection_ref(_KEY)
     if not kept:
         kept.append(RemoteSlots(ranks))
@@ -60,14 +60,16 @@ def of_default_graph(ranks: Communicator) -> RemoteSlots:
 
 
 def broadcast_with_slots(variables: Sequence, ranks: Communicator, root_rank: int) -> tf.Operation | None:
-    """Assigns variables the values they have on one rank; slots of sharded optimizers go to their owners only.
+    """Broadcasts variables from one rank to all ranks; slots of sharded optimizers are sent to their owners only.
 
     Args:
-      variables: variables of the default graph, slots included.
+      variables: variables of the default graph, including slots.
+      ranks: communicator of all ranks.
+      root_rank: the rank whose values are sent.
     Returns:
-      The op to run; None when executed eagerly.
+      The op to run; None in eager execution.
     Raises:
-      ValueError: there are sharded slots, and another rank than 0 is to send them.
+      ValueError: there are sharded slots, and `root_rank` is not 0.
     Ranks: collective.
     """
     whole = None if tf.executing_eagerly() else of_graph(tf.compat.v1.get_default_graph())
@@ -76,7 +78,7 @@ def broadcast_with_slots(variables: Sequence, ranks: Communicator, root_rank: in
     if root_rank != 0:
         problem, expected = "only rank 0 can hold all slots when weight updates are sharded", "root_rank 0"
         got = str(root_rank)
-        raise ValueError(message("broadcast_global_variables", problem, expected, got, "Use 0."))
+        raise ValueError(message("broadcast_global_variables", problem, expected, got, "Use root_rank=0."))
     sharded = {slot.ref() for slot in whole.variables()}
     alike = [variable for variable in variables if variable.ref() not in sharded]
     return tf.group(ranks.broadcast_variables(alike, 0), whole.distribute())
@@ -85,8 +87,8 @@ def broadcast_with_slots(variables: Sequence, ranks: Communicator, root_rank: in
 class RemoteSlots:
     """The slots of all sharded optimizers of one graph.
 
-    Graph: built in a scope of its own, so that names outside are the same on every rank.
-    Ranks: the same parts must be made in the same order on every rank.
+    Graph: all operators are in one scope, so that other names are equal on every rank.
+    Ranks: every rank must add the same parts in the same order.
     """
 
     def __init__(self, ranks: Communicator):
@@ -96,55 +98,60 @@ class RemoteSlots:
         self._parts = []
         with tf.init_scope(), _on_host():  # outside of the caller's conditions and dependencies
             is_hooked, is_listened_to = _Flag("is_hooked"), _Flag("is_listened_to")
-            self._is_stale = _Flag("is_stale")  # for the staging variables' content before the first update
-            self._has_moved = _Flag("has_moved")  # since rank 0 was last done
+            self._is_stale = _Flag("is_stale")  # whether the staging variables are out of date
+            self._has_moved = _Flag("has_moved")  # whether a step was run since the last round
             self._hook, self._listen_to, self._unlisten = is_hooked.set(), is_listened_to.set(), is_listened_to.clear()
             self._moved, self._forget_move = self._has_moved.is_set(), self._has_moved.clear()
             self.is_stale = self._is_stale.is_set()
             self._is_done = tf.compat.v1.placeholder_with_default(False, [])
             may_ask = self._is_done | is_listened_to.is_set() | (is_hooked.is_set() & self._moved)
-            self.asked = self._ask(may_ask) if ranks.rank == 0 else ranks.broadcast(tf.constant(0), 0, "asked")
+            self.asked = (
+                self._request_slots(may_ask) if ranks.rank == 0 else ranks.broadcast(tf.constant(0), 0, "asked")
+            )
             self.refreshed = tf.group(self.asked, name="refreshed")
 
     def add(self, inner: InnerOptimizer, variables_by_owner: list[list]) -> Part:
-        """Makes slots of variables, each on its owner, and staging variables for them on rank 0; on all ranks alike."""
+        """Creates slots of variables on their owners, and staging variables on rank 0; every rank must call this."""
         part = Part(self, inner, variables_by_owner, len(self._parts))
         self._parts.append(part)
         return part
 
     def variables(self) -> list:
-        """Returns the slots in this rank's graph that differ between ranks, with staging variables."""
+        """Returns the sharded slots in the graph of this rank, and the staging variables."""
         return [slot for part in self._parts for slots in part.slots_by_owner for slot in slots]
 
     def distribute(self) -> tf.Operation:
-        """Gives owners the values in rank 0's staging variables, unless these are empty; collective."""
+        """Returns an op that sends the values of staging variables, unless empty, to the owners; collective."""
         return tf.group(*self.distributions())
 
     def distributions(self) -> list[tf.Operation]:
-        """Returns the ops that `distribute` groups."""
+        """Returns the ops that `distribute` groups, one for each part."""
         return [part.distributed for part in self._parts]
 
     def note_update(self) -> tf.Operation:
-        """Returns an op that notes an update."""
+        """Returns an op that records an update, after which staging variables are out of date."""
         return tf.group(self._is_stale.set(), self._has_moved.set())
 
-    def begin_hooked(self, session) -> None:
-        """Makes other ranks listen, in `end_round`, after every further step of this session."""
+    def enable_rounds(self, session) -> None:
+        """Enables `end_round` after each step of this session, in which other ranks send slots to rank 0."""
         session.run(self._hook)
 
     def end_round(self, session, is_last: bool) -> bool:
-        """Makes other ranks listen until rank 0 calls this, too; collective.
+        """Makes other ranks wait and send slots on request, until rank 0 also calls this method; collective.
 
-        There are two rounds: one right after a step, before any other collective, and one before the next step or the
-        end, after which rank 0 cannot save. Does nothing if no step was run.
+        Each step has two rounds: the first one right after the step, before any other collective; the last one before
+        the next step or the end. After the last round rank 0 cannot save. Does nothing if no step was run.
 
+        Args:
+          session: the training session.
+          is_last: whether this is the last round of the step.
         Returns:
-          True when a step had been run.
+          True if a step was run.
         """
         if not session.run(self._moved):
             return False
         if self.ranks.rank == 0:
-            self._be_done(session)
+            self._end_listening(session)
         else:
             self.listen(session)
         if is_last:
@@ -152,27 +159,27 @@ class RemoteSlots:
         return True
 
     @contextlib.contextmanager
-    def listened_to(self, session):
-        """Allows reads of staging variables on rank 0 in this block, while the others call `listen`; collective."""
+    def while_others_listen(self, session):
+        """Allows reads of staging variables on rank 0 inside the context; other ranks call `listen`; collective."""
         session.run(self._listen_to)
         try:
             yield
         finally:
             session.run(self._unlisten)
-            self._be_done(session)
+            self._end_listening(session)
 
     def listen(self, session) -> None:
-        """Sends rank 0 this rank's slots as often as it asks, until it is done; collective."""
+        """Sends the slots of this rank to rank 0 on every request, until rank 0 ends the round; collective."""
         while session.run(self.asked):
             session.run([part.sent for part in self._parts])
 
-    def _be_done(self, session):
+    def _end_listening(self, session):
         session.run(self.asked, {self._is_done: True})
 
-    def _ask(self, may_ask):
-        """Broadcasts that rank 0 asks (1) or is done (0); does nothing while staging variables are current."""
+    def _request_slots(self, may_ask):
+        """Broadcasts 1 if rank 0 requests slots, 0 if it ends the round; nothing if staging variables are current."""
 
-        def tell():
+        def broadcast_request():
             with tf.compat.v1.name_scope(_SCOPE):
                 check = tf.raw_ops.Assert(condition=may_ask, data=[_NOT_LISTENING])
                 with tf.control_dependencies([check]):
@@ -181,18 +188,18 @@ class RemoteSlots:
                     return tf.identity(asked)
 
         with classic_control_flow():
-            return tf.cond(self._is_done | self.is_stale, tell, lambda: tf.constant(0))
+            return tf.cond(self._is_done | self.is_stale, broadcast_request, lambda: tf.constant(0))
 
 
 class Part:
-    """Some slots of one optimizer.
+    """Sharded slots of one optimizer that were made together.
 
     Attributes:
-      graph: their graph.
-      slots_by_owner: for every rank, its slots in this graph: variables on the owner, staging variables on rank 0, and
-        no slots elsewhere.
-      sent: op that sends this rank's slots to rank 0, on ranks above 0.
-      distributed: op that gives this rank's slots the values that rank 0 has for them, if it has any.
+      graph: the graph of the slots.
+      slots_by_owner: for every rank, the slots that it owns: variables on the owner, staging variables on rank 0, and
+        an empty list on other ranks.
+      sent: op that sends the slots of this rank to rank 0; exists on ranks above 0.
+      distributed: op that sets the slots of this rank to their values on rank 0, if rank 0 has values.
     """
 
     def __init__(self, whole: RemoteSlots, inner: InnerOptimizer, variables_by_owner: list[list], number: int):
@@ -208,14 +215,14 @@ class Part:
         self._staging = [slot for slots in self.slots_by_owner[1:] for slot in slots] if rank == 0 else []
         with tf.init_scope(), _on_host():  # outside of the caller's conditions and dependencies
             if rank == 0:
-                self.distributed = self._give(f"given_{number}")
+                self.distributed = self._send_to_owners(f"given_{number}")
                 self._refresh(f"gathered_{number}")
             else:
-                self.sent = self._send(f"gathered_{number}")
-                self.distributed = self._take(f"given_{number}")
+                self.sent = self._send_to_rank_0(f"gathered_{number}")
+                self.distributed = self._receive_from_rank_0(f"given_{number}")
 
     def note_update(self) -> tf.Operation:
-        """Returns an op that notes an update: it empties the staging variables, which are out of date."""
+        """Returns an op that records an update and empties the staging variables, which are then out of date."""
         fillable = [staging for staging in self._staging if _true_shape(staging).num_elements()]
         if not fillable:
             return self._whole.note_update()
@@ -234,33 +241,33 @@ class Part:
         return tf.group(emptied, self._whole.note_update())
 
     def _refresh(self, name):
-        """Makes a read of a staging variable for a checkpoint fetch the current values first."""
+        """Makes every read of a staging variable for a checkpoint gather the current values first."""
 
         def gather():
             with tf.compat.v1.name_scope(_SCOPE):
                 none = [0] * self._whole.ranks.size
                 words, _ = self._whole.ranks.all_to_all(tf.zeros([0], tf.int64), none, name)
-                # Also without slots, because the other ranks send and wait for a receiver.
+                # Even without slots, because the other ranks send and wait for a receiver.
                 return tf.group(*(_assign_packed(self.slots_by_owner[1:], words) or [prevent_pruning(words)]))
 
         with tf.control_dependencies([self._whole.refreshed.control_inputs[0]]), classic_control_flow():
             gathered = tf.cond(self._whole.is_stale, gather, tf.no_op)
-        # All parts are fetched at a time, also those added after a saver was made.
+        # All parts are gathered together, even parts added after a saver was made.
         add_control_inputs(self._whole.refreshed, [gathered.op if isinstance(gathered, tf.Tensor) else gathered])
         for staging in self._staging:
-            _read_after(staging, self._whole.refreshed)
+            _delay_reads_until(staging, self._whole.refreshed)
 
-    def _send(self, name):
+    def _send_to_rank_0(self, name):
         words = _packed_values(self.slots_by_owner[self._whole.ranks.rank])
         counts = [tf.size(words), *[0] * (self._whole.ranks.size - 1)]
         return prevent_pruning(self._whole.ranks.all_to_all(words, tf.stack(counts), name)[0])
 
-    def _give(self, name):
+    def _send_to_owners(self, name):
         words = [_packed_values(slots) for slots in self.slots_by_owner[1:]]
         counts = tf.stack([0, *map(tf.size, words)])
         return prevent_pruning(self._whole.ranks.all_to_all(tf.concat(words, axis=0), counts, name)[0])
 
-    def _take(self, name):
+    def _receive_from_rank_0(self, name):
         ranks = self._whole.ranks
         words, _ = ranks.all_to_all(tf.zeros([0], tf.int64), [0] * ranks.size, name)
         slots = [self.slots_by_owner[ranks.rank]]
@@ -269,9 +276,9 @@ class Part:
 
 
 class _Flag:
-    """A boolean kept in the session, False in a new one: a resource that exists or does not.
+    """A boolean in a session, False at the start: a resource that is initialised or not.
 
-    It is in no collection, so that it need not be initialised and is not in checkpoints.
+    The resource is in no collection, so it needs no initialisation and is not saved in checkpoints.
     """
 
     def __init__(self, name):
@@ -290,13 +297,13 @@ class _Flag:
 
 @contextlib.contextmanager
 def _on_host():
-    """Places ops on the host and under `_SCOPE` inside the block."""
+    """Places ops on the host and under the scope `_SCOPE` inside the context."""
     with tf.device("/cpu:0"), tf.compat.v1.name_scope(_SCOPE):
         yield
 
 
 def _make_staging_variable(next_creator, **arguments):
-    """Creates the same variable in host memory, and allows it to be empty; a variable creator."""
+    """Creates a variable in host memory that can be empty; a variable creator."""
     arguments.update(shape=tf.TensorShape(None), validate_shape=False)
     if "use_resource" in arguments:
         arguments["use_resource"] = True
@@ -304,8 +311,8 @@ def _make_staging_variable(next_creator, **arguments):
         return next_creator(**arguments)
 
 
-def _read_after(staging, op):
-    """Makes savers' reads of a staging variable wait for `op`; its input must stay the handle."""
+def _delay_reads_until(staging, op):
+    """Makes the tensor that savers read from a staging variable wait for `op`."""
     with tf.control_dependencies([op]):
         value = tf.raw_ops.ReadVariableOp(resource=staging.handle, dtype=staging.dtype)
     set_read_tensor(staging, value)
@@ -320,7 +327,7 @@ def _packed_values(slots):
 
 
 def _assign_packed(slots_by_owner, words):
-    """Ops that assign the slots of some owners what each owner's `_packed_values` hold."""
+    """Returns ops that assign slots the values in `words`, the concatenated `_packed_values` of their owners."""
     specs = [[tf.TensorSpec(_true_shape(slot), slot.dtype.base_dtype) for slot in slots] for slots in slots_by_owner]
     return [
         tf.compat.v1.assign(slot, value).op

@@ -1,9 +1,10 @@
-"""Restores checkpoints of TF 1 graphs into trainings with other stages, another rule or another number of ranks.
+"""Restores checkpoints of TF 1 graphs into trainings with other stages, another optimizer or another number of ranks.
 
-TensorFlow's savers need every variable of the graph, and restore none if one is missing. So `Saver.restore` is changed
-once the process builds a pipeline: it compares the checkpoint's keys with those that the saver restores, and decides
-for each key by the rule of `kept_state`. Sessions, `MonitoredTrainingSession` and Estimators all restore through it.
-Graphs without a pipeline, and checkpoints that have every variable, are restored by TensorFlow alone.
+A saver of TensorFlow needs every variable of the graph in the checkpoint, and restores nothing if one is missing. So
+`Saver.restore` is replaced when the process builds a pipeline. The replacement compares the keys of the checkpoint with
+the keys of the saver, and decides for each key by the rules of `kept_state`. Sessions, `MonitoredTrainingSession` and
+Estimators all call `Saver.restore`. TensorFlow alone restores graphs without a pipeline, and checkpoints that have
+every variable.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _NAMED = 3
 
 
 class _Read(NamedTuple):
-    """One tensor that a saver reads: its key, its slice, and the output that holds the value."""
+    """One tensor that a saver reads: its key and slice in the checkpoint, and the graph tensor with its value."""
 
     key: str
     part: str
@@ -41,16 +42,16 @@ class _Read(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """A plan for the keys of a checkpoint and of a saver.
+    """A plan that says how each variable of a saver is restored from a checkpoint.
 
     Attributes:
-      reads: all that the saver reads.
-      begun: variables that the checkpoint lacks, by key and slice.
-      merged: numbers of ranks that have a row in the checkpoint, by key, where the rows become their mean.
-      rows_of: keys of rows, by the key whose value becomes their mean because it is no longer each rank's own.
-      dropped: keys of the checkpoint that are state of stages or rules and are not used here.
-      slots: keys here that are state of the update rule.
-      anew: keys and slices here that begin anew even if the checkpoint has them.
+      reads: all tensors that the saver reads.
+      begun: variables that start from initial values, by key and slice.
+      merged: for keys whose variable gets the mean of rows, the number of rows.
+      rows_of: for keys whose variable is now equal on all ranks, the key of the rows whose mean it gets.
+      dropped: keys of the checkpoint with state of stages or optimizers that this graph does not use.
+      slots: keys of the saver with state of the optimizer.
+      anew: keys and slices that start from initial values even if the checkpoint has them.
     """
 
     reads: list[_Read]
@@ -64,14 +65,17 @@ class _Plan(NamedTuple):
 
 @functools.cache
 def watch_savers() -> None:
-    """Makes savers of TF 1 graphs restore by the rule of `kept_state`, from now on."""
+    """Makes all savers of TF 1 graphs restore by the rules of `kept_state` from now on."""
     wrap_restore(_restore)
 
 
-def only_present(settings: Any) -> Any:
-    """Returns settings of a warm start of the default graph, without state of stages and rules that the file lacks.
+def without_missing_state(settings: Any) -> Any:
+    """Removes from warm-start settings the state of stages and optimizers that the checkpoint lacks.
 
-    Patterns in `tf.estimator.WarmStartSettings` stand for all variables that match; without patterns, for trained ones.
+    Args:
+      settings: `tf.estimator.WarmStartSettings` for the default graph, whose patterns select variables by name.
+    Returns:
+      Settings with a list of variables in place of the patterns; `settings` if there is nothing to remove.
     """
     patterns = settings.vars_to_warm_start
     graph = tf.compat.v1.get_default_graph()
@@ -79,7 +83,7 @@ def only_present(settings: Any) -> Any:
     if not pipelines or not isinstance(patterns, (list, tuple)) or not all(isinstance(each, str) for each in patterns):
         return settings
     reader = tf.train.load_checkpoint(settings.ckpt_to_initialize_from)
-    state, slots = _state_of(None, graph, pipelines)
+    state, slots = _optional_variables(None, graph, pipelines)
     found = [each for pattern in patterns for each in graph.get_collection("variables", scope=pattern)]
     begun = [
         key_and_slice_of(each)[0]
@@ -100,14 +104,14 @@ def _restore(restore, saver, session, path):
     if plan is None or not (plan.begun or plan.rows_of):
         restore(saver, session, path)
     else:
-        _restore_by(plan, saver, session, os.fspath(path))
-    rank_values.rows_may_have_come(graph, session)
+        _restore_by_plan(plan, saver, session, os.fspath(path))
+    rank_values.expect_restored_rows(graph, session)
     if plan is not None:
-        _tell(plan, os.path.basename(path))
+        _log_plan(plan, os.path.basename(path))
 
 
 def _plan(saver, graph, pipelines, path):
-    """Returns what to restore; None where TensorFlow restores, or reports what is wrong with the file, by itself."""
+    """Returns the plan of a restore; None if TensorFlow alone must restore the file, or report an error in it."""
     try:
         reader = tf.train.load_checkpoint(path)
         shapes = reader.get_variable_to_shape_map()
@@ -115,7 +119,7 @@ def _plan(saver, graph, pipelines, path):
         return None
     if keys_in_object_checkpoint(reader):
         return None
-    state, slots = _state_of(saver, graph, pipelines)
+    state, slots = _optional_variables(saver, graph, pipelines)
     reads = _find_reads(saver, graph)
     anew = {id(variable) for pipeline in pipelines for variable in begun_anew(pipeline.stages)}
     is_anew = {place for place, variable in state.items() if id(variable) in anew}
@@ -138,8 +142,8 @@ def _plan(saver, graph, pipelines, path):
     return _Plan(reads, begun, merged, rows_of, dropped, slots, is_anew)
 
 
-def _state_of(saver, graph, pipelines):
-    """Returns the variables that a checkpoint may lack, by key and slice; and the keys of update rules among them."""
+def _optional_variables(saver, graph, pipelines):
+    """Returns the variables that a checkpoint need not contain, by key and slice, and the keys of optimizer state."""
     of_rules = [variable for pipeline in pipelines for variable in pipeline.optimizer_variables()]
     of_rules += [
         variable
@@ -179,30 +183,30 @@ def _check_missing(keys, path, shapes):
         more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
         text = (
             f"checkpoint: {path} lacks {len(keys)} variables of this graph that are not state of stages or optimizers. "
-            f"Expected {', '.join(sorted(keys)[:_NAMED])}{more}; got {len(shapes)} others. Restore it into the model "
-            f"from which it was saved, or use a Saver of only the variables that it has."
+            f"Expected {', '.join(sorted(keys)[:_NAMED])}{more}; got {len(shapes)} other variables. Restore the "
+            f"checkpoint into the model from which it was saved, or use a Saver of only the variables in it."
         )
         raise tf.errors.NotFoundError(None, None, text)
 
 
-def _restore_by(plan, saver, session, path):
-    """Reads available values in a separate graph, as the session's may be finalized, and feeds them to the saver."""
+def _restore_by_plan(plan, saver, session, path):
+    """Reads available values in a separate graph, as the session's can be finalized, and feeds them to the saver."""
     there = [read for read in plan.reads if (read.key, read.part) not in plan.begun and read.key not in plan.rows_of]
     merged = [read for read in plan.reads if read.key in plan.rows_of]
     keys = [*(read.key for read in there), *(plan.rows_of[read.key] for read in merged)]
     parts = [*(read.part for read in there), *("" for _ in merged)]
-    values = _values(path, keys, parts, [read.output.dtype for read in [*there, *merged]])
+    values = _read_values(path, keys, parts, [read.output.dtype for read in [*there, *merged]])
     fed = {read.output: value for read, value in zip([*there, *merged], values)}
-    fed.update({read.output: _mean(fed[read.output]) for read in merged})
+    fed.update({read.output: _mean_of_rows(fed[read.output]) for read in merged})
     for read in plan.reads:
         if (read.key, read.part) in plan.begun:
-            fed[read.output] = _empty(plan.begun[read.key, read.part])
+            fed[read.output] = _zeros_like_variable(plan.begun[read.key, read.part])
     session.run(saver.saver_def.restore_op_name, fed)
     # Last, for slots that start as a copy of a variable.
     session.run([variable.initializer for variable in plan.begun.values()])
 
 
-def _values(path, keys, parts, dtypes):
+def _read_values(path, keys, parts, dtypes):
     if not keys:
         return []
     return run_in_separate_graph(
@@ -210,20 +214,20 @@ def _values(path, keys, parts, dtypes):
     )
 
 
-def _mean(rows):
+def _mean_of_rows(rows):
     if rows.dtype == np.bool_:
         return rows.any(axis=0)
     return rows.mean(axis=0, dtype=np.float64).astype(rows.dtype) if rows.dtype.kind in "fV" else rows[0]
 
 
-def _empty(variable):
-    """Returns zeros in the variable's shape, which the saver assigns before the variable is initialised."""
+def _zeros_like_variable(variable):
+    """Returns zeros in the shape of a variable, for the saver to assign before the variable is initialised."""
     shape = variable.shape if variable.shape.is_fully_defined() else variable.initial_value.shape
     sizes = [size or 0 for size in shape.as_list()] if shape.rank is not None else [0]
     return np.zeros(sizes, variable.dtype.base_dtype.as_numpy_dtype)
 
 
-def _tell(plan, checkpoint):
+def _log_plan(plan, checkpoint):
     begun = [key for key, part in plan.begun if kept_state.OF_RANKS not in key and (key, part) not in plan.anew]
     kept_state.warn_about_missing_state(checkpoint, begun, plan.slots)
     kept_state.warn_about_averaged_state(checkpoint, list(plan.merged), plan.merged.values())

@@ -1,11 +1,10 @@
-"""Warns, after the first step of a job of several ranks, if all ranks have read the same batch.
+"""Warns after the first step of a job with several ranks if all ranks have read the same batch.
 
-Ranks that read the same data compute the same gradients, and together learn what one of them would. This goes
-unnoticed, as every loss falls. The batch is inspected where it is read anyway: in the values that a session's first
-training run takes from its iterators and feeds, or that `fit` takes from its data. No extra batch is drawn, and later
-steps cost nothing.
+Ranks that read the same data compute the same gradients, and all of them together learn no more than one rank. Users
+do not notice, because every loss falls. The check reads no extra batch: it inspects the values that the first training
+run of a session gets from iterators and feeds, or the first batch of `fit`. Later steps cost nothing.
 
-Tensors of equal values are ignored: labels of a discriminator, or the zeros of a benchmark.
+Tensors whose elements are all equal are ignored, such as the labels of a discriminator or the zeros of a benchmark.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ _NOTHING_SEEN = 0
 
 
 def batch_of(run: Run) -> list[tf.Tensor]:
-    """Lists the tensors that a run reads from iterators and queues and that can be fetched with it."""
+    """Lists the tensors that a run reads from iterators and queues and that the run can fetch."""
     read = [tensor for op in run.ops if _READERS.fullmatch(op.type) for tensor in op.outputs]
     return [tensor for tensor in read if tensor.name in run.values and tensor.name not in run.fed_names]
 
 
 def compare(values: Iterable[Any]) -> None:
-    """Compares this rank's first batch with those of the others; rank 0 warns once if all are equal bit for bit.
+    """Compares the first batches of all ranks; rank 0 warns once if all batches are equal, bit for bit.
 
     Args:
-      values: arrays of the batch, and other inputs of the step; empty on a rank that has seen none.
+      values: arrays of this rank's batch, and other inputs of the step; empty if this rank has seen no batch.
     Ranks: collective.
     """
-    of_ranks = gather_values(_hash_of(values), "same_batches")
+    of_ranks = gather_values(_hash_batch(values), "same_batches")
     if collective.current().rank == 0 and of_ranks[0] != _NOTHING_SEEN and len(set(of_ranks)) == 1:
         say_once(
             logging.WARNING,
-            f"npu_bridge: all {len(of_ranks)} ranks have read the same first batch, so together they learn what one "
-            f"rank would. Give each rank its own part of the data: "
-            f"dataset = dataset.shard(get_rank_size(), get_rank_id()), before it is shuffled and batched.",
+            f"npu_bridge: all {len(of_ranks)} ranks have read the same first batch, so together they learn no more "
+            f"than one rank. Give each rank its own part of the data: "
+            f"dataset = dataset.shard(get_rank_size(), get_rank_id()), before shuffle and batch.",
         )
 
 
@@ -57,7 +56,7 @@ class FirstBatchOfFit:
     """Records the first batch that `fit` trains on, without changing the training.
 
     Args:
-      model: a Keras model that is about to train eagerly or by functions.
+      model: a Keras model that is about to train, eagerly or in functions.
     """
 
     def __init__(self, model: tf.keras.Model):
@@ -66,29 +65,29 @@ class FirstBatchOfFit:
 
         def first_call(iterator):
             model.train_function = function
-            return function(self._with_first_put_back(iterator))
+            return function(self._record_first_batch(iterator))
 
         if steps_per_execution(model) == 1:
             model.train_function = first_call
 
     def compare(self) -> None:
-        """Compares the batch as the function `compare` does; call it after the first step."""
+        """Passes the recorded batch to the function `compare`; call this method after the first step."""
         compare(self._values)
         self._values = []
 
-    def _with_first_put_back(self, iterator):
+    def _record_first_batch(self, iterator):
         try:
             element = next(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
             return iterator  # the caller finds the end itself
         self._values = [value.numpy() for value in tf.nest.flatten(element) if isinstance(value, tf.Tensor)]
-        # With exactly the iterator's element_spec, as functions are traced again for another one.
+        # With exactly the iterator's element_spec, because functions are traced again for a different spec.
         once = tf.data.Dataset.from_generator(lambda: [element], output_signature=iterator.element_spec)
         return iter(once)
 
 
-def _hash_of(values):
-    """Returns a hash of the values that can tell batches apart; `_NOTHING_SEEN` if there are none."""
+def _hash_batch(values):
+    """Returns a hash of all arrays whose elements differ; `_NOTHING_SEEN` if there are no such arrays."""
     digest, tells = hashlib.blake2b(digest_size=8), False
     for value in values:
         array = np.asarray(value)

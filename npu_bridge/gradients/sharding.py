@@ -1,4 +1,4 @@
-"""Weight update sharding: every rank updates some of the variables and gets the others from the ranks that did."""
+"""Shards the weight update: every rank updates some of the variables, and receives the others from their owners."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIECE_BYTES = 16 * 2**20
 
 
 class SharedUpdate(Stage):
-    """Says to the other ranks, before anything is transferred, that this one shares the update with them."""
+    """A stage that makes the ranks check, before the first collective, that all of them shard the update."""
 
     place = "update"
 
@@ -28,20 +28,19 @@ class SharedUpdate(Stage):
 
 
 class ShardedOptimizer(InnerOptimizer):
-    """An inner optimizer whose work is divided among the ranks, variable by variable.
+    """An inner optimizer that divides the variables among the ranks, so that each rank updates only its own variables.
 
-    Every rank must get the same, reduced gradients. It updates the variables it owns, and after that all ranks send
-    each other what they updated. Numbers are those of the inner optimizer alone, because it updates each variable
-    without looking at another one. Slots exist on the owner; see `remote_slots` for how they get into checkpoints.
-
-    A variable keeps the owner it was first given.
+    All ranks must get the same, reduced gradients. Each rank updates the variables that it owns; then the ranks send
+    each other the updated variables. The results equal those of the inner optimizer alone, because it updates each
+    variable independently. Slots exist on the owner only; `remote_slots` saves them in checkpoints. A variable never
+    changes its owner.
 
     Args:
-      inner: the optimizer around which gradients were reduced.
-      name: prefix of the transfers' names; the same on every rank.
+      inner: the optimizer that updates, with reduced gradients.
+      name: prefix of the names of the collectives; the same on every rank.
     Raises:
-      ValueError: an update needs all gradients at once, to clip by their global norm, say, and no rank has them.
-    Ranks: collective. With one rank it is the inner optimizer.
+      ValueError: the optimizer needs all gradients at once, for example to clip by their global norm.
+    Ranks: collective. With one rank, works like the inner optimizer.
     """
 
     def __init__(self, inner: InnerOptimizer, name: str):
@@ -87,15 +86,15 @@ class ShardedOptimizer(InnerOptimizer):
             return self._inner.apply_gradients(grads_and_vars, global_step, name)
         variables = [variable for _, variable in given]
         self.prepare(variables)
-        self._check_everyone_updates(variables, ranks.size)
+        self._check_all_ranks_update(variables, ranks.size)
         own = [(grad, variable) for grad, variable in given if self._owner_of(variable) == ranks.rank]
         update = self._inner.apply_gradients(own, global_step, name)
-        # Updates of other ranks are written once no operator of this step can still read the old values.
+        # Updates of other ranks are written when no operator of this step can still read the old values.
         with tf.control_dependencies(
             [update, *(prevent_pruning(part) for grad, _ in given for part in gradient_parts(grad))]
         ):
             with tf.name_scope(f"{self._name}_Broadcast_Weight_Update_Sharding"):
-                received = self._exchange(variables, ranks)
+                received = self._exchange_updates(variables, ranks)
             noted = [part.note_update() for part in self._parts if part.graph is tf.compat.v1.get_default_graph()]
             return tf.group(update, *received, *noted)
 
@@ -119,30 +118,30 @@ class ShardedOptimizer(InnerOptimizer):
             owners = fair_division([_size_bytes(variable) for variable in new], collective.current().size)
             self._owners.update((variable.ref(), owner) for variable, owner in zip(new, owners))
 
-    def _check_everyone_updates(self, variables, rank_count):
+    def _check_all_ranks_update(self, variables, rank_count):
         idle = set(range(rank_count)).difference(map(self._owner_of, variables))
         if idle:
             problem = (
                 "some ranks have nothing to update in this apply_gradients, so their step counts would fall behind"
             )
             expected = f"gradients of variables of each of the {rank_count} ranks"
-            got = f"none for {', '.join(f'rank {rank}' for rank in sorted(idle))}"
+            got = f"no gradient for {', '.join(f'rank {rank}' for rank in sorted(idle))}"
             fix = "Apply all gradients of one compute_gradients together, or use an optimizer for each loss."
             raise ValueError(message(self._name, problem, expected, got, fix))
 
-    def _exchange(self, variables, ranks):
-        """Ops that give every rank the variables that others updated."""
+    def _exchange_updates(self, variables, ranks):
+        """Returns ops that send the updated variables of each rank to all other ranks."""
         assigned = []
         for dtype in dict.fromkeys(variable.dtype.base_dtype for variable in variables):
             by_owner = [[] for _ in range(ranks.size)]
             for variable in variables:
                 if variable.dtype.base_dtype == dtype:
                     by_owner[self._owner_of(variable)].append(variable)
-            for number, pieces in enumerate(_pieces(by_owner)):
+            for number, pieces in enumerate(_split_into_pieces(by_owner)):
                 own = [tf.reshape(variable.read_value(), [-1]) for variable in pieces[ranks.rank]]
                 flat = tf.concat(own, axis=0) if own else tf.zeros([0], dtype)
                 joined = ranks.all_gather(flat, f"{self._name}_updated_{dtype.name}_{number}")
-                # Where all of it is this rank's own, the others need the transfer nevertheless.
+                # Even if all variables are this rank's own, the other ranks need the transfer.
                 assigned += _assign_others(joined, pieces, ranks.rank) or [prevent_pruning(joined)]
         return assigned
 
@@ -161,14 +160,14 @@ def _check_can_be_shared(optimizer):
     raise ValueError(message("NPUDistributedOptimizer", problem, expected, got, fix))
 
 
-def _pieces(by_owner):
-    """Cuts every owner's list into equally many pieces of about `PIECE_BYTES`; gives one list per owner for each."""
-    cut = [_runs_of_bytes(variables) for variables in by_owner]
+def _split_into_pieces(by_owner):
+    """Splits the list of every owner into pieces of about `PIECE_BYTES`; yields the n-th pieces of all owners."""
+    cut = [_split_by_bytes(variables) for variables in by_owner]
     for number in range(max(map(len, cut))):
         yield [runs[number] if number < len(runs) else [] for runs in cut]
 
 
-def _runs_of_bytes(variables):
+def _split_by_bytes(variables):
     runs, filled = [], PIECE_BYTES
     for variable in variables:
         if filled >= PIECE_BYTES:
@@ -191,10 +190,10 @@ def _assign_others(joined, pieces, rank):
 
 
 def _size_bytes(variable):
-    """Bytes of a variable; a scalar counts nothing, as documented for the division among ranks."""
+    """Returns the bytes of a variable, or 0 for a scalar, as documented for the division among ranks."""
     if not variable.shape.is_fully_defined():
         problem, expected = "is_weight_update_sharding divides variables by their sizes", "a variable of known shape"
-        got, fix = f"{variable.shape} for {variable.name}", "Give it a shape."
+        got, fix = f"{variable.shape} for {variable.name}", "Give the variable a shape."
         raise ValueError(message("NPUDistributedOptimizer", problem, expected, got, fix))
     return 0 if variable.shape.rank == 0 else variable.shape.num_elements() * variable.dtype.size
 

@@ -156,7 +156,7 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
             return
         step = session.run(self._global_step)
         # A run that started, and found no more data, has restored each rank's own weights.
-        if step != self._synced_at or any(pipeline.has_given_back(session) for pipeline in self._pipelines):
+        if step != self._synced_at or any(pipeline.has_restored_own_weights(session) for pipeline in self._pipelines):
             self._run(session, step)
 
     def bring_together(self, session: Any) -> None:

@@ -176,7 +176,7 @@ def test_10_meet_the_checkpoint_of_another_model(desk):
     lines = desk.type("npu-run", "other_model.py", code=1)
     assert "\n".join(lines).count("Traceback") == 1 and len(lines) <= 20, lines
     assert re.search(
-        r"out/line/model\.ckpt-100 lacks .* Restore it into the model from which it was saved", lines[-1]
+        r"out/line/model\.ckpt-100 lacks .* Restore the checkpoint into the model from which it was saved", lines[-1]
     ), lines
 
 

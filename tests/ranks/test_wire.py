@@ -235,7 +235,7 @@ def test_the_first_step_that_is_dropped_without_a_loss_scale_is_told_with_the_fi
     assert others == [] and len(lines) == (0 if "scaled" in way else 1)
     for step, line in lines:
         assert step == 2
-        assert "not finite in float16" in line and "wire='bfloat16'" in line
+        assert "does not fit float16" in line and "wire='bfloat16'" in line
 
 
 def test_bfloat16_has_the_range_of_float32(on_ranks):

@@ -12,7 +12,7 @@ from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.estimator.npu.checks import check_root_rank
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.same_batches import FirstBatchOfFit
-from npu_bridge.gradients.skips_in_a_row import MOST_IN_VAIN, SkipsInARow
+from npu_bridge.gradients.skips_in_a_row import MOST_NOT_CAUSED_BY_SCALE, SkipsInARow
 from npu_bridge.gradients.start_values import variables_in_training
 from npu_bridge.reporting.keras_numbers import Numbers
 
@@ -64,7 +64,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
             self._first_batch.compare()
             self._first_batch = None
 
-        if batch + 1 == MOST_IN_VAIN:
+        if batch + 1 == MOST_NOT_CAUSED_BY_SCALE:
             self._count_skips(logs)
 
     def on_epoch_begin(self, epoch, logs=None):

@@ -24,7 +24,7 @@ from npu_bridge.estimator.npu.npu_hook import (
     NPUCheckpointSaverHook,
     SetIterationsVarHook,
 )
-from npu_bridge.gradients.resuming import only_present
+from npu_bridge.gradients.resuming import without_missing_state
 from npu_bridge.gradients.sync import SyncBeforeSavingHook
 from npu_bridge.options import read_job_start, read_run_config, tell_effects
 from npu_bridge.reporting import (
@@ -296,7 +296,7 @@ class NPUEstimator(tf.estimator.Estimator):
         if secs or save_steps or has_saver:  # otherwise stopping would lose all training
             hooks = [*hooks, self._stop_hook]
         given_start = self._warm_start_settings
-        self._warm_start_settings = given_start and only_present(given_start)  # variables of this graph
+        self._warm_start_settings = given_start and without_missing_state(given_start)  # variables of this graph
         try:
             return super()._train_with_estimator_spec(
                 estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners

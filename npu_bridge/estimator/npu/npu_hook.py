@@ -17,7 +17,7 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.savers import has_listeners, set_steps_per_run
 from npu_bridge.estimator.npu.checks import check_nonnegative_integer, check_positive_integer, check_root_rank
 from npu_bridge.gradients import remote_slots
-from npu_bridge.gradients.rank_values import without_rows
+from npu_bridge.gradients.rank_values import broadcastable_variables
 from npu_bridge.session import (
     BackgroundSaver,
     CheckpointNotSavedError,
@@ -87,7 +87,7 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
             self._saves = WaitForSaves()
             add_engine(session, self._saves)
         if self._remote_slots is not None:
-            self._remote_slots.begin_hooked(session)
+            self._remote_slots.enable_rounds(session)
 
     def before_run(self, run_context):
         self._finish_open_round(run_context.session)
@@ -390,7 +390,7 @@ def broadcast_global_variables(root_rank):
       The op to run after the variables are initialised; None in eager execution.
     Ranks: collective.
     """
-    variables = without_rows(tf.compat.v1.global_variables())
+    variables = broadcastable_variables(tf.compat.v1.global_variables())
     return remote_slots.broadcast_with_slots(variables, collective.current(), root_rank)
 
 

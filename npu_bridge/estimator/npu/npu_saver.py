@@ -54,7 +54,7 @@ class NPUSaver(tf.compat.v1.train.Saver):
             slots.listen(sess)
             return None
         self._hold(os.path.dirname(save_path) or ".")
-        with contextlib.nullcontext() if slots is None else slots.listened_to(sess):
+        with contextlib.nullcontext() if slots is None else slots.while_others_listen(sess):
             return super().save(
                 sess,
                 save_path,
