@@ -16,7 +16,7 @@ from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import sort_stages
 from npu_bridge.gradients.rank_values import RankValues, RestoreOwnValues, gather_and_restore
 from npu_bridge.gradients.resuming import watch_savers
-from npu_bridge.gradients.stage import Stage, Step, Update, called_too_early, changes_after_verdict
+from npu_bridge.gradients.stage import Stage, Step, Update, called_too_early_error, changes_after_verdict
 from npu_bridge.gradients.stages.overflow import OverflowCheck
 from npu_bridge.gradients.start_values import RankComparison, watch_graph
 from npu_bridge.gradients.step_branches import BranchResults, make_update
@@ -77,7 +77,7 @@ class Pipeline:
             self._exchanges_before = exchanges.count_exchanges()
         self._has_reported_restore = False
         self._is_start_warning_off = False
-        kept = [stage for stage in self.stages if not stage.begins_anew]
+        kept = [stage for stage in self.stages if not stage.restarts_at_zero]
         has_own = any(type(stage).variables_of_this_rank is not Stage.variables_of_this_rank for stage in kept)
         self._rank_values = RankValues() if has_own else None
         self._replicas = RankValues() if any(stage.differ_between_ranks for stage in self.stages) else None
@@ -146,7 +146,7 @@ class Pipeline:
         for stage in self.stages:
             stage.create_variables(variables, gradients)
         if self._rank_values is not None:
-            kept = [stage for stage in self.stages if not stage.begins_anew]
+            kept = [stage for stage in self.stages if not stage.restarts_at_zero]
             self._rank_values.create_rows([variable for stage in kept for variable in stage.variables_of_this_rank()])
         if gradients is None:
             self._make_replicas(variables, list)
@@ -351,7 +351,7 @@ class Pipeline:
         Ranks: collective.
         """
         if not self._comparison.has_compared:
-            raise called_too_early("sync_all")
+            raise called_too_early_error("sync_all")
         owner = self._comparison.owner
         gathered = [] if self._rank_values is None else [self._rank_values.gather(f"{owner}_of_ranks")]
         if self._replicas is not None:

@@ -15,10 +15,10 @@ from npu_bridge.gradients.order import check_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.sharding import SharedUpdate
 from npu_bridge.gradients.stage import Stage
-from npu_bridge.gradients.stages.all_reduce import AllReduce, OwnSplit
+from npu_bridge.gradients.stages.all_reduce import AllReduce, OptimizerSplit
 from npu_bridge.gradients.stages.group_scaling import GroupScaling
 from npu_bridge.gradients.stages.loss_scaling import LossScaling
-from npu_bridge.gradients.stages.overflow import DropNotice, NarrowVariableGuard, OverflowCheck
+from npu_bridge.gradients.stages.overflow import DropWarning, NarrowVariableGuard, OverflowCheck
 
 
 def build_pipeline(
@@ -91,12 +91,12 @@ def build_pipeline(
             is_joint = is_exchanged or is_sharded
         decides_early = is_judged_here and is_tailed
         made.append(OverflowCheck(name, is_joint, is_judged_here, decides_early=decides_early, combined=combined))
-        made.append(NarrowVariableGuard() if is_scaled else DropNotice(_drop_warning(wire_dtype, owner)))
+        made.append(NarrowVariableGuard() if is_scaled else DropWarning(_drop_warning(wire_dtype, owner)))
         made += [record] if is_scaled and record is not None else []
     made += [SharedUpdate()] if is_sharded else []
     for stage in (*made, *added):
         if isinstance(stage, AllReduce):
-            stage.split = OwnSplit(first_parameters)
+            stage.split = OptimizerSplit(first_parameters)
     return Pipeline([*made, *added], inner, owner)
 
 

@@ -28,7 +28,7 @@ from npu_bridge.base.tf_internals.training import hyperparameter_variables
 from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.gradients import kept_state, rank_values
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, pipelines_in
-from npu_bridge.gradients.stage import begun_anew
+from npu_bridge.gradients.stage import variables_restarting_at_zero
 
 _NAMED = 3
 
@@ -121,7 +121,7 @@ def _plan(saver, graph, pipelines, path):
         return None
     state, slots = _optional_variables(saver, graph, pipelines)
     reads = _find_reads(saver, graph)
-    anew = {id(variable) for pipeline in pipelines for variable in begun_anew(pipeline.stages)}
+    anew = {id(variable) for pipeline in pipelines for variable in variables_restarting_at_zero(pipeline.stages)}
     is_anew = {place for place, variable in state.items() if id(variable) in anew}
     lacking = {(read.key, read.part) for read in reads if read.key not in shapes or (read.key, read.part) in is_anew}
     begun = {place: state.get(place) for place in sorted(lacking, key=[*state, *lacking].index)}

@@ -1,4 +1,4 @@
-"""`Stage`, the base class of gradient transformations, and `Step`, one training step's gradients between them."""
+"""Defines `Stage`, the base class of gradient transformations, and `Step`, the data that they pass on in a step."""
 
 from __future__ import annotations
 
@@ -16,40 +16,41 @@ from npu_bridge.gradients.losses import Losses, sum_pairs_by_variable
 
 @dataclasses.dataclass(frozen=True)
 class TrainedGroup:
-    """The variables that a step trains, for steps that do not train all of them.
+    """The group of variables that a step trains, for steps that do not train all variables.
 
     Attributes:
-      number: int32 scalar, the group of this step; a Python number when executed eagerly.
-      frozen: references of the variables that a group does not train, by group; group 0 trains all.
+      number: number of the group, an int32 scalar; a Python number in eager execution.
+      frozen: for every group, references of the variables that it does not train; group 0 trains all variables.
     """
 
     number: Any
     frozen: tuple
 
     def trains(self, variable: Any, number: int) -> bool:
-        """Returns True for a variable that the group of this number trains."""
+        """Returns whether the group `number` trains a variable."""
         return variable.ref() not in self.frozen[number]
 
 
 @dataclasses.dataclass
 class Step:
-    """One training step's gradients between the backward pass and the update, as stages pass them on.
+    """The gradients of one training step and related values, which stages read and change.
 
     Attributes:
       grads_and_vars: list of (gradient, variable); a gradient is a tensor, `tf.IndexedSlices` or None.
-      losses: the losses of the step and the scales they are multiplied by.
-      divisor: the factor that the gradients still carry, a Python number or a float32 scalar tensor. Divided by it they
-        are in true units (of the unscaled loss, averaged over the ranks). None when they are in true units.
-      on_wire: the tensors that this rank sends, in the order of `grads_and_vars`: tensors, `tf.IndexedSlices` or Nones,
-        with rows of equal index added up, rounded to 16 bits where asked, and still multiplied by `divisor`. None when
-        this rank sends nothing. The overflow check and the all-reduce both read these tensors.
-      is_usable_here: boolean scalar, this rank's own verdict on `on_wire`, or None.
-      should_apply: boolean scalar, the decision whether this step's update runs, or None while it is open.
-      delivered: the gradients as the pipeline returned them to the caller, who may clip them before the update.
-      group: the variables that this step trains; None when it trains all of them.
-      is_due: boolean scalar, whether this step reduces and applies accumulated gradients; None when every step does.
-      notes: values that a stage keeps for its later hooks, by a key of its own. Values added between `before_reduce`
-        and `after_reduce` must be tensors of known shapes, because they can come out of a condition.
+      losses: the losses of the step and their loss scales.
+      divisor: the factor by which the gradients are still multiplied, a Python number or a float32 scalar tensor. The
+        gradients divided by `divisor` are in true units: unscaled, and averaged over the ranks. None if the gradients
+        are in true units.
+      on_wire: the tensors that this rank sends, in the order of `grads_and_vars`: tensors, `tf.IndexedSlices` or Nones.
+        Rows of equal index are added up, values are rounded to 16 bits if requested, and still multiplied by `divisor`.
+        The overflow check and the all-reduce both read these tensors. None if this rank sends nothing.
+      is_usable_here: boolean scalar, whether `on_wire` is finite on this rank; None if not checked.
+      should_apply: boolean scalar, whether the update of this step runs; None before the decision.
+      delivered: the gradients that the pipeline returned to the caller, who can clip them before the update.
+      group: the variables that this step trains; None if it trains all of them.
+      is_due: boolean scalar, whether this step reduces and applies accumulated gradients; None if every step does so.
+      notes: values that a stage stores for its later hooks, under a key of the stage. Values added between
+        `before_reduce` and `after_reduce` must be tensors of known shapes, because they can be outputs of a condition.
     """
 
     grads_and_vars: list = dataclasses.field(default_factory=list)
@@ -70,12 +71,12 @@ class Step:
 
     @property
     def loss_scale(self) -> tf.Tensor | None:
-        """The factor of sums of this step's gradients, a float32 scalar; None without loss scaling."""
+        """The loss scale of this step (with several losses, of their sum), a float32 scalar; None without scaling."""
         return self.losses.common_scale
 
     @property
     def gradients(self) -> list:
-        """The gradients without the Nones."""
+        """The gradients that are not None."""
         return [grad for grad, _ in self.grads_and_vars if grad is not None]
 
     @property
@@ -99,37 +100,37 @@ class Step:
         self.map(lambda grad: made[id(grad)] if isinstance(grad, tf.Tensor) else map_values(grad, transform))
 
     def add_gradients(self, grads_and_vars: Sequence, number: int) -> None:
-        """Adds the gradients of one of several losses; `number` is the position of its loss scale."""
+        """Adds the gradients of one of several losses; `number` is the position of the loss and its scale."""
         self.grads_and_vars = sum_pairs_by_variable(
             self.grads_and_vars, self.losses.convert_to_common_scale(grads_and_vars, number)
         )
 
-    def multiplied_by(self, factor: Any) -> None:
-        """Records one more factor that the gradients carry."""
+    def record_factor(self, factor: Any) -> None:
+        """Records that the gradients are multiplied by one more factor."""
         self.divisor = factor if self.divisor is None else self.divisor * factor
 
     def when_due(self, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
-        """Returns the tensors of `make` in a step that is due, and those of `otherwise` in any other step."""
+        """Returns the tensors of `make` if the step is due, else the tensors of `otherwise`."""
         return make() if self.is_due is None else tensors_if(self.is_due, make, otherwise)
 
     def run_when_due(self, run: Callable[[], Any]) -> Any:
-        """Runs an update in a step that is due and does nothing in any other step; returns the op."""
+        """Runs an update only if the step is due; returns the op."""
         return run() if self.is_due is None else run_if(self.is_due, run)
 
     def is_skipped(self) -> tf.Tensor:
-        """Returns True when this step is due and its update is skipped; `should_apply` must be known."""
+        """Returns whether this step is due and its update is skipped; `should_apply` must be decided before."""
         is_left_out = tf.logical_not(self.should_apply)
         return is_left_out if self.is_due is None else tf.logical_and(self.is_due, is_left_out)
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """The update of one step. Calling it runs the update and returns the op, or None when executed eagerly.
+    """The update of one step. Calling the object runs the update and returns the op, or None in eager execution.
 
     Attributes:
-      run: makes the update.
+      run: function that makes the update.
       variables: the variables that have a gradient.
-      slots: returns the optimizer's slots of these variables and creates the missing ones.
+      slots: function that creates missing slots of these variables and returns all of them.
     """
 
     run: Callable[[], Any]
@@ -152,7 +153,7 @@ PLACES = (
     "clip by value",
     "clip by norm",
     "centralise",
-    "transform",  # the place of users' own stages; several stand here in the order of the list
+    "transform",  # the place of user-defined stages, in the order of the list
     "guard",  # old values are kept for an update that fails
     "update",
     "synchronise",  # after the update
@@ -161,42 +162,43 @@ PLACES = (
 
 
 class Stage(KnownKeywords):
-    """A gradient transformation. A hook that a stage does not override changes nothing.
+    """Base class of gradient transformations. A hook that a stage does not override changes nothing.
 
-    A pipeline calls each hook of all its stages before the next hook, in this order:
+    A pipeline calls one hook of all its stages before the next hook, in this order:
 
         create_variables ─► scale_loss ─► backward pass ─► accumulate ─► before_reduce ─► all_reduce ─► after_reduce
           ─► (caller clips) ─► gate ─► update ─► after_update
 
-    In steps that are not due (batches of a window before the last one), `before_reduce` to `after_reduce` do not run.
+    In steps that are not due (all batches of an accumulation window but the last), the hooks from `before_reduce` to
+    `after_reduce` do not run.
 
-    Stages use TensorFlow operators only, so one stage serves a TF 1 graph, a `tf.function` and eager execution.
-    Settings are fixed at construction. State of one step is kept in its `Step`.
+    Stages use TensorFlow operators only, so that one stage works in a TF 1 graph, a `tf.function` and eager execution.
+    Settings are fixed at construction. The state of one step is stored in its `Step`.
 
-    Stages run in the order of `PLACES`, in whatever order they are passed. Several stages can stand at "transform"
-    alone; they keep the order in which they are passed.
+    Stages run in the order of `PLACES`, whatever the order in which they are passed. Only "transform" can be the place
+    of several stages; these keep the order in which they are passed.
 
     Attributes:
       place: one of `PLACES`.
       gives: names of the guarantees that other stages can rely on.
       needs: names of the guarantees that another stage of the pipeline must give.
-      keeps_usable: True for a stage that turns no finite gradient into NaN or Inf, and hides none. Its results are not
-        checked again. It matters for stages that reduce and for stages after the verdict.
+      keeps_usable: True for a stage that makes no NaN or Inf from finite gradients, and hides no NaN or Inf. Its
+        results are not checked again. Matters only for stages that reduce, and for stages after the verdict.
       scales_loss: True for a stage whose `scale_loss` changes the loss.
-      communicates: True for a stage that keeps ranks alike, by exchanging gradients or, after the update, variables.
-      transfer_name: prefix of the names of its collectives; empty for a stage without any.
-      needs_variables: True for a stage that must know the variable of each gradient.
-      spans_batches: True for a stage that makes one update of several batches.
+      communicates: True for a stage that exchanges gradients between ranks or, after the update, variables.
+      transfer_name: prefix of the names of the stage's collectives; empty for a stage without collectives.
+      needs_variables: True for a stage that needs the variable of each gradient.
+      spans_batches: True for a stage that makes one update from several batches.
       batches_so_far: the variable that counts the batches since the last update; None for other stages.
       leaves_out: True for a stage that leaves variables out of some steps. Its `accumulate` is also called right after
         the backward pass, with gradients that no other code uses yet (`Losses.is_backward_own`).
-      needs_true_units: True for a stage that refuses gradients that another optimizer's loss scale multiplies.
-      begins_anew: True for a stage whose variables of this rank and `batches_so_far` restart at zero in a resumed
-        training.
-      differ_between_ranks: "variables" (trained ones), "slots", both or nothing: the values that can differ between
-        ranks. `sync_all` stores those of all ranks in rank 0's checkpoint, from which each rank restores its own.
-      copes_with_left_out: True for a stage at or after the update that leaves frozen variables unchanged.
-      pipeline: the stages of its pipeline in their order, set by the pipeline. A stage belongs to one pipeline.
+      needs_true_units: True for a stage that rejects gradients scaled by the loss scale of another optimizer.
+      restarts_at_zero: True for a stage whose `variables_of_this_rank` and `batches_so_far` restart at zero when
+        training resumes.
+      differ_between_ranks: values that can differ between ranks: "variables" (trained variables), "slots", both, or
+        nothing. `sync_all` stores the values of all ranks in rank 0's checkpoint; each rank restores its own values.
+      keeps_frozen_unchanged: True for a stage, at or after the update, that leaves frozen variables unchanged.
+      pipeline: all stages of the pipeline in their order, set by the pipeline. A stage belongs to one pipeline.
     """
 
     place = "transform"
@@ -211,9 +213,9 @@ class Stage(KnownKeywords):
     batches_so_far: Any = None
     leaves_out = False
     needs_true_units = False
-    begins_anew = False
+    restarts_at_zero = False
     differ_between_ranks: tuple = ()
-    copes_with_left_out = False
+    keeps_frozen_unchanged = False
     pipeline: tuple = ()
 
     def __repr__(self) -> str:
@@ -221,7 +223,7 @@ class Stage(KnownKeywords):
         return f"{type(self).__name__}({arguments})"
 
     def get_config(self) -> dict:
-        """Returns the arguments of the constructor, saved with a Keras model; they must be equal on all ranks."""
+        """Returns the constructor's arguments, which are saved with Keras models and must be equal on all ranks."""
         return {}
 
     @classmethod
@@ -230,49 +232,49 @@ class Stage(KnownKeywords):
         return cls(**config)
 
     def agreed_settings(self, grads_and_vars: Sequence) -> dict:
-        """Returns the settings that must be equal on all ranks: texts, numbers and booleans, by name."""
+        """Returns a dict of settings that must be equal on all ranks: strings, numbers and booleans by name."""
         return {type(self).__name__: str(self.get_config())} if self.get_config() else {}
 
     def fragments(self, grads_and_vars: Sequence) -> list:
-        """Returns positions of gradients, one list for each all-reduce; the lists must be equal on all ranks."""
+        """Returns for each all-reduce a list of positions of gradients; the lists must be equal on all ranks."""
         return []
 
     def sent_bytes(self, others: float, ranks: int) -> float | None:
-        """Returns how many bytes a rank sends with this stage, for `explain`.
+        """Returns the bytes that a rank sends for one parameter and batch with this stage, for `explain`.
 
         Args:
-          others: mean bytes that a rank sends for one parameter and batch, without this stage.
+          others: mean bytes that a rank sends for one parameter and batch without this stage.
           ranks: number of ranks, at least 2.
         Returns:
-          Mean bytes with this stage; None if they depend on gradients or variables.
+          Mean bytes with this stage; None if the bytes depend on gradients or variables.
         """
         return others
 
     def state(self) -> dict:
-        """Returns the objects with this stage's variables, by the names that object-based checkpoints use."""
+        """Returns a dict from names in object-based checkpoints to the objects that hold this stage's variables."""
         return {}
 
     def variables_of_this_rank(self) -> list:
-        """Returns the variables of `state` whose values differ between ranks.
+        """Returns the variables of `state` whose values differ between ranks; call after `create_variables`.
 
-        They exist after `create_variables`. `sync_all` stores the values of all ranks in rank 0's checkpoint.
+        `sync_all` stores the values of all ranks in rank 0's checkpoint.
         """
         return []
 
     def create_variables(self, variables: Sequence, gradients: Sequence | None = None) -> None:
-        """Creates this stage's state for each variable that has none yet.
+        """Creates the state of this stage for new variables.
 
         Args:
-          variables: the trained variables, or those of one step.
-          gradients: the gradients of that step in the same order; None before the first step.
+          variables: the trained variables, or the variables of one step.
+          gradients: the gradients of the step in the order of `variables`; None before the first step.
         """
 
     def scale_loss(self, loss: tf.Tensor, step: Step) -> tf.Tensor:
-        """Changes the loss before it is differentiated."""
+        """Returns the loss to differentiate in place of `loss`."""
         return loss
 
     def accumulate(self, step: Step) -> None:
-        """Changes this rank's gradients of every batch, whether its step is due or not."""
+        """Changes this rank's gradients of every batch, also in steps that are not due."""
 
     def before_reduce(self, step: Step) -> None:
         """Changes this rank's gradients before they are reduced."""
@@ -288,31 +290,36 @@ class Stage(KnownKeywords):
         return update()
 
     def after_update(self, step: Step) -> Any:
-        """Updates the stage's own state; returns an op, or None when there is nothing to run."""
+        """Updates the state of the stage; returns the op, or None if there is nothing to run."""
         return None
 
 
 def changes_after_verdict(stage: Stage) -> bool:
-    """Returns True for a stage that changes gradients after the verdict."""
+    """Returns whether a stage changes gradients after the overflow check (the place "verdict")."""
     is_after = PLACES.index(stage.place) > PLACES.index("verdict")
     return is_after and type(stage).after_reduce is not Stage.after_reduce
 
 
-def begun_anew(stages: Sequence[Stage]) -> list:
-    """Returns the variables of stages that restart at zero in a resumed training."""
-    kept = [(*stage.variables_of_this_rank(), stage.batches_so_far) for stage in stages if stage.begins_anew]
+def variables_restarting_at_zero(stages: Sequence[Stage]) -> list:
+    """Returns the variables of stages that restart at zero when training resumes."""
+    kept = [(*stage.variables_of_this_rank(), stage.batches_so_far) for stage in stages if stage.restarts_at_zero]
     return [variable for variables in kept for variable in variables if variable is not None]
 
 
-def gradients_from_elsewhere(owner: str, problem: str) -> ValueError:
-    """Returns the error of a stage that needs the gradients of a step before the update."""
+def unknown_gradients_error(owner: str, problem: str) -> ValueError:
+    """Returns the error for an update with gradients that did not pass the stage before.
+
+    Args:
+      owner: name of the stage.
+      problem: the problem, for the message.
+    """
     expected = "gradients from compute_gradients of this optimizer, or from Pipeline.combine"
     fix = "Call compute_gradients or minimize."
-    return ValueError(message(owner, problem, expected, "gradients from elsewhere", fix))
+    return ValueError(message(owner, problem, expected, "other gradients", fix))
 
 
-def called_too_early(function: str) -> ValueError:
-    """Returns the error of a call that precedes the first update, so that the trained variables are not known."""
-    problem, expected = "it is not known yet which variables are trained", "a call after the first update"
+def called_too_early_error(function: str) -> ValueError:
+    """Returns the error for a call before the first update, when the trained variables are unknown."""
+    problem, expected = "the trained variables are not known yet", "a call after the first update"
     fix = f"In a TF 1 graph call {function} after minimize."
-    return ValueError(message(function, problem, expected, "none was made", fix))
+    return ValueError(message(function, problem, expected, "no update so far", fix))

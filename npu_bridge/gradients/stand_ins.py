@@ -1,9 +1,10 @@
-"""Keeps float32 variables for an optimizer in place of 16-bit variables, or of TF 1 reference variables it cannot take.
+"""Replaces 16-bit variables by float32 stand-ins in an update; also TF 1 reference variables, if Keras updates them.
 
 In bfloat16 a decay of 0.999 rounds to 1, and a change of a thousandth of a weight is lost. So an optimizer never gets
-a 16-bit variable: it gets a stand-in, a float32 variable of that name, for which it keeps its slots, and the variable
-is set to the rounded result. A stand-in is part of the optimizer's state. Where the variable is not its rounded value,
-an assignment, or a checkpoint without that state, has changed the variable; there the stand-in begins anew.
+a 16-bit variable. Instead it updates a stand-in, a float32 variable of the same name that also has the slots, and the
+16-bit variable is set to the rounded result. A stand-in is part of the optimizer's state. If an element of the variable
+differs from the rounded stand-in, other code has changed the variable: an assignment, or a checkpoint without
+stand-ins. The element of the stand-in is then set to the value of the variable.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ def check_takes_stand_ins(optimizer: Any, owner: str) -> None:
     """Rejects an optimizer that cannot train 16-bit variables.
 
     Raises:
-      ValueError: it writes to variables outside `apply_gradients`, or evaluates the loss with changed variables.
+      ValueError: the optimizer updates variables in another thread, or evaluates the loss with changed variables.
     """
     name = type(optimizer).__name__
     if hasattr(optimizer, "set_unscaled_loss"):
         problem = f"{name} evaluates the loss with changed variables, which 16 bits would round"
     elif isinstance(optimizer, tf.compat.v1.train.SyncReplicasOptimizer):
-        problem = f"{name} updates variables in a thread of its own, where 16 bits would round its arithmetic"
+        problem = f"{name} updates variables in a separate thread, where 16 bits would round its arithmetic"
     else:
         return
     fix = "Use another optimizer, or keep the variables in float32: O2, or master_weights=True."
@@ -55,11 +56,11 @@ class StandIns:
     """The stand-ins of one optimizer.
 
     Args:
-      optimizer: the optimizer whose checkpoints hold them.
-      takes_references: whether it updates TF 1 reference variables itself.
-      updates_narrow: whether it updates 16-bit variables itself; then these get no stand-ins.
+      optimizer: the optimizer, with which checkpoints save the stand-ins.
+      takes_references: whether the optimizer can update TF 1 reference variables directly.
+      updates_narrow: whether the optimizer updates 16-bit variables directly, so that they get no stand-ins.
     Graph: a float32 variable for each 16-bit variable that is updated. The stand-in of a reference variable is a copy
-      within a step, which no checkpoint holds.
+      for one step, and is not saved in checkpoints.
     """
 
     def __init__(self, optimizer: Any, takes_references: bool, updates_narrow: bool):
@@ -70,17 +71,17 @@ class StandIns:
         self._module: Any = None
 
     def of(self, variables: Sequence) -> list:
-        """Returns the variables that the optimizer updates in place of these, and creates the missing ones."""
+        """Returns the variables that the optimizer updates in place of `variables`; creates missing stand-ins."""
         made = [self._stand_in_of(variable) for variable in variables]
         return [variable if own is None else own.seen for own, variable in zip(made, variables)]
 
     @property
     def kept(self) -> list:
-        """The float32 variables that checkpoints hold."""
+        """The float32 stand-ins, which checkpoints save."""
         return [own.values for own in self._made.values() if own is not None and own.is_kept]
 
     def slot_of(self, variable: Any) -> Any:
-        """Returns the float32 variable kept for a variable; None without one."""
+        """Returns the float32 stand-in of a variable, or None."""
         own = self._made.get(variable.ref())
         return own.values if own is not None and own.is_kept else None
 
@@ -88,16 +89,22 @@ class StandIns:
         """Calls `update` with stand-ins and float32 gradients, then copies the results to the variables.
 
         Returns:
-          The result of `update`; in a TF 1 graph with stand-ins, an op.
+          The result of `update`. In a TF 1 graph with stand-ins: an op.
         """
         given = [variable for grad, variable in grads_and_vars if grad is not None]
         own = {variable.ref(): made for variable in given if (made := self._stand_in_of(variable)) is not None}
         if not own:
             return update(list(grads_and_vars))
-        return self._change(list(own.values()), lambda: update([_pair_of(own, *pair) for pair in grads_and_vars]))
+        return self._change(
+            list(own.values()), lambda: update([_replace_by_stand_in(own, *pair) for pair in grads_and_vars])
+        )
 
     def change(self, variables: Sequence, change: Callable[[list], Any]) -> Any:
-        """Calls `change` with the stand-ins of variables, then copies the results to them; returns as `update`."""
+        """Calls `change` with the stand-ins of variables, then copies the results to the variables.
+
+        Returns:
+          The result of `change`. In a TF 1 graph with stand-ins: an op.
+        """
         made = [own for own in map(self._stand_in_of, variables) if own is not None]
         if not made:
             return change(list(variables))
@@ -105,35 +112,35 @@ class StandIns:
 
     def _change(self, made, change):
         with tf.name_scope("stand_ins"):
-            current = [own.follow_variable() for own in made]
+            current = [own.copy_from_variable() for own in made]
         if not building_graph():
             done = change()
             for own in made:
-                own.lead_variable()
+                own.copy_to_variable()
             return done
         with tf.control_dependencies(current):
             done = change()
         with tf.control_dependencies([] if done is None else [done]), tf.name_scope("stand_ins"):
-            return tf.group(*([] if done is None else [done]), *(own.lead_variable() for own in made))
+            return tf.group(*([] if done is None else [done]), *(own.copy_to_variable() for own in made))
 
     def _stand_in_of(self, variable):
         reference = variable.ref()
         if reference not in self._made:
-            self._made[reference] = self._make(variable) if self._needs_one(variable) else None
+            self._made[reference] = self._make_stand_in(variable) if self._needs_stand_in(variable) else None
         return self._made[reference]
 
-    def _needs_one(self, variable):
+    def _needs_stand_in(self, variable):
         if is_narrow(variable):
             return not self._updates_narrow
         return not self._takes_references and is_reference(variable)
 
-    def _make(self, variable):
+    def _make_stand_in(self, variable):
         owner = type(self._optimizer).__name__
         if is_narrow(variable):
             check_takes_stand_ins(self._optimizer, owner)
         if isinstance(variable, tf.distribute.DistributedValues) or not variable.shape.is_fully_defined():
-            problem = f"{variable.name} is of 16 bits and cannot be updated in float32"
-            expected, fix = "one variable of known shape", "Keep it in float32: O2, or master_weights=True."
+            problem = f"the 16-bit variable {variable.name} cannot be updated in float32"
+            expected, fix = "one variable of known shape", "Keep the variable in float32: O2, or master_weights=True."
             got = f"{type(variable).__name__} of shape {variable.shape}"
             raise ValueError(message(owner, problem, expected, got, fix))
         made = _StandIn(variable, self._takes_references)
@@ -149,9 +156,9 @@ class _StandIn:
     """The stand-in of one variable.
 
     Attributes:
-      values: the variable that the optimizer changes.
-      seen: the same values under the name of the original variable.
-      is_kept: whether its value outlives a step.
+      values: the variable that holds the values of the stand-in.
+      seen: the object that the optimizer gets: `values` under the name of the original variable.
+      is_kept: whether the stand-in keeps its value between steps.
     """
 
     def __init__(self, variable, takes_references):
@@ -162,7 +169,7 @@ class _StandIn:
         name = variable.name.partition(":")[0]
         with tf.init_scope(), tf.compat.v1.name_scope(None):  # outside of the caller's conditions and scopes
             is_eager = tf.executing_eagerly()
-            # In a graph any value would do: the first step finds that the variable is not its rounded value.
+            # In a graph any value works: the first step finds that the variable differs from the rounded value.
             self.values = tf.compat.v1.Variable(
                 initial_value=lambda: tf.cast(variable, dtype) if is_eager else tf.zeros(variable.shape, dtype),
                 trainable=False,
@@ -176,20 +183,20 @@ class _StandIn:
             has_key = takes_references or not is_reference(variable)
             self.seen = stand_in(variable, self.values, dtype, has_key)
 
-    def follow_variable(self):
-        """Copies the variable to the stand-in, except where it is the stand-in's rounded value; returns the op."""
+    def copy_from_variable(self):
+        """Copies elements of the variable that differ from the rounded stand-in to the stand-in; returns the op."""
         value = (value_before_update if is_reference(self._variable) else tf.identity)(self._variable)
         if self.is_kept:
             kept = self.values.read_value()
             value = tf.where(tf.equal(tf.cast(kept, self._dtype), value), kept, tf.cast(value, kept.dtype))
         return self.values.assign(value, read_value=False)
 
-    def lead_variable(self):
-        """Assigns the rounded value to the variable; returns the op."""
+    def copy_to_variable(self):
+        """Assigns the rounded stand-in to the variable; returns the op."""
         return tf.compat.v1.assign(self._variable, tf.cast(self.values.read_value(), self._dtype))
 
 
-def _pair_of(own, grad, variable):
+def _replace_by_stand_in(own, grad, variable):
     made = own.get(variable.ref())
     if grad is None:
         return grad, variable

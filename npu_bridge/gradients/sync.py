@@ -11,7 +11,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.explanation import list_pipelines
-from npu_bridge.gradients.stage import begun_anew
+from npu_bridge.gradients.stage import variables_restarting_at_zero
 from npu_bridge.graph.variables import global_step_of
 
 _AT_THE_END, _NEVER = 0, -1  # instead of steps between checkpoints
@@ -76,7 +76,7 @@ def begin_anew(optimizer: Any) -> None:
         stages = [stage for pipeline in list_pipelines(optimizer) for stage in pipeline.stages]
     except TypeError:
         return  # it has no stages
-    for variable in begun_anew(stages):
+    for variable in variables_restarting_at_zero(stages):
         variable.assign(tf.zeros_like(variable))
 
 

@@ -15,7 +15,7 @@ from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients.stage import Step
-from npu_bridge.gradients.stages.partial_sync import partitions
+from npu_bridge.gradients.stages.partial_sync import split_into_partitions
 from tests.goldens.cases import exponential
 from tests.goldens.two_layers import OPTIMIZERS, TwoLayers, token_batches, train
 from tests.loose_code import REPOSITORY, run_pieces_of
@@ -85,7 +85,7 @@ def test_partitions_are_cut_from_the_last_variable_on():
         (5, [[2, 2, 2], [9], [1, 3]]),
         (100, [[2, 2, 2, 9, 1, 3]]),
     ):
-        cut = [[part.shape[0] for part in parts] for parts in partitions(variables, threshold)]
+        cut = [[part.shape[0] for part in parts] for parts in split_into_partitions(variables, threshold)]
         assert cut == expected
 
 

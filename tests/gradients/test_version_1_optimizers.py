@@ -94,7 +94,9 @@ def sync():
     ],
 )
 def test_one_that_updates_in_a_thread_is_refused(graph, wrap):
-    with pytest.raises(ValueError, match="SyncReplicasOptimizer updates in a separate thread.*without SyncReplicasOptimizer"):
+    with pytest.raises(
+        ValueError, match="SyncReplicasOptimizer updates in a separate thread.*without SyncReplicasOptimizer"
+    ):
         wrap(sync())
 
 

@@ -72,7 +72,7 @@ def refusals_of(added):
 def test_adasum_on_three_ranks_is_refused_before_the_first_step(on_ranks):
     for text in on_ranks(3, refusals_of, stages.Adasum()):
         assert text == (
-            "Adasum: gradients are combined in pairs, pairs of pairs and so on. Expected 1, 2, 4, 8... ranks; got 3 "
+            "Adasum: ranks are combined in pairs, pairs of pairs and so on. Expected 1, 2, 4, 8... ranks; got 3 "
             "ranks. Start another number of ranks, or leave Adasum out."
         )
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.gradients.stages.all_reduce import when_ready
+from npu_bridge.gradients.stages.all_reduce import wait_for_all_gradients
 from npu_bridge.options import of_graph, read_session_config
 from tests.session.models import dataset, session_config
 
@@ -88,7 +88,7 @@ def test_gradients_wait_for_each_other_only_when_told_to(graph, hcom_parallel):
     of_graph.publish(_options(hcom_parallel=hcom_parallel))
     dense = tf.constant(1.0, name="dense")
     sparse = tf.IndexedSlices(tf.constant([2.0], name="rows"), tf.constant([0]))
-    travelling = when_ready([dense, None, sparse])
+    travelling = wait_for_all_gradients([dense, None, sparse])
     assert travelling[1] is None
     for result in (travelling[0], travelling[2].values):
         needed = {op.name for op in [*result.op.control_inputs, *(tensor.op for tensor in result.op.inputs)]}
@@ -98,7 +98,7 @@ def test_gradients_wait_for_each_other_only_when_told_to(graph, hcom_parallel):
 
 
 def test_holding_back_after_the_graph_was_built_comes_too_late(graph, caplog):
-    when_ready([tf.constant(1.0)])
+    wait_for_all_gradients([tf.constant(1.0)])
     tf1.Session(config=session_config(hcom_parallel=True)).close()
     assert "built already" not in caplog.text
     tf1.Session(config=session_config(hcom_parallel=False)).close()

@@ -1,1 +1,1 @@
-"""Holds the gradient transformations, one file for each kind: a new one is a subclass of `Stage` in a file here."""
+"""Holds the gradient transformations, one file for each kind. To add one, add a file with a subclass of `Stage`."""

@@ -1,4 +1,4 @@
-"""Accumulates gradients: adds up those of several batches and applies them once."""
+"""Accumulates gradients: adds up the gradients of several batches and applies the sum once."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from npu_bridge.gradients.arithmetic import (
     zero_gradient_like,
 )
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
-from npu_bridge.gradients.stage import Stage, gradients_from_elsewhere
+from npu_bridge.gradients.stage import Stage, unknown_gradients_error
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class Accumulate(Stage):
-    """Adds up the gradients of `steps` batches on each rank; only the last batch of such a window updates.
+    """Adds up the gradients of a window of `steps` batches on each rank, and updates with the last batch of the window.
 
-    Each window has one all-reduce, one decision about overflows, one update, one count of
-    `global_step` (or `iterations`, which schedules read) and one move of the loss scale. If the gradients of one batch
-    are not usable, the whole window is dropped and the next one begins with zeros. With "mean" and a loss that is a
-    mean over the batch, a window trains like one batch of all its examples.
+    Each window has one all-reduce, one overflow check, one update, one increment of `global_step` (or `iterations`,
+    which schedules read) and one change of the loss scale. If the gradients of one batch overflow, the whole window is
+    dropped, and the next window begins with zeros. With "mean" and a loss that is a mean over the batch, a window
+    trains like one large batch.
 
-    Before the last batch `compute_gradients` returns zeros, and sparse gradients without rows. The gradients of the
-    window come with its last batch: clip these. Sums are kept in true units, so that the loss scale can move in
-    between, in float32 (float64 for float64 gradients). A sparse gradient stays sparse: the update gets the rows that
-    any batch of the window has touched.
+    Before the last batch, `compute_gradients` returns zeros, or no rows for sparse gradients. The last batch returns
+    the gradients of the window: clip these. Sums are stored without the loss scale, so that the scale can change within
+    a window. Sums have float32, or float64 for float64 gradients. A sparse gradient stays sparse: the update gets all
+    rows that occurred in the window.
 
-    Two of these can happen with every batch instead. With `exchange="batch"` every batch is all-reduced and judged by
-    itself; one that overflows is dropped, and the window lasts until it has `steps` usable batches.
-    With `loss_scale="batch"` the loss scale moves with every batch; all else happens once in a window.
+    With `exchange="batch"`, every batch is all-reduced and checked separately. A batch that overflows is dropped, and
+    the window lasts until it has `steps` batches without overflow. With `loss_scale="batch"`, only the loss scale
+    changes with every batch.
 
     Args:
-      steps: batches of a window, at least 1.
+      steps: number of batches in a window, at least 1.
       reduction: "mean" divides the sum by `steps`; "sum" does not.
-      exchange: when gradients are all-reduced and judged: with each "window" or each "batch".
-      loss_scale: when the loss scale moves: with each "window" or each "batch"; as `exchange` if None.
+      exchange: how often gradients are all-reduced and checked: once in each "window" or "batch".
+      loss_scale: how often the loss scale changes: once in each "window" or "batch"; None for the value of `exchange`.
     Raises:
       TypeError: `steps` is not an integer.
-      ValueError: an argument is out of its range, or the loss scale would move with other steps than are judged.
-    Graph: a variable of each trained variable's shape, a boolean for each row of sparse ones, and a counter; all are
-      saved. With several ranks the sums are each rank's own: run `sync_all` before rank 0 writes a checkpoint in the
-      middle of a window. With `exchange="batch"` they are the same on all ranks.
+      ValueError: an argument is out of its range, or `loss_scale="window"` is combined with `exchange="batch"`.
+    Graph: a variable in the shape of each trained variable, a boolean for each row of sparse gradients, and a counter;
+      all are saved. With several ranks the sums differ between ranks: run `sync_all` before rank 0 writes a checkpoint
+      within a window. With `exchange="batch"` they are equal on all ranks.
     """
 
     place = "accumulate"
@@ -60,12 +60,12 @@ class Accumulate(Stage):
         self._steps = check_count("Accumulate", "steps", steps, fix, at_most=2**31 - 1)
         fix = "Use 'mean' for a loss that is a mean over the batch."
         self._reduction = check_choice("Accumulate", "reduction", reduction, ("mean", "sum"), fix)
-        _check_moments(exchange, loss_scale)
+        _check_frequencies(exchange, loss_scale)
         self._reduces_batches = exchange == "batch"
         self._scales_batches = (loss_scale or exchange) == "batch"
         self._sums: GradientSums | None = None
         self.place = "accumulate reduced" if self._reduces_batches else "accumulate"
-        # A mean of usable gradients is usable, but a sum can overflow.
+        # A mean of finite gradients is finite, but a sum can overflow.
         self.keeps_usable = reduction == "mean"
 
     @property
@@ -102,11 +102,11 @@ class Accumulate(Stage):
             self._sums.of(variable, may_be_sparse=is_sparse)
 
     def weighed(self, values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
-        """Returns the addend of a batch to the sum of a gradient.
+        """Returns the term that a batch adds to the sum of a gradient.
 
         Args:
-          values: the gradient of this batch, in true units.
-          counted: number of earlier batches of the window, an int32 scalar.
+          values: the unscaled gradient of this batch.
+          counted: number of earlier batches in the window, an int32 scalar.
         """
         return values / self._steps if self._reduction == "mean" else values
 
@@ -115,7 +115,7 @@ class Accumulate(Stage):
     def accumulate(self, step):
         if self._reduces_batches:
             return
-        step.notes[self] = window = self._with_batch(step)
+        step.notes[self] = window = self._add_batch(step)
         step.is_due = window.is_last
         losses = step.losses
         if self._scales_batches and losses.scales and not losses.usable:
@@ -131,7 +131,7 @@ class Accumulate(Stage):
     def after_reduce(self, step):
         if not self._reduces_batches:
             return
-        step.notes[self] = window = self._with_batch(step)
+        step.notes[self] = window = self._add_batch(step)
         pairs = step.grads_and_vars
 
         def total():
@@ -150,42 +150,42 @@ class Accumulate(Stage):
 
     def gate(self, step, update):
         if self not in step.notes:
-            raise gradients_from_elsewhere("Accumulate", "these gradients were not accumulated")
+            raise unknown_gradients_error("Accumulate", "these gradients were not accumulated")
         if not self._reduces_batches:
             return update()
         # After the verdict: a dropped batch does not count.
         updated = run_if(step.notes[self].is_last, update)
-        kept = self._keep(step)
+        kept = self._store_sums(step)
         return updated if updated is None or tf.executing_eagerly() else tf.group(updated, kept)
 
     def after_update(self, step):
-        return None if self._reduces_batches else self._keep(step)
+        return None if self._reduces_batches else self._store_sums(step)
 
-    def _with_batch(self, step):
-        """Returns the window with this batch's gradients added, in true units."""
+    def _add_batch(self, step):
+        """Returns the window with the unscaled gradients of this batch added."""
 
         def addend(grad, dtype, counted):
             wide = map_values(grad, lambda values: tf.cast(values, dtype))
             if isinstance(wide, tf.IndexedSlices) and step.divisor is not None and not self._reduces_batches:
-                # Summed while scaled, like a dense gradient: so overflows do not depend on how batches are dealt.
+                # Summed while scaled, like a dense gradient: overflows then do not depend on the split into batches.
                 wide = sum_repeated_rows(wide)
             return map_values(in_true_units(wide, step.divisor), lambda values: self.weighed(values, counted))
 
         with tf.name_scope("Accumulate"):
             return AccumulationWindow(self._sums, self._steps, step.grads_and_vars, addend)
 
-    def _keep(self, step):
-        """Keeps the sums for the next batch, or empties them after the last one; returns the op."""
+    def _store_sums(self, step):
+        """Stores the sums for the next batch, or resets them to 0 after the last batch; returns the op."""
         used = [values_of(grad) for grad in step.delivered if grad is not None]
         with tf.name_scope("Accumulate"), tf.control_dependencies(used):
             return step.notes[self].keep()
 
 
-def _check_moments(exchange, loss_scale):
+def _check_frequencies(exchange, loss_scale):
     for name, moment in (("exchange", exchange), ("loss_scale", loss_scale or exchange)):
-        fix = "Leave it out for one that happens once in a window."
+        fix = f"Leave {name} out for once in a window."
         check_choice("Accumulate", name, moment, ("window", "batch"), fix)
     if exchange == "batch" and loss_scale == "window":
-        problem = "the loss scale would move with other steps than are judged"
+        problem = "the loss scale cannot change once in a window if every batch is checked"
         got, fix = "loss_scale='window' and exchange='batch'", "Leave loss_scale out."
         raise ValueError(message("Accumulate", problem, "loss_scale='batch' with exchange='batch'", got, fix))

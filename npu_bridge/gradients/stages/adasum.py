@@ -1,4 +1,4 @@
-"""Combines gradients or updates of ranks in pairs by Adasum, depending on the angle between them."""
+"""Combines the gradients or updates of ranks by Adasum: in pairs, depending on the angle between the two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from npu_bridge.collective.adasum_tree import AdasumTree
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.gradients.arithmetic import average_sparse_rows, in_true_units, map_values, values_of
 from npu_bridge.gradients.graph_mode import building_graph, value_before_update
-from npu_bridge.gradients.stages.all_reduce import AllReduce, static_bytes, when_ready
+from npu_bridge.gradients.stages.all_reduce import AllReduce, static_bytes, wait_for_all_gradients
 from npu_bridge.gradients.start_values import watch_graph
 
 
@@ -22,34 +22,34 @@ from npu_bridge.gradients.start_values import watch_graph
 class Adasum(AllReduce):
     """Combines the gradients or the updates of all ranks by Adasum, in place of the all-reduce that averages gradients.
 
-    Two tensors a and b of one variable become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: their sum where they are
-    orthogonal, their mean where they are equal. More than two are combined in a binary tree of neighbouring ranks,
-    or of neighbouring groups of ranks whose gradients are averaged first.
+    Two tensors a and b of one variable become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: the sum of orthogonal
+    tensors, the mean of equal tensors. More ranks are combined in a binary tree of neighbouring ranks, or of
+    neighbouring groups of ranks whose gradients are averaged first.
 
-    On gradients: they are combined before the update. Sparse ones stay sparse and give the same result as dense ones. A
-    step whose gradients are not usable on one rank is skipped on all. A sum can be too large where no gradient is, so
-    the results are judged, too.
+    `on="gradients"`: gradients are combined before the update. Sparse gradients stay sparse and give the same result as
+    dense gradients. A step whose gradients overflow on one rank is skipped on all ranks. The results are checked, too,
+    because a sum can overflow even if no gradient does.
 
-    On weights: every rank updates with its own gradients, or with the means of its group; then the new value on all
-    ranks is the old value minus the Adasum of (old minus new). All ranks decide about the step before the update, from
-    the gradients that it would use. Slots of optimizers are each group's own and never exchanged; a variable is sent as
-    a whole, even where its gradient is sparse.
+    `on="weights"`: every rank updates with its own gradients, or with the mean gradients of its group. All ranks then
+    set each variable to the old value minus the Adasum of (old - new). Before the update, all ranks decide from these
+    gradients whether to skip the step. Optimizer slots differ between groups and are never exchanged. A variable is
+    sent as a whole, even if its gradient is sparse.
 
     Args:
       averaged_ranks: the number of neighbouring ranks that average their gradients before Adasum combines the means: 1
-        for no averaging, "host" for those of one host.
+        for no averaging, "host" for all ranks of a host.
       on: which values are combined, "gradients" or "weights".
     Raises:
       TypeError: `averaged_ranks` is neither an integer nor "host".
-      ValueError: it is below 1, or `on` is something else. When gradients are computed: the number of averaging groups
-        is not a power of two.
-    Graph: for each fragment and level of the tree, an exchange between pairs, half as large as that of the level
-      before, and one of three numbers for each variable; at last an all-gather. Together a rank sends about as
-      much as in an all-reduce. On weights, also a copy of each variable.
+      ValueError: `averaged_ranks` is below 1, or `on` is neither "gradients" nor "weights". When gradients are
+        computed: the number of groups is not a power of two.
+    Graph: for each fragment and level of the tree, two exchanges between pairs: one of values, half as large as on the
+      level before, and one of three numbers for each variable. Finally an all-gather. In total a rank sends about as
+      many bytes as in an all-reduce. With `on="weights"` also a copy of each variable.
     """
 
     needs = ("a verdict",)
-    copes_with_left_out = True  # the Adasum of unchanged variables changes nothing
+    keeps_frozen_unchanged = True  # the Adasum of unchanged variables changes nothing
 
     def __init__(self, averaged_ranks: int | str = 1, on: str = "gradients"):
         super().__init__(type(self).__name__)
@@ -59,47 +59,54 @@ class Adasum(AllReduce):
             averaged_ranks = check_count("Adasum", "averaged_ranks", averaged_ranks, fix, what=what)
         self._averaged_ranks = averaged_ranks
         fix = "Leave it out to combine gradients."
-        self._is_of_weights = check_choice("Adasum", "on", on, ("gradients", "weights"), fix) == "weights"
-        self.keeps_usable = self._is_of_weights  # a sum of gradients can be too large where no gradient is
-        self.differ_between_ranks = ("slots",) if self._is_of_weights else ()  # weights are alike after each update
-        if self._is_of_weights:
+        self._combines_weights = check_choice("Adasum", "on", on, ("gradients", "weights"), fix) == "weights"
+        self.keeps_usable = self._combines_weights  # a sum of gradients can be too large where no gradient is
+        self.differ_between_ranks = ("slots",) if self._combines_weights else ()  # weights are equal after each update
+        if self._combines_weights:
             self.place, self.gives = "synchronise", ()
 
     def get_config(self):
-        return {"averaged_ranks": self._averaged_ranks, "on": "weights" if self._is_of_weights else "gradients"}
+        return {"averaged_ranks": self._averaged_ranks, "on": "weights" if self._combines_weights else "gradients"}
 
     def agreed_settings(self, grads_and_vars):
         ranks = collective.current()
         if ranks.size == 1:
             return {}
-        config = {**self.get_config(), "averaged_ranks": _averaged(self._averaged_ranks, ranks)}
+        config = {**self.get_config(), "averaged_ranks": _count_averaged_ranks(self._averaged_ranks, ranks)}
         return {**super().agreed_settings(grads_and_vars), "Adasum": str(config)}
 
     def all_reduce(self, step):
         ranks = collective.current()
         if ranks.size == 1:
             return
-        tree = AdasumTree(ranks, _averaged(self._averaged_ranks, ranks))
-        if self._is_of_weights and tree.averaged_ranks == 1:
+        tree = AdasumTree(ranks, _count_averaged_ranks(self._averaged_ranks, ranks))
+        if self._combines_weights and tree.averaged_ranks == 1:
             return
-        combined, of_sparse = (tree.mean, _sparse_mean) if self._is_of_weights else (tree.combine, _sparse)
+        combined, of_sparse = (
+            (tree.mean, _average_sparse) if self._combines_weights else (tree.combine, _combine_sparse)
+        )
         with tf.name_scope(f"{self.transfer_name}_Adasum"):
-            sent = [None if grad is None else _wide(grad, step.divisor) for grad in when_ready(step.on_wire)]
-            results = _dense(sent, self.fragments(step.grads_and_vars), combined, f"{self.transfer_name}_adasum")
+            sent = [
+                None if grad is None else _unscale_in_float32(grad, step.divisor)
+                for grad in wait_for_all_gradients(step.on_wire)
+            ]
+            results = _combine_dense(
+                sent, self.fragments(step.grads_and_vars), combined, f"{self.transfer_name}_adasum"
+            )
             for position, grad in enumerate(sent):
                 if isinstance(grad, tf.IndexedSlices):
                     results[position] = of_sparse(grad, tree, f"{self.transfer_name}_adasum_sparse_{position}")
             step.grads_and_vars = [
-                (None if grad is None else _with_dtype_of(grad, results[position]), variable)
+                (None if grad is None else _cast_like(grad, results[position]), variable)
                 for position, (grad, variable) in enumerate(step.grads_and_vars)
             ]
         step.divisor = None
 
     def gate(self, step, update):
         ranks = collective.current()
-        if not self._is_of_weights or ranks.size == 1:
+        if not self._combines_weights or ranks.size == 1:
             return update()
-        tree = AdasumTree(ranks, _averaged(self._averaged_ranks, ranks))
+        tree = AdasumTree(ranks, _count_averaged_ranks(self._averaged_ranks, ranks))
         if tree.groups == 1:  # all ranks have the same gradients, and so the same updates
             return update()
         variables = update.variables
@@ -111,20 +118,22 @@ class Adasum(AllReduce):
             with tf.control_dependencies([updated] if is_op else []):
                 assigned = self._combine_updates(variables, old_values, tree)
         if building_graph():
-            # Ranks start alike here too, although gradients are possibly not exchanged.
+            # Ranks must start from equal values here, too, even if no gradients are exchanged.
             watch_graph(self.transfer_name, lambda: variables, transfers)
         return tf.group(updated, *assigned) if is_op else updated
 
     def _combine_updates(self, variables, old_values, tree):
-        old_values = [_wide(value, None) for value in old_values]
-        deltas = [old - _wide(variable.read_value(), None) for variable, old in zip(variables, old_values)]
+        old_values = [_unscale_in_float32(value, None) for value in old_values]
+        deltas = [
+            old - _unscale_in_float32(variable.read_value(), None) for variable, old in zip(variables, old_values)
+        ]
         # A few values that overflow 16 bits must not discard the whole variable's update.
         finite = [
             delta if variable.dtype.size >= 4 else tf.where(tf.math.is_finite(delta), delta, tf.zeros_like(delta))
             for variable, delta in zip(variables, deltas)
         ]
         cut = [range(len(finite))] if finite else []
-        combined = _dense(finite, cut, tree.combine_groups, f"{self.transfer_name}_adasum_weights")
+        combined = _combine_dense(finite, cut, tree.combine_groups, f"{self.transfer_name}_adasum_weights")
         return [
             variable.assign(
                 tf.ensure_shape(tf.cast(old - combined[position], variable.dtype.base_dtype), variable.shape)
@@ -133,12 +142,12 @@ class Adasum(AllReduce):
         ]
 
 
-def _averaged(wanted: Any, ranks: Communicator) -> int:
-    """Returns how many neighbouring ranks average their gradients; raises an error if that is impossible."""
+def _count_averaged_ranks(wanted: Any, ranks: Communicator) -> int:
+    """Returns the number of neighbouring ranks that average their gradients; raises ValueError if it does not fit."""
     averaged = ranks.local_size if wanted == "host" else wanted
     groups, left = divmod(ranks.size, averaged)
     if left or groups & (groups - 1) or not groups:
-        problem = "gradients are combined in pairs, pairs of pairs and so on"
+        problem = "ranks are combined in pairs, pairs of pairs and so on"
         what = "ranks" if averaged == 1 else f"groups of {averaged} ranks that average"
         got = f"{ranks.size} ranks" if averaged == 1 else f"{ranks.size} ranks in groups of {averaged}"
         fix = "Start another number of ranks, or leave Adasum out."
@@ -146,37 +155,37 @@ def _averaged(wanted: Any, ranks: Communicator) -> int:
     if wanted == "host" and ranks.local_rank != ranks.rank % averaged:
         problem = "ranks of one host are not neighbours"
         expected = f"rank {ranks.rank} as number {ranks.rank % averaged} of its host"
-        fix = "Start the ranks host by host, as many on each."
+        fix = "Start the ranks host by host, with the same number on each host."
         raise ValueError(message("Adasum", problem, expected, f"number {ranks.local_rank}", fix))
     if groups == 1:
         say_once(logging.INFO, f"Adasum: all {ranks.size} ranks average their gradients; none are left to combine.")
     return averaged
 
 
-def _wide(grad, divisor):
-    """Converts a gradient to true units, in at least 32 bits."""
+def _unscale_in_float32(grad, divisor):
+    """Divides a gradient by `divisor`, in at least 32 bits."""
     widened = map_values(grad, lambda values: tf.cast(values, tf.float32) if values.dtype.size < 4 else values)
     return in_true_units(widened, divisor)
 
 
-def _with_dtype_of(grad, result):
+def _cast_like(grad, result):
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(tf.cast(result.values, grad.dtype), result.indices, grad.dense_shape)
     return tf.ensure_shape(tf.cast(result, grad.dtype), grad.shape)
 
 
-def _dense(grads, cut, combined, name):
-    """Applies `combined` to dense tensors and returns results by position; computes with some while others are sent."""
+def _combine_dense(grads, cut, combined, name):
+    """Applies `combined` to dense tensors, one fragment after the other; returns the results by position."""
     sizes_bytes = [0 if grad is None else static_bytes(values_of(grad)) for grad in grads]
     results = {}
     for number, positions in enumerate(fragments.split_large_fragments(cut, sizes_bytes, collective.current().size)):
-        together = _together([grads[position] for position in positions], combined, f"{name}_{number}")
+        together = _combine_tensors([grads[position] for position in positions], combined, f"{name}_{number}")
         results.update(zip(positions, together))
     return results
 
 
-def _together(grads, combined, name):
-    """Applies `combined` to a list of tensors, all of one dtype at once; those of unknown shape go alone."""
+def _combine_tensors(grads, combined, name):
+    """Applies `combined` to tensors: all tensors of one dtype together, but each tensor of unknown shape alone."""
     results = {}
     for dtype in dict.fromkeys(grad.dtype for grad in grads):
         of_dtype = [number for number, grad in enumerate(grads) if grad.dtype == dtype]
@@ -192,8 +201,8 @@ def _together(grads, combined, name):
     return [tf.reshape(results[number], tf.shape(grad)) for number, grad in enumerate(grads)]
 
 
-def _sparse(grad, tree, name):
-    """Combines a sparse gradient over the rows that any rank has, each once and in ascending order."""
+def _combine_sparse(grad, tree, name):
+    """Combines a sparse gradient of all ranks; the result has all rows of any rank, each once, in ascending order."""
     rows = tf.sort(tf.unique(tree.ranks.all_gather(grad.indices, f"{name}_indices"))[0])
     own = tf.math.unsorted_segment_sum(grad.values, tf.searchsorted(rows, grad.indices), tf.size(rows))
     combined = tree.combine(tf.reshape(own, [-1]), None, name)
@@ -201,6 +210,6 @@ def _sparse(grad, tree, name):
     return tf.IndexedSlices(values, rows, grad.dense_shape)
 
 
-def _sparse_mean(grad, tree, name):
-    """Averages a sparse gradient over the group, each row once."""
+def _average_sparse(grad, tree, name):
+    """Averages a sparse gradient over the ranks of a group; the result has each row once."""
     return average_sparse_rows(grad, tree.gather_in_group, tree.averaged_ranks, name)

@@ -1,4 +1,4 @@
-"""Averages gradients over the ranks by all-reduce, one aggregation fragment after the other."""
+"""Averages gradients over the ranks by all-reduces, one aggregation fragment after the other."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ _LOG = logger(__name__)
 class AllReduce(Stage):
     """Replaces every gradient by its mean over the ranks; does nothing when one process trains alone.
 
-    Dense gradients are all-reduced in aggregation fragments, in the order they become ready, cut as set by
-    `hccl.split.api`, or 96.54 % / 3.46 % by bytes. A large fragment is sent in several pieces, and only a few are under
-    way at once. The rows of a sparse gradient are gathered, so that it stays sparse; rows with the same index are
-    added up before and after, so that its norm equals that of the dense gradient.
+    Dense gradients are all-reduced in aggregation fragments, in the order in which the backward pass computes them. The
+    split is set by `hccl.split.api`; the default is 96.54 % / 3.46 % of the bytes. A large fragment is sent in several
+    pieces, only a few of them at the same time. The rows of a sparse gradient are gathered, so that it stays sparse.
+    Rows with the same index are added up before and after, so that its norm equals the norm of the dense gradient.
 
-    The values to send are made in one place: `Step.on_wire`. The local verdict of an `OverflowCheck` and the
-    all-reduces read those same tensors, so nothing is sent that was not judged.
+    `Step.on_wire` holds the values to send. The overflow check of this rank and the all-reduces read the same tensors,
+    so every value that is sent has been checked.
 
-    Scaled gradients, and all that were judged, are multiplied by a power of two not above 1 / ranks before they are
-    summed, which loses no bits and keeps a sum of finite values finite; the division by the loss scale, if any,
-    completes the mean. In a 16-bit wire format they are only rounded: the mean is taken in float32.
-    When the decision about the step is known early, only the last fragment waits for it, if it is small. With
+    Gradients that are scaled or checked are multiplied by a power of two, at most 1 / ranks, before they are summed.
+    This loses no bits, and keeps a sum of finite values finite; the division by the loss scale later completes the
+    mean. In a 16-bit wire format gradients are only rounded, and the mean is computed in float32.
+    If the decision about the step is known early, only the last fragment waits for the decision, if it is small. With
     `hcom_parallel=False` in the options of the run, no all-reduce starts before every gradient of this rank exists.
 
     Args:
       name: prefix of the names of collectives; the same on every rank.
-      wire_dtype: the 16-bit dtype that gradients are rounded to before they are sent, or None for no rounding.
-        Gradients that already have 16 bits keep their dtype.
+      wire_dtype: the 16-bit dtype to which gradients are rounded before they are sent; None for no rounding. Gradients
+        that already have 16 bits keep their dtype.
     Attributes:
-      split: how this optimizer cuts its gradients.
+      split: the split of this optimizer's gradients into fragments.
     Graph: name scope `<name>_Allreduce`; the collectives themselves are in the scope `transfers` at the root.
     """
 
     place = "reduce"
     gives = ("reduced gradients",)
     communicates = True
-    keeps_usable = True  # a mean of usable gradients is usable
+    keeps_usable = True  # a mean of finite gradients is finite
 
     def __init__(self, name: str, wire_dtype: tf.DType | None = None):
         self.transfer_name = name
         self._wire_dtype = wire_dtype
-        self.split = OwnSplit()
+        self.split = OptimizerSplit()
 
     def __repr__(self):
         is_plain = type(self) is not AllReduce or self._wire_dtype is None
@@ -70,16 +70,18 @@ class AllReduce(Stage):
         return {
             "wire": "none" if self._wire_dtype is None else self._wire_dtype.name,
             "hcom_parallel": _overlaps_backward_pass(),
-            "FUSION_TENSOR_SIZE": fragments.all_reduce_bytes(collective.current().size, _may_overlap()),
+            "FUSION_TENSOR_SIZE": fragments.all_reduce_bytes(collective.current().size, _steps_can_overlap()),
             "NPU_TRANSFERS_IN_FLIGHT": fragments.max_concurrent_all_reduces(),
         }
 
     def before_reduce(self, step):
         if collective.current().size > 1:
             with tf.name_scope(f"{self.transfer_name}_Sent"):
-                step.on_wire = [grad if grad is None else self._as_sent(grad) for grad, _ in step.grads_and_vars]
+                step.on_wire = [
+                    grad if grad is None else self._prepare_to_send(grad) for grad, _ in step.grads_and_vars
+                ]
 
-    def _as_sent(self, grad):
+    def _prepare_to_send(self, grad):
         if isinstance(grad, tf.IndexedSlices):
             grad = sum_repeated_rows(grad)
         return grad if self._wire_dtype is None else map_values(grad, lambda x: wire.rounded(x, self._wire_dtype))
@@ -89,15 +91,15 @@ class AllReduce(Stage):
         if communicator.size == 1:
             return
         if self._wire_dtype is not None:
-            method = _RoundedMean(communicator)
+            method = _RoundedMeanReduction(communicator)
         elif step.is_usable_here is not None or step.divisor is not None:
-            method = _FiniteSum(communicator)
+            method = _FiniteSumReduction(communicator)
         else:
-            method = _Mean(communicator)
+            method = _MeanReduction(communicator)
         with tf.name_scope(f"{self.transfer_name}_Allreduce"):
-            sent, cut = when_ready(step.on_wire), self.fragments(step.grads_and_vars)
+            sent, cut = wait_for_all_gradients(step.on_wire), self.fragments(step.grads_and_vars)
             reduced = {
-                # Different ranks can send the same row: only after these are added up is the norm right for clipping.
+                # Different ranks can send the same row: their sum is needed for the correct norm in clipping.
                 position: sum_repeated_rows(method.gather(grad, f"{self.transfer_name}_sparse_{position}"))
                 for position, grad in enumerate(sent)
                 if isinstance(grad, tf.IndexedSlices)
@@ -108,15 +110,15 @@ class AllReduce(Stage):
             if step.divisor is None:  # no stage will divide
                 step.map(lambda grad: in_true_units(grad, method.leftover))
             else:
-                step.multiplied_by(method.leftover)
+                step.record_factor(method.leftover)
 
     def _reduce_dense(self, gradients, cut, method, decision):
-        """Returns reduced gradients by position; the last fragment waits for the decision about the step, if any."""
+        """Returns reduced gradients by position; the last fragment waits for `decision`, unless that is None."""
         results, sent, most = {}, [], fragments.max_concurrent_all_reduces()
         sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
         last_bytes = sum(sizes_bytes[position] for position in cut[-1]) if cut else 0
-        # A large one would leave the link idle, because updates that the decision permits occupy the processor.
-        overlaps = _may_overlap()
+        # If a large fragment waited, the network would be idle while the updates occupy the processor.
+        overlaps = _steps_can_overlap()
         is_small = last_bytes <= fragments.all_reduce_bytes(method.size, overlaps)
         waits_for_decision = set(cut[-1]) if cut and is_small else set()
         for number, positions in enumerate(fragments.split_large_fragments(cut, sizes_bytes, method.size, overlaps)):
@@ -130,12 +132,12 @@ class AllReduce(Stage):
         return results
 
 
-class _Mean:
-    """Sends gradients in their own dtype and receives means, of sparse ones with every row once.
+class _MeanReduction:
+    """A reduction that averages gradients in their dtype.
 
     Attributes:
       size: number of ranks.
-      leftover: the factor by which results still differ from the mean.
+      leftover: the factor by which results must still be divided to give the mean.
     """
 
     leftover = 1.0
@@ -159,8 +161,8 @@ class _Mean:
         )
 
 
-class _FiniteSum(_Mean):
-    """Multiplies gradients by a power of two that keeps sums finite; `leftover` is the rest of the mean."""
+class _FiniteSumReduction(_MeanReduction):
+    """A reduction that sums gradients after multiplying them by a power of two, which keeps the sums finite."""
 
     def __init__(self, communicator):
         super().__init__(communicator)
@@ -174,8 +176,8 @@ class _FiniteSum(_Mean):
         return self._gather_weighted(grad, self._prescale, name)
 
 
-class _RoundedMean(_Mean):
-    """Sends gradients in 16 bits and receives means."""
+class _RoundedMeanReduction(_MeanReduction):
+    """A reduction that sends gradients in 16 bits and averages them in float32."""
 
     def reduce(self, tensors, name, after):
         return wire.mean(self._communicator, tensors, name, after)
@@ -185,18 +187,19 @@ class _RoundedMean(_Mean):
         return map_values(gathered, lambda values: tf.cast(values, tf.float32) / self.size)
 
 
-class OwnSplit:
-    """How one optimizer cuts its gradients: by its own setting, else by that of the process at the first call.
+class OptimizerSplit:
+    """The split of one optimizer's gradients into fragments.
 
     Args:
-      first_parameters: positions of the parameters at which a fragment begins, or None.
+      first_parameters: positions of the parameters at which a fragment begins; None for the split of the process at the
+        first call of `strategy`.
     """
 
     def __init__(self, first_parameters: tuple | None = None):
         self._strategy = first_parameters and fragments.SplitStrategy(first_parameters=first_parameters)
 
     def strategy(self) -> fragments.SplitStrategy:
-        """Returns the strategy, the same at every call."""
+        """Returns the split strategy, the same one at every call."""
         if self._strategy is None:
             self._strategy = groups.process_groups().strategies.strategy_of(groups.WORLD)
         return self._strategy
@@ -205,20 +208,20 @@ class OwnSplit:
 def cut_fragments(
     gradients: Sequence[Any], names: Sequence[str], strategy: fragments.SplitStrategy | None = None
 ) -> list[list[int]]:
-    """Cuts the dense gradients into aggregation fragments.
+    """Splits the dense gradients into aggregation fragments.
 
     Args:
       gradients: dense tensors, `tf.IndexedSlices` or Nones.
-      names: names of their variables, for the log line that shows the order in which indices count.
-      strategy: how to cut; None for the current setting of the process.
+      names: names of their variables, for the log line that shows the order to which indices refer.
+      strategy: the split strategy; None for the current setting of the process.
     Returns:
-      Positions of the dense ones, one list per fragment, in the order they become ready.
+      For each fragment a list of positions of dense gradients, in the order in which the backward pass computes them.
     Raises:
-      ValueError: the strategy by index reaches beyond the gradients.
+      ValueError: an index of the strategy is beyond the last gradient.
     """
     dense = [position for position, grad in enumerate(gradients) if isinstance(grad, tf.Tensor)]
     ready = sorted(dense, key=backward_order_key(gradients))
-    strategy = strategy or OwnSplit().strategy()
+    strategy = strategy or OptimizerSplit().strategy()
     if strategy.last_indices is not None:
         _LOG.info(
             "Gradients in the order of set_split_strategy_by_idx: %s",
@@ -228,10 +231,10 @@ def cut_fragments(
     return [[ready[index] for index in fragment] for fragment in cut]
 
 
-def when_ready(gradients: Sequence) -> list:
-    """Returns the gradients unchanged, or, with `hcom_parallel=False`, makes each wait until all of them exist.
+def wait_for_all_gradients(gradients: Sequence) -> list:
+    """Returns gradients that can be sent: unchanged, or with `hcom_parallel=False` only after all of them exist.
 
-    The option comes from the run whose graph is being built; where there is none, as in eager execution, it is on.
+    The option is read from the options of the current graph. Without such options, as in eager execution, it is on.
     """
     of_graph.record_built_value("hcom_parallel", _overlaps_backward_pass())
     if _overlaps_backward_pass():
@@ -245,25 +248,25 @@ def _overlaps_backward_pass():
     return options is None or options.hcom_parallel
 
 
-def _may_overlap():
-    """Returns whether the run's options ask for steps in a row that can overlap."""
+def _steps_can_overlap():
+    """Returns whether the options of the run allow consecutive steps to overlap."""
     options = of_graph.options_of_current_graph()
     in_a_row = options is not None and options.iterations_per_loop > 1
     return in_a_row and environment.overlapped_steps() is not False
 
 
 def static_bytes(tensor: tf.Tensor) -> int:
-    """Returns the bytes of a tensor by its static shape; 0 for an unknown shape."""
+    """Returns the size of a tensor in bytes by its static shape; 0 for an unknown shape."""
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 def replace_gradients(step: Step, reduced: dict) -> None:
-    """Replaces the gradients of a step by reduced ones, given by position, cast to the old dtypes."""
+    """Replaces the gradients of a step by reduced gradients, given by position, cast to the previous dtypes."""
 
-    def as_before(position, grad):
+    def cast_to_previous_dtype(position, grad):
         return map_values(reduced[position], lambda values: tf.cast(values, grad.dtype))
 
     step.grads_and_vars = [
-        (None if grad is None else as_before(position, grad), variable)
+        (None if grad is None else cast_to_previous_dtype(position, grad), variable)
         for position, (grad, variable) in enumerate(step.grads_and_vars)
     ]

@@ -1,4 +1,4 @@
-"""Centralises gradients: subtracts the mean from the gradient of each output of a layer."""
+"""Centralises gradients: subtracts from the gradient of each layer output its mean."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from npu_bridge.gradients.stage import Stage
 class CentralizeGradients(Stage):
     """Subtracts from the gradients of matrices and kernels their mean over all axes but the last one.
 
-    The last axis is that of a layer's outputs. Gradients of vectors and scalars, of depthwise kernels and of variables
-    whose name contains a word of `skip` stay unchanged. So do sparse ones, which is logged once.
+    The last axis is the axis of a layer's outputs. Gradients of vectors and scalars stay unchanged, and gradients of
+    variables whose name contains a string of `skip`. Sparse gradients stay unchanged, too, which is logged once.
 
     Args:
-      skip: texts; variables whose names contain one are left alone.
+      skip: list of strings. A variable whose name contains one of them is left unchanged.
     Raises:
-      TypeError: `skip` is not a list of texts.
+      TypeError: `skip` is not a list of strings.
     """
 
     place = "centralise"
@@ -38,14 +38,14 @@ class CentralizeGradients(Stage):
     def after_reduce(self, step):
         with tf.name_scope("CentralizeGradients"):
             step.grads_and_vars = [
-                (self._centralised(grad, variable), variable) for grad, variable in step.grads_and_vars
+                (self._centralise(grad, variable), variable) for grad, variable in step.grads_and_vars
             ]
 
-    def _centralised(self, grad: Any, variable: Any) -> Any:
+    def _centralise(self, grad: Any, variable: Any) -> Any:
         if grad is None or any(word in variable.name for word in self._skip):
             return grad
         if isinstance(grad, tf.IndexedSlices):
-            # The mean over rows would make every row of the table change.
+            # Subtracting the mean over rows would change every row of the table.
             name = variable.name.partition(":")[0]
             say_once(logging.INFO, f"CentralizeGradients: the sparse gradient of {name} stays unchanged.")
             return grad

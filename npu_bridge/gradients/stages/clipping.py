@@ -1,4 +1,4 @@
-"""Bounds single values of gradients, or the norm of all of them."""
+"""Clips gradients: single values, or the global norm."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from npu_bridge.gradients.stage import Stage
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class ClipByGlobalNorm(Stage):
-    """Shrinks all gradients by one factor when their global norm is above a bound.
+    """Multiplies all gradients by one factor if their global norm is above a bound, as `tf.clip_by_global_norm`.
 
-    The norm is that of the reduced gradients in true units, over all variables, in float32. A step whose norm is not
+    The norm is computed in float32 from the averaged, unscaled gradients of all variables. A step whose norm is not
     finite is skipped.
 
     Args:
       clip_norm: the largest norm, above 0.
     Raises:
       TypeError: `clip_norm` is not a number.
-      ValueError: it is not positive and finite.
+      ValueError: `clip_norm` is not positive and finite.
     """
 
     place = "clip by norm"
@@ -37,25 +37,25 @@ class ClipByGlobalNorm(Stage):
 
     def after_reduce(self, step):
         with tf.name_scope("ClipByGlobalNorm"):
-            step.map(_with_rows_once)  # only then is the norm that of the dense gradient
+            step.map(_sum_sparse_rows)  # so that the norm equals the norm of the dense gradient
             if not step.gradients:
                 return
             halves = [tf.cast(half, tf.float32) for half in half_squared_sums(step.gradients)]
             norm = tf.sqrt(2.0 * sum_in_order(halves))
             factor = self._clip_norm / tf.maximum(norm, self._clip_norm)
-            step.map_elements(lambda values: _multiplied(values, factor))
+            step.map_elements(lambda values: _multiply(values, factor))
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class ClipByValue(Stage):
-    """Bounds every value of the reduced gradients, in true units. An Inf or NaN is kept, and skips the step.
+    """Clips every value of the averaged, unscaled gradients. Inf and NaN are kept, so that the step is skipped.
 
     Args:
-      low: the smallest value; with one argument, the bound on both sides.
+      low: the smallest value. Without `high`, values are clipped to -low and low.
       high: the largest value, above `low`.
     Raises:
       TypeError: an argument is not a number.
-      ValueError: it is not finite, or `high` is not above `low`.
+      ValueError: an argument is not finite, or `high` is not above `low`.
     """
 
     place = "clip by value"
@@ -65,7 +65,7 @@ class ClipByValue(Stage):
     def __init__(self, low: float, high: float | None = None):
         owner = type(self).__name__
         if high is None:
-            self._high = check_number(owner, "low", low, "Alone it is the bound on both sides; use 1.0.", above=0)
+            self._high = check_number(owner, "low", low, "Use 1.0 for values from -1 to 1.", above=0)
             self._low = -self._high
             return
         self._low, self._high = (check_number(owner, name, value) for name, value in (("low", low), ("high", high)))
@@ -78,15 +78,15 @@ class ClipByValue(Stage):
 
     def after_reduce(self, step):
         with tf.name_scope("ClipByValue"):
-            step.map(_with_rows_once)
-            step.map_elements(lambda values: bounded(values, self._low, self._high))
+            step.map(_sum_sparse_rows)
+            step.map_elements(lambda values: clip_finite_values(values, self._low, self._high))
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class ClipLocally(ClipByValue):
-    """Bounds every value of this rank's gradients, in true units, before the gradients of other ranks are added.
+    """Clips every value of this rank's unscaled gradients, before they are averaged over the ranks.
 
-    Args, Raises: as `ClipByValue`.
+    Args, Raises: as in `ClipByValue`.
     """
 
     place = "local clip"
@@ -94,26 +94,28 @@ class ClipLocally(ClipByValue):
     def before_reduce(self, step):
         factor = 1.0 if step.divisor is None else step.divisor
         with tf.name_scope("ClipLocally"):
-            step.map(_with_rows_once)
-            step.map(lambda grad: map_values(grad, lambda values: bounded(values, self._low, self._high, factor)))
+            step.map(_sum_sparse_rows)
+            step.map(
+                lambda grad: map_values(grad, lambda values: clip_finite_values(values, self._low, self._high, factor))
+            )
 
     def after_reduce(self, step):
         pass
 
 
-def bounded(values: tf.Tensor, low: float, high: float, factor: Any = 1.0) -> tf.Tensor:
-    """Clips finite values to the bounds times `factor`, which is positive; keeps Inf and NaN."""
+def clip_finite_values(values: tf.Tensor, low: float, high: float, factor: Any = 1.0) -> tf.Tensor:
+    """Clips finite values to the range from low·factor to high·factor; keeps Inf and NaN. `factor` is positive."""
     wide = tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values
     factor = tf.cast(factor, wide.dtype)
     clipped = tf.clip_by_value(wide, low * factor, high * factor)
     return tf.cast(tf.where(tf.math.is_finite(wide), clipped, wide), values.dtype)
 
 
-def _with_rows_once(grad):
+def _sum_sparse_rows(grad):
     return sum_repeated_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad
 
 
-def _multiplied(values, factor):
+def _multiply(values, factor):
     if values.dtype.size < tf.float32.size:
         return tf.cast(tf.cast(values, tf.float32) * factor, values.dtype)
     return values * tf.cast(factor, values.dtype)

@@ -1,4 +1,4 @@
-"""Freezes layers: many updates train only the last layers, and so cost nothing for the first ones."""
+"""Freezes layers: many updates train only the last layers, which saves the work for the first layers."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import zero_gradient_like
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.graph_mode import state_variable
-from npu_bridge.gradients.stage import Stage, TrainedGroup, gradients_from_elsewhere
+from npu_bridge.gradients.stage import Stage, TrainedGroup, unknown_gradients_error
 from npu_bridge.gradients.stopped_backward import stop_backward
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class Freeze(Stage):
-    """Trains in each update one group of the variables: all of them, or only those of the last layers.
+    """Trains one group of variables in each update: all variables, or only the variables of the last layers.
 
-    The gradients of frozen variables are neither computed nor sent, and these variables and their slots are neither
-    read nor changed. There is one set of slots for all groups. Schedules and Adam count all updates, as `global_step`
-    or `iterations` do, including those in which a variable was frozen.
+    Gradients of frozen variables are neither computed nor sent. Frozen variables and their slots are neither read nor
+    changed. All groups share one set of slots. Schedules and Adam count all updates, as `global_step` or `iterations`
+    do, including updates in which a variable was frozen.
 
-    The group depends only on the number of updates, so it is the same on all ranks. Skipped steps do not count, nor do
-    batches that are accumulated.
+    The group depends only on the number of updates, so it is the same on all ranks. Skipped steps and accumulated
+    batches do not count.
 
-    `compute_gradients` returns zeros for frozen variables, and sparse gradients without rows. The backward pass ends
-    early in graphs and in a `tf.function`, where the optimizer itself computes the gradients (`minimize`, `fit`,
-    `compute_gradients`, `Pipeline.gradients`). With gradients of a custom tape, in eager execution, and where XLA
-    compiles the whole step, the backward pass is complete, and only the rest is saved.
+    `compute_gradients` returns zeros for frozen variables, or no rows for sparse gradients. The backward pass ends
+    early in graphs and in a `tf.function` if the optimizer itself computes the gradients (`minimize`, `fit`,
+    `compute_gradients`, `Pipeline.gradients`). With gradients of a custom tape, in eager execution, or if XLA compiles
+    the whole step, the backward pass is complete, and only the all-reduce and the update are saved.
 
     Args:
       schedule: a `FreezeSchedule`, or a dictionary of its arguments.
     Raises:
-      TypeError, ValueError: as `FreezeSchedule`; at the first step, if the schedule does not fit the variables.
+      TypeError, ValueError: as in `FreezeSchedule`; at the first step: the schedule does not fit the variables.
     Graph: a counter of updates, which is saved; for each group a condition with all-reduces and one with the update.
     """
 
@@ -72,7 +72,7 @@ class Freeze(Stage):
     def accumulate(self, step):
         if step.group is None:
             last_groups = self._schedule.last_groups([variable.name for _, variable in step.grads_and_vars])
-            step.group = self._chosen(step.grads_and_vars, last_groups)
+            step.group = self._choose_group(step.grads_and_vars, last_groups)
             if step.losses.is_backward_own:
                 losses = [*step.losses.values, *step.losses.scaled]
                 with tf.name_scope("Freeze"):
@@ -86,7 +86,7 @@ class Freeze(Stage):
 
     def gate(self, step, update):
         if step.group is None:
-            raise gradients_from_elsewhere("Freeze", "it is not known which variables this step trains")
+            raise unknown_gradients_error("Freeze", "the variables that this step trains are not known")
         return update()
 
     def after_update(self, step):
@@ -97,8 +97,8 @@ class Freeze(Stage):
         with tf.name_scope("Freeze"), tf.control_dependencies([] if tf.executing_eagerly() else [step.group.number]):
             return counter.assign_add(tf.cast(is_updated, tf.int64))
 
-    def _chosen(self, grads_and_vars, last_groups):
-        """Returns the group that this step trains; `last_groups` has the last group that trains each variable."""
+    def _choose_group(self, grads_and_vars, last_groups):
+        """Returns the group that this step trains; `last_groups` holds the last group that trains each variable."""
         count = self._schedule.group_count
         frozen = tuple(
             frozenset(variable.ref() for (_, variable), last in zip(grads_and_vars, last_groups) if last < group)
@@ -106,7 +106,7 @@ class Freeze(Stage):
         )
         if not any(grad is not None and last == count - 1 for (grad, _), last in zip(grads_and_vars, last_groups)):
             problem = f"group {count - 1} trains no variable on which the loss depends"
-            expected, got = "a gradient in each group", f"none in {len(grads_and_vars)} variables"
+            expected, got = "a gradient in each group", f"no gradient in this group of {len(grads_and_vars)} variables"
             raise ValueError(message("Freeze", problem, expected, got, "Use fewer groups, or name them in lists."))
         with tf.name_scope("Freeze"):
             updates, sequence = self.state()["freeze_updates"].read_value(), self._schedule.sequence

@@ -1,4 +1,4 @@
-"""Unscales and checks the gradients of each group of variables by itself, for group loss scales."""
+"""Unscales and checks the gradients of each group of variables separately, for loss scales of groups."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from npu_bridge.gradients.stages.loss_scaling import unscale
 
 
 class GroupScaling(Stage):
-    """Converts gradients that carry the scale of their variable's group to true units, and judges each group by itself.
+    """Unscales gradients that are multiplied by the loss scale of their variable's group, and checks each group.
 
-    The loss is not multiplied; gradients are, at boundaries between the groups in the backward pass. Gradients are sent
-    with one scale common to all groups.
+    Gradients, not the loss, are multiplied by the scales: at the boundaries between groups in the backward pass. They
+    are converted to a common scale before they are sent.
 
     Args:
-      manager: an object with `get_loss_scale()` returning a float32 vector, `update_loss_scale(finite)` taking a
-        boolean one, and `group_of(variable)` returning the position of a variable's group.
+      manager: an object with three methods: `get_loss_scale()` returns a float32 vector, `update_loss_scale(finite)`
+        takes a boolean vector, and `group_of(variable)` returns the position of a variable's group.
       combined: as in `LossScaling`.
     Attributes:
-      managers: a tuple of the manager.
+      managers: a tuple with the manager.
     """
 
     place = "scale"
@@ -51,7 +51,7 @@ class GroupScaling(Stage):
         scales = tf.raw_ops.DeepCopy(x=scales) if building_graph() else scales
         losses = step.losses
         losses.scales, losses.common_scale = tuple(tf.unstack(scales)), smallest_scale(scales)
-        step.multiplied_by(losses.common_scale)
+        step.record_factor(losses.common_scale)
         collections.publish(collections.LOSS_SCALE, losses.common_scale)
         pairs = step.grads_and_vars
         for number, scale in enumerate(losses.scales):
@@ -67,7 +67,7 @@ class GroupScaling(Stage):
         unscale(step, self.combined)
 
     def after_update(self, step):
-        if not step.losses.usable:  # gradients from elsewhere
+        if not step.losses.usable:  # gradients that did not pass this pipeline
             return None
         right = step.losses.scales_without_overflow(step.should_apply, step.is_due)
         return self.managers[0].update_loss_scale(tf.stack([right[number] for number in range(len(right))]))

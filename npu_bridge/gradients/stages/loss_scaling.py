@@ -1,4 +1,4 @@
-"""Scales the loss, and divides the reduced gradients by the scale."""
+"""Scales the loss, and divides the reduced gradients by the loss scale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _first_users = weakref.WeakKeyDictionary()  # the stage that used each manager f
 
 
 def unscale(step: Step, combined: Any) -> None:
-    """Converts the gradients of a step to true units, in flat tensors where `combined` joins them."""
+    """Divides the gradients of a step by its divisor; with `combined`, in flat tensors if possible."""
     if combined is None or step.divisor is None:
         step.map(lambda grad: in_true_units(grad, step.divisor))
     else:
@@ -27,17 +27,17 @@ def unscale(step: Step, combined: Any) -> None:
 
 
 class LossScaling(Stage):
-    """Multiplies the loss by the manager's scale and divides the combined gradients by it.
+    """Multiplies the loss by the scale of a manager, and divides the averaged gradients by this scale.
 
-    With several managers there is a loss for each, and sums of their gradients have a common scale. A scale grows or
-    shrinks by the gradients of its own loss; a manager whose loss takes no part in a step is left unchanged.
+    With several managers, each loss has one, and sums of gradients of several losses have a common scale. Each scale is
+    updated from the gradients of its loss; the scale of a loss that takes no part in a step does not change.
 
     Args:
-      manager: an object with `get_loss_scale()` returning a float32 scalar, and `update_loss_scale(finite)` that moves
-        the scale after a step and returns an op (None when executed eagerly); or a list of them.
-      combined: a `CombinedGradients` to divide many gradients at once; None to divide each by itself.
+      manager: an object with two methods, or a list of such objects: `get_loss_scale()` returns a float32 scalar;
+        `update_loss_scale(finite)` updates the scale after a step and returns an op (None in eager execution).
+      combined: a `CombinedGradients`, to divide many gradients at once; None to divide them separately.
     Attributes:
-      managers: all of them.
+      managers: a tuple of all managers.
     """
 
     place = "scale"
@@ -76,11 +76,11 @@ class LossScaling(Stage):
         scales = tuple(tf.raw_ops.DeepCopy(x=scale) if building_graph() else scale for scale in scales)
         step.losses.scales = scales
         step.losses.common_scale = scales[0] if len(scales) == 1 else smallest_scale(scales)
-        step.multiplied_by(step.losses.common_scale)
+        step.record_factor(step.losses.common_scale)
         collections.publish(collections.LOSS_SCALE, step.losses.common_scale)
 
     def accumulate(self, step):
-        if len(step.losses.scales) > 1 and not step.losses.usable:  # gradients of one loss, not judged yet
+        if len(step.losses.scales) > 1 and not step.losses.usable:  # gradients of one loss, not checked yet
             step.grads_and_vars = step.losses.convert_to_common_scale(step.grads_and_vars, step.losses.latest)
 
     def after_reduce(self, step):
@@ -104,10 +104,8 @@ class LossScaling(Stage):
             if first is None:
                 _first_users[manager] = weakref.ref(self)
             elif first is not self:
-                problem = (
-                    "two optimizers share a manager; in one run nothing orders their updates, and ranks may differ"
-                )
-                expected = "one for each, or optimizers that train in runs of their own"
-                fix = "Make a manager for each."
+                problem = "two optimizers share a manager; in one run their updates have no order, so ranks can differ"
+                expected = "a manager for each optimizer, or optimizers that train in separate runs"
+                fix = "Make a manager for each optimizer."
                 kind = type(manager).__name__
                 say_once(logging.WARNING, message("loss_scale_manager", problem, expected, f"one {kind}", fix))

@@ -1,4 +1,4 @@
-"""Skips a step on every rank when its gradients overflow, and counts skipped steps."""
+"""Skips a step on every rank if its gradients overflow, and counts skipped steps."""
 
 from __future__ import annotations
 
@@ -21,32 +21,30 @@ from npu_bridge.gradients.step_report import KeptReport, overflow_of
 from npu_bridge.graph.loop import allow_copies
 from npu_bridge.graph.operators import sources_among
 
-# The NPU stack's documentation and scripts know the decision by this name.
+# The documentation of the NPU stack and scripts use this name for the decision.
 _FETCHED_NAME = "overflow_status_reduce_all"
 
 
 class OverflowCheck(Stage):
-    """Lets an update happen only when the gradients are usable on every rank.
+    """Applies an update only if the gradients are usable on every rank; otherwise skips the step.
 
-    Usable means that the global norm of the gradients, in true units, is a finite float32. So there is no NaN and no
-    Inf among them, and the optimizer can square every one of them without overflowing its slots.
+    Gradients are usable if their global norm, after unscaling, is a finite float32. Then no gradient is NaN or Inf, and
+    the optimizer can square every value without overflow in its slots.
 
-    Checks the gradients given to the update, and those that this pipeline delivered if the given ones were made
-    from them (clipping by value turns an Inf into a finite number). Where this pipeline reduces, every rank judges the
-    very tensors it sends, in true units, and that alone decides unless the caller changes a gradient: the mean of
-    usable gradients is usable. So the decision is the same before and after the reduction.
+    Checks the gradients passed to the update, and also the gradients from which the caller computed them, since
+    clipping by value turns an Inf into a finite number. If this pipeline averages gradients, every rank checks the
+    tensors that it sends. No further check is needed unless the caller changes a gradient, because a mean of usable
+    gradients is usable. So the decision is the same before and after the reduction.
 
     Args:
       name: prefix of the names of collectives; the same on every rank.
-      is_joint: decide together with the other ranks.
-      judges_local: judge what this rank sends, before communication; needs a stage before this one that reduces.
-      decides_early: take the joint decision from the local verdicts, before the last fragment is reduced, so that only
-        that fragment's own updates wait for it. A changed gradient (clipped, say) is checked again.
-      combined: a `CombinedGradients` to judge many gradients at once; None to judge each by itself.
-    Attributes:
-      is_joint: as above.
-    Graph: publishes `collections.STEP_SKIPPED`; a boolean tensor `overflow_status_reduce_all:0` in the caller's name
-      scope is True when the step happens. Scripts fetch it by this name.
+      is_joint: skip a step on all ranks if gradients are unusable on one; also an attribute.
+      judges_local: check the tensors that this rank sends, before communication; needs a stage that reduces gradients.
+      decides_early: decide from the local checks of all ranks before the last fragment is reduced, so that only the
+        updates of this fragment wait for it. Gradients that the caller changes, for example clips, are checked again.
+      combined: a `CombinedGradients`, to check many gradients at once; None to check them separately.
+    Graph: publishes `collections.STEP_SKIPPED`. A boolean tensor `overflow_status_reduce_all:0` in the caller's name
+      scope, which scripts fetch, is True if the step is applied.
     """
 
     place = "verdict"
@@ -75,7 +73,7 @@ class OverflowCheck(Stage):
         return {"is_tailing_optimization": self._decides_early} if self.is_joint else {}
 
     def accumulate(self, step):
-        usable = step.losses.usable  # moves each of several loss scales
+        usable = step.losses.usable  # decides how each of several loss scales changes
         if usable and self.is_joint and collective.current().size > 1:
             with tf.name_scope(f"{self._name}_OverflowCheck"):
                 agreed = tf.unstack(self._agree(tf.stack(list(usable.values())), "each"))
@@ -85,7 +83,7 @@ class OverflowCheck(Stage):
         if not self._judges_local or collective.current().size == 1:
             return
         with tf.name_scope(f"{self._name}_Allreduce"):
-            # Only values: adding up rows here again would judge other tensors than those that are sent.
+            # Only values: adding up rows here again would check other tensors than the tensors that are sent.
             sent = [values_of(grad) for grad in step.on_wire if grad is not None]
             sent = sent if self._combined is None else self._combined.joined(sent)
             step.is_usable_here = _are_usable([in_true_units(values, step.divisor) for values in sent], step)
@@ -93,7 +91,7 @@ class OverflowCheck(Stage):
                 step.should_apply = self._agree(step.is_usable_here, "early")
 
     def after_reduce(self, step):
-        # Other stages can make usable gradients from unusable ones.
+        # Later stages can turn unusable gradients into usable ones.
         if step.is_usable_here is None and any(map(changes_after_verdict, self.pipeline)):
             step.is_usable_here = _are_usable(step.gradients, step)
 
@@ -108,17 +106,17 @@ class OverflowCheck(Stage):
 
     def _decide(self, step):
         changed, sources = _changed_and_their_sources(step)
-        is_every_one_checked = any(map(_may_spoil, self.pipeline))
+        is_every_one_checked = any(map(_can_make_unusable, self.pipeline))
         if is_every_one_checked:
             changed = step.gradients
         if step.should_apply is not None and not changed:
             return step.should_apply
         if step.is_usable_here is not None and not changed:
-            # The inputs of an early decision, once all gradients are reduced.
+            # Decides from the inputs of an early decision, after all gradients are reduced.
             with tf.control_dependencies([values_of(grad) for grad in pieces_to_flats(step.gradients)]):
                 return self._agree(tf.identity(step.is_usable_here), "final")
         verdict = _are_usable(step.gradients + sources, step)
-        # Gradients that were added up in variables can be applied when there is no batch left to judge.
+        # Gradients that the caller summed in variables can be applied without a batch of their own to check.
         is_of_this_batch = sources or is_every_one_checked or len(changed) < len(step.gradients)
         for earlier in (step.is_usable_here, step.should_apply) if is_of_this_batch else ():
             if earlier is not None:
@@ -130,17 +128,17 @@ class OverflowCheck(Stage):
 
 
 def _are_usable(gradients, step):
-    """Returns whether these gradients, and those of the losses they sum, are usable."""
+    """Returns whether gradients are usable, and also the gradients of each single loss in their sums."""
     return functools.reduce(tf.logical_and, step.losses.usable.values(), has_finite_norm(pieces_to_flats(gradients)))
 
 
-def _may_spoil(stage):
-    """Returns True for a stage that can make judged gradients unusable."""
+def _can_make_unusable(stage):
+    """Returns whether a stage can make gradients unusable after they were checked."""
     return (stage.place == "reduce" or changes_after_verdict(stage)) and not stage.keeps_usable
 
 
 def _changed_and_their_sources(step):
-    """Returns the given gradients that the pipeline did not deliver, and the delivered ones they were made from."""
+    """Returns the gradients that the caller changed, and the pipeline's gradients from which they were computed."""
     delivered = [grad for grad in step.delivered if grad is not None]
     delivered_ids = {id(grad) for grad in delivered}
     given_ids = {id(grad) for grad in step.gradients}
@@ -150,10 +148,10 @@ def _changed_and_their_sources(step):
 
 
 class NarrowVariableGuard(Stage):
-    """Keeps the old value of every element of a 16-bit variable or slot whose new value is not finite.
+    """Restores the old value of every element of a 16-bit variable or slot whose new value is not finite.
 
-    An optimizer computes in float32, but in float16 values above 65504 are infinite, so a usable gradient can still
-    make an Inf. Variables of 32 and 64 bits are left alone, and cost nothing.
+    Optimizers compute in float32, but values above 65504 are infinite in float16, so even a usable gradient can cause
+    an Inf. Variables of 32 and 64 bits are not touched, and cost nothing.
     """
 
     place = "guard"
@@ -174,14 +172,14 @@ class NarrowVariableGuard(Stage):
 
 
 class SkipRecord(Stage):
-    """Counts skipped steps and remembers whether the last one was skipped; changes no gradient.
+    """Counts skipped steps, and records whether the last step was skipped; changes no gradient.
 
     Args:
-      optimizer: a Keras optimizer whose `iterations` also counts skipped steps; None to count updates only.
+      optimizer: a Keras optimizer whose `iterations` is to count skipped steps, too; None to count updates only.
     Attributes:
-      skipped_steps: int64 scalar variable.
-      last_step_skipped: boolean scalar variable.
-      report: the last step's loss, overflow and loss scale.
+      skipped_steps: number of skipped steps, an int64 scalar variable.
+      last_step_skipped: whether the last step was skipped, a boolean scalar variable.
+      report: the loss, overflow and loss scale of the last step.
     """
 
     place = "record"
@@ -200,9 +198,9 @@ class SkipRecord(Stage):
         self.report.note(step)
         if step.should_apply is None:
             return None
-        return step.run_when_due(lambda: self._note(step.is_skipped()))
+        return step.run_when_due(lambda: self._record_skip(step.is_skipped()))
 
-    def _note(self, is_skipped):
+    def _record_skip(self, is_skipped):
         counted = self.skipped_steps.assign_add(tf.cast(is_skipped, tf.int64))
         noted = self.last_step_skipped.assign(is_skipped)
         changed = [counted, noted]
@@ -212,15 +210,15 @@ class SkipRecord(Stage):
         return None if tf.executing_eagerly() else tf.group(*changed)
 
 
-class DropNotice(Stage):
-    """Warns on rank 0 when the first step is dropped that no loss scale can fix; changes no gradient.
+class DropWarning(Stage):
+    """Warns on rank 0 when the first step is dropped in a training without loss scaling; changes no gradient.
 
-    With a loss scale, skipped steps are part of its search, and other code warns when the search fails. Without one,
-    the next step is computed from the same variables, and most likely dropped as well.
+    Skipped steps are normal while a loss scale searches its value, and other code warns if the search fails. Without
+    loss scaling, the next step starts from the same variables, and is most likely dropped, too.
 
     Args:
-      words: the warning.
-    Graph: an operator of Python on every rank, run in dropped steps only; left out where XLA compiles.
+      words: the text of the warning.
+    Graph: a Python operator on every rank that runs in dropped steps only; omitted if XLA compiles the graph.
     """
 
     place = "record"
@@ -232,11 +230,11 @@ class DropNotice(Stage):
         if step.should_apply is None:
             return None
         if tf.executing_eagerly():
-            return self._say() if bool(step.is_skipped()) else None
+            return self._warn() if bool(step.is_skipped()) else None
         if is_compiled_by_xla(tf.compat.v1.get_default_graph()):
             return None
-        return run_if(step.is_skipped(), lambda: allow_copies(tf.numpy_function(self._say, [], [])))
+        return run_if(step.is_skipped(), lambda: allow_copies(tf.numpy_function(self._warn, [], [])))
 
-    def _say(self):
+    def _warn(self):
         if place_in_job()[0] == 0:
             say_once(logging.WARNING, self._words)

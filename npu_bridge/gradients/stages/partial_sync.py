@@ -1,4 +1,4 @@
-"""Implements partial synchronisation: ranks update by themselves, and average some variables after each update."""
+"""Implements partial synchronisation: ranks update independently, and average some variables after each update."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
-from npu_bridge.gradients.stage import Stage, called_too_early
+from npu_bridge.gradients.stage import Stage, called_too_early_error
 from npu_bridge.gradients.start_values import watch_graph
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class PartialSync(Stage):
-    """Averages variables over the ranks instead of gradients: after each update one partition of them, round robin.
+    """Averages variables over the ranks instead of gradients: after each update one partition of variables, in turn.
 
-    Each rank updates with its own gradients. The variables are cut into partitions in the order of the backward pass,
-    the last one first: a variable of more than `threshold` values is a partition by itself; others are joined until
-    they have more. So each variable is equal on all ranks once in as many updates as there are partitions, and differs
-    in between. Slots of optimizers are each rank's own and never averaged. `sync_all` puts both into a checkpoint.
+    Each rank updates with its own gradients. The variables are split into partitions in the order of the backward pass,
+    the last variable first. A variable with more than `threshold` values is a partition; smaller variables are joined
+    until a partition has more than `threshold` values. With n partitions, each variable is equal on all ranks once in n
+    updates, and differs in between. Optimizer slots differ between ranks and are never averaged.
 
-    The partition depends only on the number of updates, which is that of `global_step` or `iterations`: skipped steps,
-    and batches that are accumulated, do not count. A step is skipped on all ranks if gradients are not usable on one.
+    The partition depends only on the number of updates, like `global_step` or `iterations`: skipped steps and
+    accumulated batches do not count. A step is skipped on all ranks if gradients overflow on one.
 
-    A checkpoint of rank 0 holds the variables of rank 0: run `sync_all` on all ranks before it is written.
+    Run `sync_all` on all ranks before rank 0 writes a checkpoint; otherwise it contains only the variables and slots of
+    rank 0.
 
     Args:
-      threshold: number of values that a partition exceeds, at least 1.
+      threshold: a partition has more than this number of values; at least 1.
     Raises:
       TypeError: `threshold` is not an integer.
-      ValueError: it is below 1.
+      ValueError: `threshold` is below 1.
     Graph: a counter of updates, which is saved; for each partition a condition with an all-reduce.
     """
 
@@ -68,7 +69,7 @@ class PartialSync(Stage):
         if collective.current().size == 1:
             return updated
         self._variables = update.variables
-        parts = partitions(self._variables, self._threshold)
+        parts = split_into_partitions(self._variables, self._threshold)
         with tf.name_scope(f"{self.transfer_name}_PartialSync"), wire_names.recorded_names() as transfers:
             with tf.control_dependencies([] if updated is None or tf.executing_eagerly() else [updated]):
                 counter = self.state()["partial_sync_updates"]
@@ -80,16 +81,16 @@ class PartialSync(Stage):
             with tf.control_dependencies([] if tf.executing_eagerly() else averaged):
                 counted = counter.assign_add(1)
         if building_graph():
-            # Ranks start alike here too, although no gradients are exchanged.
+            # Ranks must start from equal values here, too, although no gradients are exchanged.
             watch_graph(self.transfer_name, lambda: self._variables, transfers)
         return updated if updated is None or tf.executing_eagerly() else tf.group(updated, *averaged, counted)
 
     def sync_all(self) -> Any:
-        """Averages all variables that were trained with this stage; returns the op, None when executed eagerly."""
+        """Averages all variables that were trained with this stage; returns the op, or None in eager execution."""
         if collective.current().size == 1:
             return None if tf.executing_eagerly() else tf.no_op()
         if not self._variables:
-            raise called_too_early("sync_all")
+            raise called_too_early_error("sync_all")
         return self._average(self._variables, "all")
 
     def _average(self, variables, number):
@@ -99,12 +100,13 @@ class PartialSync(Stage):
         return None if tf.executing_eagerly() else tf.group(*assigned)
 
 
-def partitions(variables: Sequence[Any], threshold: int) -> list[list]:
-    """Cuts variables into partitions, the last variable first.
+def split_into_partitions(variables: Sequence[Any], threshold: int) -> list[list]:
+    """Splits variables into partitions, the last variable first.
 
     Args:
       variables: variables of known shapes, in the order of the forward pass.
-      threshold: a variable of more values is a partition by itself; others are joined until they have more.
+      threshold: a variable with more than this number of values is a partition; smaller variables are joined until a
+        partition has more.
     Raises:
       ValueError: a shape is unknown.
     """
@@ -115,8 +117,8 @@ def partitions(variables: Sequence[Any], threshold: int) -> list[list]:
         count = variable.shape.num_elements()
         if count is None:
             got = f"{variable.shape} for {variable.name}"
-            problem = "variables are cut into partitions by their sizes"
-            raise ValueError(message("PartialSync", problem, "a variable of known shape", got, "Give it a shape."))
+            problem, fix = "variables are split into partitions by their sizes", "Give the variable a shape."
+            raise ValueError(message("PartialSync", problem, "a variable of known shape", got, fix))
         if count > threshold:
             cut.append([variable])
             continue

@@ -1,4 +1,4 @@
-"""Sparsifies gradients: sends only the largest values, and the others with later steps."""
+"""Sparsifies gradients: each step sends only the largest values; the other values are sent in later steps."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from npu_bridge.gradients.arithmetic import average_sparse_rows, in_true_units, 
 from npu_bridge.gradients.graph_mode import run_if, tensors_if, variable_like
 from npu_bridge.gradients.stages.all_reduce import AllReduce, replace_gradients, static_bytes
 
-# Gradients with at least this many values are sampled at this interval, unless a larger share than this is sent.
+# Gradients with at least _SAMPLED_SIZE values are sampled at every _SAMPLED_EVERY-th value, unless a larger share than
+# _SAMPLED_DENSITY is sent.
 _SAMPLED_SIZE, _SAMPLED_EVERY, _SAMPLED_DENSITY = 2**14, 32, 0.1
 
 
-class _Sparsified(AllReduce, abc.ABC):
-    """Sends some values of each dense gradient with their positions, and adds up the values of all ranks.
+class _SparsifyingReduction(AllReduce, abc.ABC):
+    """Base of stages that average dense gradients by sending only some values, with their positions.
 
-    With error feedback a rank keeps the values that it did not send, in true units, and adds them to the next gradient.
-    A skipped step leaves them unchanged bit for bit. Sparse gradients are sent as without this stage. One rank alone
-    sends nothing and keeps nothing.
+    With error feedback, a rank stores the unscaled values that it did not send, and adds them to the next gradient. A
+    skipped step leaves these values unchanged, bit for bit. Sparse gradients are sent completely. With one rank this
+    stage does nothing.
     """
 
     needs = ("a verdict",)
@@ -34,7 +35,7 @@ class _Sparsified(AllReduce, abc.ABC):
         super().__init__(type(self).__name__)
         error_feedback = check_switch(type(self).__name__, "error_feedback", error_feedback, "Leave it out for True.")
         self._has_feedback = self.needs_variables = error_feedback
-        self.needs_true_units = error_feedback  # else kept values would be added to gradients of another scale
+        self.needs_true_units = error_feedback  # else unsent values would be added to gradients of another scale
         self._residuals: tf.Module | None = None
         self._residual_of: dict = {}
 
@@ -49,7 +50,7 @@ class _Sparsified(AllReduce, abc.ABC):
         return {"not_sent": self._residuals}
 
     def create_variables(self, variables, gradients=None):
-        if self._is_used() and self._has_feedback:
+        if self._sends_selected_values() and self._has_feedback:
             for position, variable in enumerate(variables):
                 if gradients is None or isinstance(gradients[position], tf.Tensor):
                     self._residual(variable)
@@ -61,11 +62,11 @@ class _Sparsified(AllReduce, abc.ABC):
         return {**super().agreed_settings(grads_and_vars), type(self).__name__: str(self.get_config())}
 
     def all_reduce(self, step):
-        if not self._is_used():
+        if not self._sends_selected_values():
             super().all_reduce(step)
             return
         ranks = collective.current()
-        with tf.name_scope(f"{self.transfer_name}_Sparsified"):
+        with tf.name_scope(f"{self.transfer_name}_SparsifyingReduction"):
             wide = [None if sent is None else _in_float32(sent, step.divisor) for sent in step.on_wire]
             variables = [variable for _, variable in step.grads_and_vars]
             means = {
@@ -76,7 +77,7 @@ class _Sparsified(AllReduce, abc.ABC):
                 if isinstance(grad, tf.IndexedSlices)
             }
             cut = self.fragments(step.grads_and_vars)
-            # Rows are averaged above; what is frozen has no gradient.
+            # Sparse gradients are averaged above; frozen variables have no gradient.
             sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in wide]
             for number, positions in enumerate(fragments.split_large_fragments(cut, sizes_bytes, ranks.size)):
                 pairs = [(wide[position], variables[position]) for position in positions]
@@ -94,31 +95,31 @@ class _Sparsified(AllReduce, abc.ABC):
             assigned = [residual.assign(left) for residual, left in kept]
             return None if tf.executing_eagerly() else tf.group(*assigned)
 
-        with tf.name_scope(f"{self.transfer_name}_Sparsified"):
+        with tf.name_scope(f"{self.transfer_name}_SparsifyingReduction"):
             return run_if(step.should_apply, keep)
 
     def _means(self, pairs, step, ranks, name):
-        """Averages a fragment's gradients over the ranks; the values that all of them select are sent together."""
+        """Averages the gradients of a fragment over the ranks; one all-gather sends the selected values of all."""
         flats = [tf.reshape(grad, [-1]) for grad, _ in pairs]
         if self._has_feedback:
             flats = [
                 flat + tf.reshape(self._residual(variable).read_value(), [-1])
                 for flat, (_, variable) in zip(flats, pairs)
             ]
-        sizes = [_length(flat) for flat in flats]
+        sizes = [_number_of_values(flat) for flat in flats]
         chosen, positions, first = [], [], 0
-        for unit in self._units(len(pairs)):
+        for unit in self._selection_ranges(len(pairs)):
             vector = flats[unit.start] if len(unit) == 1 else tf.concat([flats[number] for number in unit], axis=0)
             selected = self._select(vector)
             chosen.append(tf.gather(vector, selected))
             positions.append(selected + first)
-            first += _length(vector)
+            first += _number_of_values(vector)
             if self._has_feedback:
                 left = tf.tensor_scatter_nd_update(vector, selected[:, tf.newaxis], tf.zeros_like(chosen[-1]))
                 for number, part in zip(unit, _split(left, [sizes[number] for number in unit])):
                     variable = pairs[number][1]
                     step.notes[self, variable.ref()] = tf.reshape(part, variable.shape)
-        # Bits of the values next to their positions, so that one all-gather sends both.
+        # Values as int32 bits, next to their positions, so that one all-gather sends both.
         rows = tf.stack([tf.bitcast(tf.concat(chosen, axis=0), tf.int32), tf.concat(positions, axis=0)], axis=1)
         of_ranks = ranks.all_gather(rows, name)
         values = tf.bitcast(of_ranks[:, 0], tf.float32) / ranks.size
@@ -134,24 +135,24 @@ class _Sparsified(AllReduce, abc.ABC):
             self._residual_of[key] = made
         return self._residual_of[key]
 
-    def _is_used(self) -> bool:
-        """Returns False if dense all-reduces send fewer bytes, or one rank trains alone."""
+    def _sends_selected_values(self) -> bool:
+        """Returns whether to send selected values: not with one rank, nor if dense all-reduces send fewer bytes."""
         return collective.current().size > 1
 
-    def _units(self, count: int) -> list[range]:
-        """Returns which of a fragment's gradients are selected from together."""
+    def _selection_ranges(self, count: int) -> list[range]:
+        """Returns ranges of gradients of a fragment; values are selected from all gradients of a range together."""
         return [range(number, number + 1) for number in range(count)]
 
     @abc.abstractmethod
     def _select(self, flat: tf.Tensor) -> tf.Tensor:
-        """Returns the positions in a vector of the values to send, int32."""
+        """Returns the positions of the values to send in a vector, int32."""
 
 
 def _in_float32(grad, divisor):
     return in_true_units(map_values(grad, lambda values: tf.cast(values, tf.float32)), divisor)
 
 
-def _length(flat):
+def _number_of_values(flat):
     return tf.size(flat) if flat.shape.num_elements() is None else flat.shape.num_elements()
 
 
@@ -160,21 +161,21 @@ def _split(flat, sizes):
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
-class TopK(_Sparsified):
-    """Sends the share `density` of each gradient whose magnitudes are largest, in place of the all-reduce.
+class TopK(_SparsifyingReduction):
+    """Sends only the values of each gradient with the largest magnitudes, in place of the all-reduce.
 
-    Each of the N ranks receives the values and positions of all others, so it pays below a density of 1 / (N - 1). At
-    higher densities gradients are all-reduced as without this stage, which is logged once.
+    Each of the N ranks receives the values and positions of all other ranks, which saves bytes only at a density below
+    1 / (N - 1). At higher densities gradients are all-reduced as without this stage, and this is logged once.
 
     Args:
-      density: share of the values that is sent, above 0 and at most 1; at least one value of each gradient is sent.
+      density: share of the values that is sent, above 0 and at most 1. At least one value of each gradient is sent.
       error_feedback: add the values that were not sent to the gradient of the next step, instead of losing them.
-      per: what the share refers to: "tensor" for each gradient, "fragment" for all gradients that are sent together.
-        Then large values of one replace small ones of another; a fragment has `FUSION_TENSOR_SIZE` bytes.
+      per: "tensor" to send this share of each gradient, "fragment" for this share of all gradients that are sent
+        together (`FUSION_TENSOR_SIZE` bytes), so that large values of one gradient displace small values of another.
     Raises:
-      TypeError: `density` is not a number, or `error_feedback` not a boolean.
-      ValueError: `density` is out of its range, or `per` is something else.
-    Graph: with error feedback, a variable of each trained variable's shape, which is each rank's own.
+      TypeError: `density` is not a number, or `error_feedback` is not a boolean.
+      ValueError: `density` is out of its range, or `per` is neither "tensor" nor "fragment".
+    Graph: with error feedback, a variable in the shape of each trained variable; its values differ between ranks.
     """
 
     def __init__(self, density: float, error_feedback: bool = True, per: str = "tensor"):
@@ -197,18 +198,18 @@ class TopK(_Sparsified):
     def _is_dense(self, ranks):
         return self._density * (ranks - 1) >= 1
 
-    def _is_used(self):
+    def _sends_selected_values(self):
         ranks = collective.current().size
         is_dense = ranks > 1 and self._is_dense(ranks)
         if is_dense:
             limit = f"1 / {ranks - 1}"
             say_once(
-                logging.INFO, f"TopK: density={self._density} is not below {limit}; gradients are sent as a whole."
+                logging.INFO, f"TopK: density={self._density} is not below {limit}; gradients are sent completely."
             )
         return ranks > 1 and not is_dense
 
-    def _units(self, count):
-        return super()._units(count) if self._per == "tensor" else [range(count)]
+    def _selection_ranges(self, count):
+        return super()._selection_ranges(count) if self._per == "tensor" else [range(count)]
 
     def _select(self, flat):
         size, magnitudes = flat.shape.num_elements(), tf.abs(flat)
@@ -222,8 +223,8 @@ class TopK(_Sparsified):
 
         if size < _SAMPLED_SIZE or self._density > _SAMPLED_DENSITY:
             return of_all()[0]
-        # Finding the largest costs far more than one pass. A sample shows which values cannot be among them; should it
-        # mislead, all values are searched.
+        # Finding the largest values costs far more than one pass. A sample shows which values are too small; if the
+        # sample misleads, all values are searched.
         in_sample = count / _SAMPLED_EVERY
         enough = math.ceil(1.25 * in_sample + 4 * math.sqrt(in_sample))
         bound = tf.math.top_k(magnitudes[::_SAMPLED_EVERY], k=enough).values[-1]
@@ -237,16 +238,16 @@ class TopK(_Sparsified):
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
-class Threshold(_Sparsified):
-    """Sends only the values of each gradient whose magnitude, in true units, is at least `value`.
+class Threshold(_SparsifyingReduction):
+    """Sends only the values of each unscaled gradient whose magnitude is at least `value`.
 
     Args:
       value: the smallest magnitude that is sent, above 0.
       error_feedback: as in `TopK`.
     Raises:
-      TypeError: `value` is not a number, or `error_feedback` not a boolean.
+      TypeError: `value` is not a number, or `error_feedback` is not a boolean.
       ValueError: `value` is out of its range.
-    Graph: as `TopK`.
+    Graph: as in `TopK`.
     """
 
     def __init__(self, value: float, error_feedback: bool = True):

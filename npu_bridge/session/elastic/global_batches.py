@@ -207,7 +207,7 @@ class _AccumulateShares(Accumulate):
     If a checkpoint was saved in the middle of an update, a resumed training computes the whole update again.
     """
 
-    begins_anew = True
+    restarts_at_zero = True
 
     def __init__(self, share: _Share):
         super().__init__(share.runs)
