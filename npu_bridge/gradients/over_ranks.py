@@ -14,7 +14,7 @@ from npu_bridge.collective.communicator import REDUCTIONS, Communicator
 from npu_bridge.collective.composed import forbid_gradient, sum_over_ranks
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
-from npu_bridge.gradients.start_values import watch_graph
+from npu_bridge.gradients.start_values import compare_before_first_run
 from npu_bridge.graph.variables import variables_updated_from
 
 _BY_STRATEGY, _TOGETHER = 1, 2
@@ -65,7 +65,7 @@ def reduce_all(values: Sequence[Any], reduction: str, fusion: int, group: str) -
     with wire_names.recorded_names() as transfers:
         results = _reduce(values, reduction, fusion, communicator, group)
     if group == groups.WORLD and communicator.size > 1 and building_graph():
-        watch_graph("npu_allreduce", lambda: variables_updated_from(results), transfers)
+        compare_before_first_run("npu_allreduce", lambda: variables_updated_from(results), transfers)
     return results
 
 

@@ -18,7 +18,7 @@ from npu_bridge.gradients.rank_values import RankValues, RestoreOwnValues, gathe
 from npu_bridge.gradients.resuming import watch_savers
 from npu_bridge.gradients.stage import Stage, Step, Update, called_too_early_error, changes_after_verdict
 from npu_bridge.gradients.stages.overflow import OverflowCheck
-from npu_bridge.gradients.start_values import RankComparison, watch_graph
+from npu_bridge.gradients.start_values import RankComparison, compare_before_first_run
 from npu_bridge.gradients.step_branches import BranchResults, make_update
 from npu_bridge.graph.variables import global_step_of
 
@@ -225,7 +225,7 @@ class Pipeline:
                 for stage in self.stages:
                     stage.accumulate(step)
                 self._reduce_if_due(step)
-        self._watch_graph(step, transfers)
+        self._compare_before_first_run(step, transfers)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
         return list(step.grads_and_vars)
 
@@ -288,7 +288,7 @@ class Pipeline:
         """
         if building_graph():
             watch_savers()
-        self._watch_graph(step, ())
+        self._compare_before_first_run(step, ())
         if not self.communicates:
             exchanges.check_update(self._exchanges_before, [variable for _, variable in step.grads_and_vars])
         slots = list if self.inner is None else functools.partial(self.inner.make_slots, step.updated)
@@ -379,13 +379,15 @@ class Pipeline:
         if self._replicas is not None and self._replicas.kept and building_graph():
             self._restore_own = RestoreOwnValues(self._replicas, transfers)
 
-    def _watch_graph(self, step, transfers):
+    def _compare_before_first_run(self, step, transfers):
         """Makes a session compare the variables of all ranks before the first run of the collectives in `transfers`."""
         owner = self._comparison.owner
         if owner and building_graph():
             step_counter = global_step_of()
             known = [*step.updated, *([] if step_counter is None else [step_counter])]
-            watch_graph(owner, lambda: [*known, *self._own_variables()], transfers, self.variables_of_this_rank)
+            compare_before_first_run(
+                owner, lambda: [*known, *self._own_variables()], transfers, self.variables_of_this_rank
+            )
 
     def variables_of_this_rank(self) -> list:
         """Returns the variables of stages that differ between ranks, such as the sums of `Accumulate`."""

@@ -1,9 +1,9 @@
-"""Starts all ranks from equal values: compares them once before the first step, and takes rank 0's where they differ.
+"""Starts all ranks from equal values: compares variables once before the first step, and sends rank 0's if they differ.
 
-Ranks average gradients, so they stay alike only if they start alike. This covers scripts that broadcast nothing, and
-a restore on one rank. In a TF 1 graph nothing is added: a session's first run that reaches the all-reduces of
-gradients first compares hashes, in runs of its own. A `tf.function` is compared while it is traced, before its first
-step; eager steps are compared before their first update.
+Ranks average gradients, so variables stay equal only if they start equal. This module covers scripts without a
+broadcast, and a restore on one rank. In a TF 1 graph it adds no operators: before the first session run with
+all-reduces of gradients, separate runs compare hashes. A `tf.function` is compared while it is traced, before its
+first step. In eager execution variables are compared before the first update.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _MEETING = "start_values"
 _HELD_BYTES = 256 * 2**20
 
 
-def make_plan(stages: Sequence[Stage], grads_and_vars: Sequence, has_numbered_names: bool) -> agreement.Plan:
-    """Plans the collectives of stages for these gradients, which ranks compare before the first one."""
+def plan_collectives(stages: Sequence[Stage], grads_and_vars: Sequence, has_numbered_names: bool) -> agreement.Plan:
+    """Makes the plan of collectives of stages for these gradients, which ranks compare before the first collective."""
     plan = agreement.Plan(has_numbered_names=has_numbered_names)
     for stage in stages:
         plan.owner = stage.transfer_name or plan.owner
@@ -52,7 +52,7 @@ def make_plan(stages: Sequence[Stage], grads_and_vars: Sequence, has_numbered_na
 
 
 def _describe_gradient(grad, variable):
-    """Describes the properties of one gradient that must be equal on all ranks."""
+    """Returns the properties of one gradient that must be equal on all ranks."""
     shape = str(tuple(variable.shape.as_list())) if variable.shape.rank is not None else "unknown"
     if grad is None:
         return agreement.Gradient(variable.name, shape, "no gradient", "")
@@ -60,22 +60,22 @@ def _describe_gradient(grad, variable):
     return agreement.Gradient(variable.name, shape, kind, grad.dtype.name)
 
 
-def watch_graph(
+def compare_before_first_run(
     owner: str, variables: Callable[[], Iterable], transfers: Iterable[str], kept: Callable[[], Iterable] = list
 ) -> None:
-    """Makes ranks compare variables before a session of the TF 1 graph being built first reduces gradients.
+    """Makes ranks compare variables before the first session run that reduces gradients in the current TF 1 graph.
 
     Args:
-      owner: the optimizer, for messages.
-      variables: returns the variables; called only for the comparison.
+      owner: name of the optimizer, for messages.
+      variables: function that returns the variables; called only for the comparison.
       transfers: full names of the collectives that reduce gradients.
-      kept: returns the variables whose values are each rank's own; see `_spread`.
+      kept: function that returns the variables whose values differ between ranks; see `_copy_to_ranks_without_values`.
     Raises:
-      RanksDisagreeError: in that run, if ranks have variables of other shapes or dtypes.
+      RanksDisagreeError: in that session run, if shapes or dtypes of variables differ between ranks.
     Graph: adds nothing.
-    Ranks: collective in that run.
+    Ranks: collective in that session run.
     """
-    if environment.is_flag_on("HOROVOD_ELASTIC"):  # ranks that join later do not share the others' first step
+    if environment.is_flag_on("HOROVOD_ELASTIC"):  # ranks that join later have missed the first step of other ranks
         return
     check = first_run.find_or_add_check(tf.compat.v1.get_default_graph(), _GraphCheck, _GraphCheck)
     check.transfers.update(transfers)
@@ -83,15 +83,15 @@ def watch_graph(
 
 
 def variables_in_training(model: Any, optimizer: Any = None) -> list:
-    """Lists all values that a training resumes from, in the same order on every rank; creates the slots.
+    """Lists the variables from which a training resumes, in the same order on every rank; creates missing slots.
 
-    Metrics are not part of it: each epoch resets them, and a rank that has loaded a model has made them already.
+    The list has no variables of metrics: each epoch resets metrics, and only ranks that loaded a model have them.
 
     Args:
-      model: a Keras model, or a `tf.Module` that knows its variables.
-      optimizer: a Keras optimizer; by default the one that the model was compiled with.
+      model: a Keras model, or a `tf.Module` that tracks its variables.
+      optimizer: a Keras optimizer; by default the optimizer of the compiled model.
     Returns:
-      Variables of TensorFlow, without duplicates and without those whose shape changes.
+      TensorFlow variables, without duplicates and without variables whose shape can change.
     """
     optimizer = model.optimizer if optimizer is None else optimizer
     if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
@@ -102,19 +102,19 @@ def variables_in_training(model: Any, optimizer: Any = None) -> list:
     # Not `variables` of a Keras model, to which Keras 3 adds seeds: each rank draws its own random numbers.
     found = [*(model.weights if hasattr(model, "weights") else model.variables)]
     found += own() if callable(own) else own
-    # Hyper-parameters and the loss scale of Keras' own optimizer are not in `variables`, but parts of the optimizer.
+    # Hyper-parameters and the loss scale of Keras optimizers are not in `variables`, but are parts of the optimizer.
     found += [part for part in tf.train.TrackableView(optimizer).descendants() if isinstance(part, tf.Variable)]
     # Keras also lists tables of words (`StringLookup`, `TextVectorization`), which are not variables.
     found = [part for part in map(keras3.tensorflow_variable_of, found) if isinstance(part, tf.Variable)]
-    # Rows of all ranks, which rank 0 may have restored, have other shapes there; the first step handles them.
+    # Variables with rows for all ranks can have another shape on rank 0, after a restore; the first step handles them.
     return list({id(variable): variable for variable in found if variable.shape.is_fully_defined()}.values())
 
 
 class RankComparison:
-    """Compares the all-reduces and the variables of one optimizer with those of the other ranks.
+    """Compares the planned all-reduces and the variables of one optimizer between ranks.
 
     Attributes:
-      owner: name of the optimizer, for messages; "" until all-reduces were compared, and if there are none.
+      owner: name of the optimizer, for messages; "" before all-reduces are compared, and if there are no all-reduces.
       has_compared: whether all-reduces were compared.
     """
 
@@ -124,36 +124,36 @@ class RankComparison:
         self._seen: set = set()
 
     def compare_plans(self, stages: Sequence[Stage], grads_and_vars: Sequence) -> None:
-        """Compares what the stages are about to all-reduce.
+        """Compares between ranks the gradients that the stages are about to all-reduce.
 
         Raises:
-          RanksDisagreeError: another rank is about to reduce something else.
+          RanksDisagreeError: another rank is about to reduce other gradients.
         """
-        # A graph is compared whenever gradients are computed. Some ranks trace a function, or run eager steps, more
-        # often than others: there only the first time counts.
+        # In a graph, plans are compared whenever gradients are computed. Functions and eager steps are compared only
+        # the first time, because some ranks trace functions, or run eager steps, more often than others.
         is_graph = building_graph()
         if self.has_compared and not is_graph:
             return
         self.has_compared = True
         ranks = collective.current()
-        plan = make_plan(stages if ranks.size > 1 else (), grads_and_vars, has_numbered_names=not is_graph)
+        plan = plan_collectives(stages if ranks.size > 1 else (), grads_and_vars, has_numbered_names=not is_graph)
         self.owner = plan.owner
         if plan.owner:
             agreement.process_agreements().check(plan, ranks.rank, ranks.size, training=wire_names.label())
 
     def compare_variables(self, variables: Iterable[Any], kept: Iterable[Any] = (), is_quiet: bool = False) -> None:
-        """Compares the variables that were not compared before, outside of TF 1 graphs.
+        """Compares variables between ranks that were not compared before; for functions and eager execution.
 
         Args:
           variables: the variables.
-          kept: the variables whose values are each rank's own; see `_spread`.
-          is_quiet: log no differences, because the script itself gives all ranks the values of one.
+          kept: the variables whose values differ between ranks; see `_copy_to_ranks_without_values`.
+          is_quiet: log no differences, because the script itself broadcasts the values of one rank.
         Raises:
-          RanksDisagreeError: ranks have variables of other shapes or dtypes.
+          RanksDisagreeError: shapes or dtypes of variables differ between ranks.
         Ranks: collective.
         """
         new, new_kept = (
-            [variable for variable in _comparable(given) if variable.ref() not in self._seen]
+            [variable for variable in _comparable_variables(given) if variable.ref() not in self._seen]
             for given in (variables, kept)
         )
         if not new or environment.is_flag_on("HOROVOD_ELASTIC") or builds_evaluation():
@@ -163,17 +163,18 @@ class RankComparison:
         with tf.init_scope():
             if not tf.executing_eagerly() or not all(variable.is_initialized() for variable in new):
                 if line:
-                    say_once(logging.WARNING, f"{self.owner}: ranks may start from different values. Add {line}.")
+                    say_once(logging.WARNING, f"{self.owner}: ranks can start from different values. Add {line}.")
                 return
-            _start_alike(self.owner, new, *_eagerly(new), line)
-            _spread(new_kept, *_eagerly(new_kept))
+            _broadcast_differing(self.owner, new, *_eager_access(new), line)
+            _copy_to_ranks_without_values(new_kept, *_eager_access(new_kept))
 
 
 class _GraphCheck(first_run.Check):
-    """Compares the variables that the optimizers of one graph train.
+    """A check of session runs that compares between ranks the variables that the optimizers of one graph train.
 
     Attributes:
-      watched: names of optimizers, with functions that return their variables and those that are each rank's own.
+      watched: for each optimizer its name, a function that returns its variables, and a function that returns the
+        variables whose values differ between ranks.
     """
 
     def __init__(self):
@@ -189,15 +190,15 @@ class _GraphCheck(first_run.Check):
         new = self.watched[self._done.get(session, 0) :]
         slots = remote_slots.of_graph(session.graph)
         apart = set() if slots is None else {id(slot) for slot in slots.variables()}
-        all_variables = _comparable(variable for _, give, _ in new for variable in give())
+        all_variables = _comparable_variables(variable for _, give, _ in new for variable in give())
         variables = [variable for variable in all_variables if id(variable) not in apart]
-        kept = _comparable(variable for _, _, give in new for variable in give())
+        kept = _comparable_variables(variable for _, _, give in new for variable in give())
 
         try:
-            is_changed = _start_alike(new[0][0], variables, *_in_session(session, variables), _IN_GRAPH)
-            _spread(kept, *_in_session(session, kept))
+            is_changed = _broadcast_differing(new[0][0], variables, *_session_access(session, variables), _IN_GRAPH)
+            _copy_to_ranks_without_values(kept, *_session_access(session, kept))
         except tf.errors.FailedPreconditionError:
-            return None  # a variable has no value yet; the run itself will report it
+            return None  # a variable is uninitialised; the training run raises the error
         self._done[session] = len(self.watched)
         if is_changed and slots is not None:
             run_without_engines(session, targets=slots.distributions())
@@ -208,8 +209,8 @@ class _GraphCheck(first_run.Check):
         same_batches.compare([*fetched, *fed])
 
 
-def _eagerly(variables):
-    """Returns a function that reads variables by their positions, and one that writes them."""
+def _eager_access(variables):
+    """Returns two functions for variables in eager execution: to read and to write variables by position."""
 
     def write(positions, values):
         for position, value in zip(positions, values):
@@ -218,20 +219,20 @@ def _eagerly(variables):
     return lambda positions: [variables[position].numpy() for position in positions], write
 
 
-def _in_session(session, variables):
-    """Returns the same two functions for variables of a TF 1 graph."""
+def _session_access(session, variables):
+    """Returns two functions for variables of a TF 1 graph: to read and to write variables by position."""
     tensors = [session.graph.as_graph_element(variable) for variable in variables]
 
     def read(positions):
         return run_without_engines(session, [tensors[position] for position in positions])
 
     def write(positions, values):
-        # Assigns as `Variable.load` does: it works in a finalized graph, and adds nothing to it.
+        # Assigns as `Variable.load` does, which works in a finalized graph and adds no operators.
         left = list(zip(positions, values))
         while left:
             targets, feeds, later = [], {}, []
             for position, value in left:
-                # The initializer is a tensor where a variable of TensorFlow 1 starts from a checkpoint.
+                # The initializer is a tensor if a variable of TensorFlow 1 starts from a checkpoint.
                 initializer = getattr(variables[position].initializer, "op", variables[position].initializer)
                 if initializer.inputs[1] in feeds:  # two variables that start from one tensor
                     later.append((position, value))
@@ -244,19 +245,21 @@ def _in_session(session, variables):
     return read, write
 
 
-def _start_alike(owner, variables, read, write, line):
-    """Gives every rank rank 0's values where they differ; returns whether any did.
+def _broadcast_differing(owner, variables, read, write, line):
+    """Broadcasts from rank 0 the variables that differ between ranks; returns whether there were any.
 
     Args:
-      read: takes a list of positions; returns the values of the variables there.
-      write: takes a list of positions and their values.
-      line: the code that a script would add to do this itself; "" where it does so already.
+      owner: name of the optimizer, for messages.
+      variables: the variables to compare.
+      read: function of a list of positions; returns the values of these variables.
+      write: function of a list of positions and a list of values; assigns the values.
+      line: the code to add to a script that does not broadcast, for the warning; "" for no warning.
     """
     ranks = collective.current()
     # Reads many variables in one run: for every new set of fetches a session prunes the whole graph.
     hashes = [
         _hash(np.ascontiguousarray(value).tobytes())
-        for batch in _batches(range(len(variables)), variables)
+        for batch in _split_by_memory(range(len(variables)), variables)
         for value in read(batch)
     ]
     kinds = [f"{variable.dtype.base_dtype.name}{variable.shape}" for variable in variables]
@@ -273,44 +276,44 @@ def _start_alike(owner, variables, read, write, line):
         return False
     hashes_of_ranks = zip(*exchanges.gather_values(hashes, _MEETING))
     differing = [position for position, column in enumerate(hashes_of_ranks) if len(set(column)) > 1]
-    # Until now only rank 0 has rows for all ranks (`rank_values`), even if another rank restored them.
+    # Variables with rows for all ranks (`rank_values`) are not named in the warning: they differ by design.
     names = [variables[position].name for position in differing if variables[position].shape.is_fully_defined()]
     if ranks.rank == 0 and names and line:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         _LOG.warning(
-            "%s: the ranks started from different values of %s%s; now all have those of rank 0. To choose this "
-            "yourself, add %s.",
+            "%s: the ranks started from different values of %s%s; now all ranks have the values of rank 0. To "
+            "broadcast yourself, add %s.",
             owner,
             ", ".join(names[:_SHOWN]),
             more,
             line,
         )
-    for batch in _batches(differing, variables):
+    for batch in _split_by_memory(differing, variables):
         values = read(batch)
         if not all(variables[position].shape.is_fully_defined() for position in batch):
-            values = _shaped_as_on_rank_0(values)
-        write(batch, _of_rank_0(ranks, values))
+            values = _zeros_where_shapes_differ(values)
+        write(batch, _broadcast_from_rank_0(ranks, values))
     return True
 
 
-def _spread(variables, read, write):
-    """Gives rank 0's own values to the ranks that hold nothing yet, for variables that each rank keeps for itself.
+def _copy_to_ranks_without_values(variables, read, write):
+    """Copies variables whose values differ between ranks from rank 0 to ranks where they are still zero.
 
-    A checkpoint of one rank has one value, which rank 0 alone may have read. Where there are rows for all ranks, each
-    rank takes its own afterwards.
+    A checkpoint of one rank contains only one value, and rank 0 can be the only rank that restored it. If there are
+    rows for all ranks, each rank sets its variables to its own row afterwards.
     """
     if not variables:
         return
     ranks = collective.current()
-    held = [int(np.any(value)) for batch in _batches(range(len(variables)), variables) for value in read(batch)]
+    held = [int(np.any(value)) for batch in _split_by_memory(range(len(variables)), variables) for value in read(batch)]
     of_ranks = zip(*exchanges.gather_values(held, _MEETING))
     missed = [position for position, column in enumerate(of_ranks) if column[0] and not all(column)]
-    for batch in _batches(missed, variables):
-        sent = [pair for pair in zip(batch, _of_rank_0(ranks, read(batch))) if not held[pair[0]]]
+    for batch in _split_by_memory(missed, variables):
+        sent = [pair for pair in zip(batch, _broadcast_from_rank_0(ranks, read(batch))) if not held[pair[0]]]
         write([position for position, _ in sent], [value for _, value in sent])
 
 
-def _comparable(variables):
+def _comparable_variables(variables):
     """Returns the variables that can be compared and broadcast, without duplicates."""
     once = {id(variable): variable for variable in variables if isinstance(variable, tf.Variable)}.values()
     dtypes = [variable.dtype.base_dtype for variable in once]
@@ -321,8 +324,8 @@ def _hash(data):
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
 
 
-def _batches(positions, variables):
-    """Splits positions into batches whose values are held in memory together."""
+def _split_by_memory(positions, variables):
+    """Splits positions into batches, limited by the bytes of their values in memory."""
     batch, held = [], 0
     for position in positions:
         size = (variables[position].shape.num_elements() or 0) * variables[position].dtype.base_dtype.size
@@ -335,11 +338,11 @@ def _batches(positions, variables):
         yield batch
 
 
-def _shaped_as_on_rank_0(values):
-    """Replaces values by zeros where their shapes differ from rank 0's, which sends the values."""
+def _zeros_where_shapes_differ(values):
+    """Replaces values whose shapes differ from rank 0 by zeros of rank 0's shape, to receive rank 0's values."""
     shapes = map(tuple, exchanges.gather_values([np.shape(value) for value in values], _MEETING)[0])
     return [value if np.shape(value) == shape else np.zeros(shape, value.dtype) for value, shape in zip(values, shapes)]
 
 
-def _of_rank_0(ranks, values):
+def _broadcast_from_rank_0(ranks, values):
     return run_in_separate_graph(lambda *given: [ranks.broadcast(tensor, 0, _MEETING) for tensor in given], *values)

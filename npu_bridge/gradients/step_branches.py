@@ -1,6 +1,6 @@
-"""Runs parts of a step in branches: for steps that are due, and for the group of variables that a step trains.
+"""Runs parts of a step in branches of a condition: one for steps that are due, one for each trained group of variables.
 
-All branches of a condition must give the same kinds of tensors, dense or sparse.
+All branches of a condition must return the same kinds of gradients, dense or sparse.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from npu_bridge.gradients.stage import Step
 
 
 def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
-    """Makes a function without arguments that updates the variables that this step trains.
+    """Returns a function without arguments that updates the variables which this step trains.
 
     Args:
-      apply: updates the pairs that it is called with; without an argument, only where all variables are trained.
+      step: the step.
+      apply: function that updates the pairs in its argument. It can have no parameter if all variables are trained.
+    Raises:
+      ValueError: `apply` has no parameter, but the step leaves variables out.
     """
     takes_pairs = needs_argument(apply)
     if step.group is None:
         return functools.partial(apply, step.grads_and_vars) if takes_pairs else apply
     if not takes_pairs:
-        problem = "a stage leaves variables out of some steps, but the update takes no pairs"
-        expected = "a function of pairs of gradients and variables"
+        problem = "a stage leaves variables out of some steps, but the update function takes no pairs"
+        expected = "a function of a list of (gradient, variable)"
         fix = "Write apply(step, optimizer.apply_gradients)."
-        raise ValueError(message("Pipeline.apply", problem, expected, "one without arguments", fix))
+        raise ValueError(message("Pipeline.apply", problem, expected, "a function without arguments", fix))
 
     def branch(number):
         return apply([pair for pair in step.grads_and_vars if step.group.trains(pair[1], number)])
@@ -40,7 +43,7 @@ def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
 
 
 class BranchResults:
-    """The results of a step's stages in several branches, of which one is run."""
+    """Converts the results of a step's stages to tensors that branches of a condition can return, and back."""
 
     def __init__(self, step: Step):
         self._given = step.grads_and_vars
@@ -48,13 +51,13 @@ class BranchResults:
         self._made: Step | None = None
 
     def of(self, inside: Step) -> list:
-        """Returns the tensors of a branch: verdicts, notes of stages, and gradients; zeros where a gradient is missing.
+        """Returns the tensors of a branch: overflow checks, notes of stages, and gradients or zeros.
 
-        The first branch that is built defines which tensors there are; it has all gradients.
+        The first branch that is built has all gradients, and defines the tensors that every branch returns.
         """
         pairs = [
             (zero_gradient_like(given, variable) if grad is None and given is not None else grad, variable)
-            for (grad, variable), (given, _) in zip(inside.grads_and_vars, self._like())
+            for (grad, variable), (given, _) in zip(inside.grads_and_vars, self._reference_pairs())
         ]
         if self._made is None:
             new = {key: note for key, note in inside.notes.items() if key not in self._notes}
@@ -64,17 +67,17 @@ class BranchResults:
         return [*verdicts, *noted, *(part for grad, _ in pairs if grad is not None for part in gradient_parts(grad))]
 
     def nothing(self) -> list:
-        """Returns the tensors of a branch that does nothing with the gradients."""
+        """Returns the tensors of a branch that reduces nothing: False for checks, and zeros."""
         made = self._made
-        if made is None:  # executed eagerly, where the other branch never ran
+        if made is None:  # eager execution, where the other branch did not run
             self._made = made = Step(grads_and_vars=self._given)
         verdicts = [tf.constant(False) for verdict in (made.is_usable_here, made.should_apply) if verdict is not None]
         noted = [tf.zeros(tensor.shape, tensor.dtype) for tensor in made.notes.values()]
-        zeros = [zero_gradient_like(grad, variable) for grad, variable in self._like() if grad is not None]
+        zeros = [zero_gradient_like(grad, variable) for grad, variable in self._reference_pairs() if grad is not None]
         return [*verdicts, *noted, *(part for grad in zeros for part in gradient_parts(grad))]
 
     def unpack(self, step: Step, tensors: list) -> None:
-        """Sets a step's values to the tensors of the branch that was run."""
+        """Sets the values of a step to the tensors of the branch that ran."""
         made, parts = self._made, iter(tensors)
         step.is_usable_here = None if made.is_usable_here is None else next(parts)
         step.should_apply = None if made.should_apply is None else next(parts)
@@ -85,5 +88,5 @@ class BranchResults:
             for grad, variable in made.grads_and_vars
         ]
 
-    def _like(self):
+    def _reference_pairs(self):
         return self._given if self._made is None else self._made.grads_and_vars

@@ -9,16 +9,16 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stage import Step
 
-_OVERFLOW = "overflow"  # its key among the notes of a step
+_OVERFLOW = "overflow"  # key of the overflow tensor in the notes of a step
 
 
 class StepReport(NamedTuple):
-    """One training step: tensors of a TF 1 graph or function, or numbers of the last step that was run.
+    """A report of one training step: tensors of a TF 1 graph or function, or numbers of the last step that ran.
 
     Attributes:
-      loss: the loss as the user computed it, on this rank; a tuple for several losses.
-      overflow: True when the step was skipped because gradients were unusable on some rank.
-      loss_scale: the factor of the loss; a tuple for several losses or groups.
+      loss: the unscaled loss on this rank; a tuple for several losses.
+      overflow: True if the step was skipped because gradients overflowed on some rank.
+      loss_scale: the loss scale; a tuple for several losses or groups.
     """
 
     loss: Any
@@ -30,39 +30,39 @@ def report_of(step: Step | None, owner: str) -> StepReport:
     """Returns the report of a step as tensors; adds operators to a TF 1 graph only if the step lacks them.
 
     Raises:
-      ValueError: there is no step, or its loss is not known because gradients came from elsewhere.
+      ValueError: there is no step, or its loss is unknown because other code computed the gradients.
     """
     if step is None or not step.losses.values:
         problem, expected = "there is no step to report", "a step whose loss was given to the optimizer"
-        got = "none so far" if step is None else "gradients from elsewhere"
-        raise ValueError(message(owner, problem, expected, got, "Read it after minimize or apply_gradients."))
+        got = "no step so far" if step is None else "gradients that other code computed"
+        raise ValueError(message(owner, problem, expected, got, "Read the report after minimize or apply_gradients."))
     scales = step.losses.scales or (tf.constant(1.0),)
-    return StepReport(_one_or_all(step.losses.values), overflow_of(step), _one_or_all(scales))
+    return StepReport(_single_or_tuple(step.losses.values), overflow_of(step), _single_or_tuple(scales))
 
 
 def overflow_of(step: Step) -> tf.Tensor:
-    """Returns whether an overflow skips an update that was due in this step; the same tensor at each call."""
+    """Returns whether an overflow skips the update of this step; the same tensor at each call for a step."""
     if _OVERFLOW not in step.notes:
         step.notes[_OVERFLOW] = tf.constant(False) if step.should_apply is None else step.is_skipped()
     return step.notes[_OVERFLOW]
 
 
-class KeptReport:
-    """Keeps the report of the last step in variables outside of checkpoints, so that it can be read after `fit`."""
+class LastStepReport:
+    """Stores the report of the last step, so that it can be read after `fit`; not saved in checkpoints."""
 
     def __init__(self):
         self._variables: StepReport | None = None
         self._tensors: StepReport | None = None
 
-    def note(self, step: Step) -> None:
-        """Keeps the report of a step, if its loss is known."""
+    def record(self, step: Step) -> None:
+        """Stores the report of a step, if its loss is known."""
         if not step.losses.values or tf.distribute.has_strategy():
             return
         report = report_of(step, "last_step")
         if building_graph():
             self._tensors = report
             return
-        values = StepReport(*(_flat(part) for part in report))
+        values = StepReport(*(_to_scalars(part) for part in report))
         if self._variables is None or [len(part) for part in self._variables] != [len(part) for part in values]:
             with tf.init_scope():
                 made = [[tf.Variable(tf.zeros([], value.dtype), trainable=False) for value in part] for part in values]
@@ -80,14 +80,16 @@ class KeptReport:
             return self._tensors
         if self._variables is None:
             return report_of(None, owner)
-        return StepReport(*(_one_or_all([variable.numpy().item() for variable in part]) for part in self._variables))
+        return StepReport(
+            *(_single_or_tuple([variable.numpy().item() for variable in part]) for part in self._variables)
+        )
 
 
-def _one_or_all(values):
+def _single_or_tuple(values):
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _flat(part):
-    """Converts values to scalars: keeps booleans, casts numbers to 32 bits, averages tensors with several elements."""
+def _to_scalars(part):
+    """Converts values to a list of scalars: booleans stay, numbers become float32, larger tensors their mean."""
     values = [tf.convert_to_tensor(value) for value in (part if isinstance(part, tuple) else (part,))]
     return [value if value.dtype == tf.bool else tf.reduce_mean(tf.cast(value, tf.float32)) for value in values]

@@ -1,7 +1,7 @@
-"""Stops a backward pass that is already built, in the steps that need only a part of it.
+"""Stops an existing backward pass early in steps that need only a part of its gradients.
 
-In a session and in a `tf.function`, an operator whose control input does not run does not run either. So every
-operator that only frozen variables need waits for a branch that is taken in the other steps.
+In a session and in a `tf.function`, an operator does not run if its control input does not run. So every operator that
+only frozen variables need gets a control input from a branch that is taken only in steps that train these variables.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from npu_bridge.base.tf_internals.graphs import add_control_inputs, control_outp
 from npu_bridge.gradients.arithmetic import backward_order_key, gradient_from_parts, gradient_parts, zero_gradient_like
 from npu_bridge.graph.operators import consumers, needed_ops
 
-# A merge runs although an input is missing, and operators in a loop cannot wait for operators outside.
+# A merge runs even if an input is missing, and operators in a loop cannot wait for operators outside.
 _KEPT = {"Merge", "Switch", "_SwitchN", "Enter", "Exit", "NextIteration", "LoopCond", "ControlTrigger", "Placeholder"}
 _KEPT |= {f"Ref{kind}" for kind in _KEPT} | {"PlaceholderWithDefault", "_Arg"}
 _FUNCTIONS = ("func", "list(func)")  # attributes that hold functions
 
 
 def stop_backward(grads_and_vars: Sequence, last_groups: Sequence[int], group: tf.Tensor, losses: Sequence) -> list:
-    """Computes the gradients of each variable only in the steps that train it.
+    """Changes the graph so that the gradient of each variable is computed only in steps that train the variable.
 
     Operators with side effects, loops, conditions and functions that the model calls run in all steps, with all their
     inputs.
 
     Args:
-      grads_and_vars: pairs of the graph or function being built, which no other code has used yet.
+      grads_and_vars: pairs of the current graph or function, which no other code has used yet.
       last_groups: for each pair, the number of the last group that trains the variable.
-      group: int32 scalar, the group of the step.
-      losses: the differentiated losses; they are computed in all steps.
+      group: number of the group of the step, an int32 scalar.
+      losses: the differentiated losses, which are computed in all steps.
     Returns:
-      Pairs of the same kinds and shapes; gradients that are not computed are zeros, or sparse ones without rows.
+      Pairs with gradients of the same shapes, dense or sparse as before. A gradient that is not computed is zero, or
+      sparse without rows.
     """
     graph, top = tf.compat.v1.get_default_graph(), max(last_groups)
     pairs = list(grads_and_vars)
@@ -45,24 +46,24 @@ def stop_backward(grads_and_vars: Sequence, last_groups: Sequence[int], group: t
             ends[part.op] = max(last, ends.get(part.op, 0))
     ends.update((getattr(loss, "op", None), top) for loss in tf.nest.flatten(losses))
     needed_until = _last_groups_of_operators(graph, ends, top)
-    # Includes variables whose gradient comes from an operator that others need for longer.
+    # Includes variables whose gradient comes from an operator that later groups still need.
     branches = {last: _Branch(tf.less_equal(group, last)) for last in sorted({*last_groups} - {top})}
     for op, last in needed_until.items():
         if not any(needed_until.get(tensor.op) == last for tensor in op.inputs):
             add_control_inputs(op, [branches[last].taken])
-    # In the order in which the backward pass delivers gradients: code that reduces them looks for that order.
+    # In the order in which the backward pass computes gradients: the all-reduce expects this order.
     for position in sorted(range(len(pairs)), key=backward_order_key([grad for grad, _ in pairs])):
         grad, variable = pairs[position]
         if grad is not None and any(part.op in needed_until for part in gradient_parts(grad)):
-            pairs[position] = (branches[last_groups[position]].or_nothing(grad, variable), variable)
+            pairs[position] = (branches[last_groups[position]].gradient_or_zeros(grad, variable), variable)
     return pairs
 
 
 class _Branch:
-    """A branch that is taken in some steps.
+    """A branch of the graph that is taken in some steps.
 
     Attributes:
-      taken: an operator that runs in these steps.
+      taken: an operator that runs only in steps that take the branch.
     """
 
     def __init__(self, is_taken):
@@ -70,8 +71,8 @@ class _Branch:
         off, on = tf.raw_ops.Switch(data=is_taken, pred=is_taken)
         self.taken, self._left = tf.identity(on).op, tf.identity(off).op
 
-    def or_nothing(self, grad: Any, variable: Any) -> Any:
-        """Returns a gradient in the steps that take the branch, and zeros in others."""
+    def gradient_or_zeros(self, grad: Any, variable: Any) -> Any:
+        """Returns a gradient in steps that take the branch, and zeros in other steps."""
         with tf.control_dependencies([self._left]):
             nothing = [tf.identity(part) for part in gradient_parts(zero_gradient_like(grad, variable))]
         merged = []
@@ -82,11 +83,11 @@ class _Branch:
 
 
 def _last_groups_of_operators(graph, ends, top):
-    """Returns the operators that some groups do not need, each with the last group that does."""
+    """Returns a dict from each operator that some groups do not need to the last group that needs it."""
     numbers = {op: number for number, op in enumerate(graph.get_operations())}
     operators = list(numbers)
-    # Latest first, so that all users of an operator are known before it; a user that is not known yet is in a loop.
-    # Leaves of the backward pass that are not gradients do not count. In the forward pass everything leads to the loss.
+    # Latest first, so that all users of an operator are visited before the operator; an unvisited user is in a loop.
+    # Leaves of the backward pass that are not gradients do not count. In the forward pass, all ops lead to the loss.
     waiting = [-numbers[op] for op in ends if op in numbers]
     heapq.heapify(waiting)
     found: dict = {}

@@ -1,4 +1,4 @@
-"""Prepares the ranks for a checkpoint: gathers the values that each rank keeps, and averages weights that differ."""
+"""Prepares the ranks for a checkpoint: gathers values that differ between ranks, and averages weights that differ."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _AT_THE_END, _NEVER = 0, -1  # instead of steps between checkpoints
 
 
 def sync_all(optimizer: Any) -> Any:
-    """Collects the values of all ranks on rank 0, for its next checkpoint.
+    """Gathers values that differ between ranks on rank 0, for its next checkpoint.
 
-    Run it on all ranks before rank 0 writes one. Values that stages keep for each rank alone, such as the sums of
-    `Accumulate` and the values that `TopK` and `Threshold` did not send, are gathered on rank 0 until the next step.
-    When training resumes from such a checkpoint, each rank takes its own. So are weights and slots with `PartialSync`,
-    where all ranks hold the mean of every trained variable until the next step restores each rank's own, and slots with
-    `Adasum` of weights.
+    Run this on all ranks before rank 0 writes a checkpoint. Rank 0 holds the values of all ranks until the next step:
+    sums of `Accumulate`, values that `TopK` and `Threshold` did not send, weights and slots with `PartialSync`, and
+    slots with `Adasum(on="weights")`. When training resumes from this checkpoint, each rank restores its own values.
+    With `PartialSync`, `sync_all` also sets the trained variables of all ranks to their mean, until the next step
+    restores the values of each rank.
 
     Args:
       optimizer: an optimizer with such a stage, or a pipeline; in a TF 1 graph after `minimize`.
     Returns:
-      The op to run in a TF 1 graph or a `tf.function`; None when executed eagerly.
+      The op to run in a TF 1 graph or a `tf.function`; None in eager execution.
     Raises:
       TypeError: `optimizer` has no stages.
       ValueError: no stage needs the call, or the trained variables are not known yet.
@@ -38,14 +38,14 @@ def sync_all(optimizer: Any) -> Any:
     pipelines = list_pipelines(optimizer)
     if not differ_between_ranks(pipelines):
         names = ", ".join(type(stage).__name__ for pipeline in pipelines for stage in pipeline.stages)
-        problem, fix = "ranks are alike with these stages", "Leave the call out."
+        problem, fix = "with these stages no values differ between ranks", "Leave the call out."
         expected = "an optimizer with PartialSync, Accumulate, TopK, Threshold or Adasum on weights"
         raise ValueError(message("sync_all", problem, expected, names, fix))
     return _sync(pipelines)
 
 
 def sync_if_needed(optimizer: Any) -> None:
-    """Runs `sync_all` eagerly where an optimizer needs it; accepts any optimizer.
+    """Runs `sync_all` eagerly if the optimizer needs it; accepts any optimizer.
 
     Ranks: collective.
     """
@@ -57,11 +57,11 @@ def sync_if_needed(optimizer: Any) -> None:
         _sync(pipelines)
 
 
-def batches_waiting(optimizer: Any) -> list:
-    """Returns the variables that count the batches added up and not yet applied; for most optimizers none.
+def batch_counters(optimizer: Any) -> list:
+    """Returns the variables that count accumulated batches before the next update; [] without such a stage.
 
     Args:
-      optimizer: as for `sync_all`, or one without stages.
+      optimizer: any optimizer, or a pipeline.
     """
     try:
         stages = [stage for pipeline in list_pipelines(optimizer) for stage in pipeline.stages]
@@ -70,8 +70,8 @@ def batches_waiting(optimizer: Any) -> list:
     return [stage.batches_so_far for stage in stages if stage.spans_batches and stage.batches_so_far is not None]
 
 
-def begin_anew(optimizer: Any) -> None:
-    """Sets restored state that no training resumes to zero; executed eagerly, for any optimizer."""
+def reset_restarting_state(optimizer: Any) -> None:
+    """Resets to zero, eagerly, the state of stages that starts from zero in a resumed training; for any optimizer."""
     try:
         stages = [stage for pipeline in list_pipelines(optimizer) for stage in pipeline.stages]
     except TypeError:
@@ -81,47 +81,47 @@ def begin_anew(optimizer: Any) -> None:
 
 
 def differ_between_ranks(pipelines: Sequence) -> bool:
-    """Returns True when stages keep values that differ between ranks, so `sync_all` must precede a checkpoint."""
-    return any(pipeline.has_rank_values or _synchronising(pipeline) for pipeline in pipelines)
+    """Returns whether values of stages differ between ranks, so that a checkpoint needs `sync_all` before it."""
+    return any(pipeline.has_rank_values or _synchronising_stages(pipeline) for pipeline in pipelines)
 
 
 def _sync(pipelines):
     with tf.name_scope("sync_all"):
         gathered = [pipeline.gather_rank_values() for pipeline in pipelines if pipeline.has_rank_values]
-        # The weights are gathered before they become the mean.
+        # The weights are gathered before they are averaged.
         with tf.control_dependencies([] if tf.executing_eagerly() else gathered):
-            averaged = [stage.sync_all() for pipeline in pipelines for stage in _synchronising(pipeline)]
+            averaged = [stage.sync_all() for pipeline in pipelines for stage in _synchronising_stages(pipeline)]
     return None if tf.executing_eagerly() else tf.group(*gathered, *averaged)
 
 
-def _synchronising(pipeline):
+def _synchronising_stages(pipeline):
     return [stage for stage in pipeline.stages if hasattr(stage, "sync_all")]
 
 
 class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
     """Runs `sync_all` when a checkpoint of rank 0 is due, for the optimizers of the session's graph.
 
-    It counts as a `tf.estimator.CheckpointSaverHook` with the same `save_steps` does, and comes before that hook in the
-    list. `NPUEstimator` adds both by itself, unless it is given a saver. The hook does nothing on one rank, or where no
-    stage needs `sync_all`.
+    Put this hook before the `tf.estimator.CheckpointSaverHook` in the list of hooks, with the same `save_steps`.
+    `NPUEstimator` adds both hooks automatically, unless it is given a saver. The hook does nothing with one rank, or if
+    no stage needs `sync_all`.
 
     Args:
-      save_steps: global steps between checkpoints; None for checkpoints by time. Of those only the last one, at the end
-        of training, is prepared for, because clocks of ranks differ.
-      is_saving: False where no checkpoint is written; the hook then does nothing.
+      save_steps: global steps between checkpoints; None for checkpoints by time. With None, only the checkpoint at the
+        end of training is prepared, because the clocks of ranks differ.
+      is_saving: False if no checkpoint is written; the hook then does nothing.
     Raises:
       TypeError: `save_steps` is not an integer.
-      ValueError: it is below 1.
-    Ranks: collective; give it to every rank. Rank 0's arguments count.
+      ValueError: `save_steps` is below 1.
+    Ranks: collective; give this hook to every rank. The arguments on rank 0 count.
     """
 
     def __init__(self, save_steps: int | None = None, is_saving: bool = True):
         if save_steps is not None:
-            fix = "Give it the save_steps of the saver."
+            fix = "Pass the save_steps of the CheckpointSaverHook."
             save_steps = check_count("SyncBeforeSavingHook", "save_steps", save_steps, fix)
         self._interval = (save_steps or _AT_THE_END) if is_saving else _NEVER
         self._sync = None
-        self._are_together = False
+        self._is_synced = False
 
     def begin(self):
         graph, ranks = tf.compat.v1.get_default_graph(), collective.current()
@@ -134,17 +134,17 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
     def after_create_session(self, session, coord):
         if self._sync is None:
             return
-        # Values that a session starts with, which a saver writes at once, are alike on all ranks.
+        # A saver writes the first checkpoint at once; at that time values are equal on all ranks.
         self._synced_at, self._interval = session.run([self._global_step, self._interval_of_rank_0])
         if self._interval == _NEVER:
             self._sync = None
 
     def before_run(self, run_context):
-        self._are_together = False
+        self._is_synced = False
         return None if self._sync is None else tf.compat.v1.train.SessionRunArgs(self._global_step)
 
     def after_run(self, run_context, run_values):
-        # The step is read beside its update, so the value can be one behind.
+        # The step is read in parallel with its update, so the value can be one step behind.
         if self._sync is None or not self._is_due(run_values.results + 1):
             return
         step = run_context.session.run(self._global_step)
@@ -155,22 +155,22 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
         if self._sync is None:
             return
         step = session.run(self._global_step)
-        # A run that started, and found no more data, has restored each rank's own weights.
+        # A run that started but found no more data has restored the weights of each rank.
         if step != self._synced_at or any(pipeline.has_restored_own_weights(session) for pipeline in self._pipelines):
             self._run(session, step)
 
-    def bring_together(self, session: Any) -> None:
-        """Runs `sync_all` again after a run, for a copy of the variables other than this hook's checkpoints.
+    def sync_before_copy(self, session: Any) -> None:
+        """Runs `sync_all` unless it has already run since the last step; for copies other than the hook's checkpoints.
 
-        Ranks: collective; between two runs.
+        Ranks: collective; call it between two session runs.
         """
-        if self._sync is not None and not self._are_together:
-            self._are_together = True
+        if self._sync is not None and not self._is_synced:
+            self._is_synced = True
             session.run(self._sync)
 
     def _is_due(self, step):
         return self._interval != _AT_THE_END and step >= self._synced_at + self._interval
 
     def _run(self, session, step):
-        self.bring_together(session)
+        self.sync_before_copy(session)
         self._synced_at = step

@@ -156,7 +156,7 @@ def test_wrong_moments_are_refused_and_nothing_is_left_of_them():
     a_pass(loop)
     with pytest.raises(KeyError), scale_loss(tf.constant(1.0), loop.optimizer):
         raise KeyError("of the script")
-    with pytest.raises(ValueError, match="last_step.*none so far"):
+    with pytest.raises(ValueError, match="last_step.*no step so far"):
         print(loop.optimizer.last_step)
     assert loop.update((1.0,)) == -1.0
     with pytest.raises(ValueError, match="0 <= loss_id < 1"):

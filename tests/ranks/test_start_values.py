@@ -127,7 +127,9 @@ def test_ranks_that_start_differently_in_a_graph_train_one_model_and_rank_0_says
             assert values == _expected(size, 2), f"rank {rank}, {case}"
             assert len(lines) == (rank == 0), f"rank {rank}, {case}: {lines}"
             for line in lines:
-                assert "different values of v0:0, v1:0, v2:0 and 1 more; now all have those of rank 0" in line
+                assert (
+                    "different values of v0:0, v1:0, v2:0 and 1 more; now all ranks have the values of rank 0" in line
+                )
                 assert line.endswith(start_values._IN_GRAPH + ".")
 
 
@@ -346,7 +348,7 @@ def test_a_session_writes_many_values_in_one_run(monkeypatch):
         shared = tf.zeros([1])
         variables = [tf1.Variable(start) for start in ([1.0], [2.0], shared, shared)]
         session.run(tf1.global_variables_initializer())
-        read, write = start_values._in_session(session, variables)
+        read, write = start_values._session_access(session, variables)
         write(range(4), np.float32([[5], [6], [7], [8]]))
         assert np.ravel(read(range(4))).tolist() == [5, 6, 7, 8]
         write([], [])

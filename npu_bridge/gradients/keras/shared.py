@@ -22,7 +22,7 @@ from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.pipeline import variables_of
 from npu_bridge.gradients.stages.overflow import SkipRecord
-from npu_bridge.gradients.step_report import KeptReport, StepReport
+from npu_bridge.gradients.step_report import LastStepReport, StepReport
 
 _OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_pipeline", "_state", "_averages_over_ranks")
 
@@ -241,7 +241,7 @@ class LossScaleMixin:
           ValueError: there was no step, or its loss is unknown because other code computed the gradients.
         """
         records = [stage for stage in self._pipeline.pipeline.stages if isinstance(stage, SkipRecord)]
-        report = records[0].report if records else KeptReport()
+        report = records[0].report if records else LastStepReport()
         return report.read(f"{self.name}.last_step")
 
     @property

@@ -15,7 +15,7 @@ from npu_bridge.collective.communicator import Communicator
 from npu_bridge.gradients.arithmetic import average_sparse_rows, in_true_units, map_values, values_of
 from npu_bridge.gradients.graph_mode import building_graph, value_before_update
 from npu_bridge.gradients.stages.all_reduce import AllReduce, static_bytes, wait_for_all_gradients
-from npu_bridge.gradients.start_values import watch_graph
+from npu_bridge.gradients.start_values import compare_before_first_run
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -119,7 +119,7 @@ class Adasum(AllReduce):
                 assigned = self._combine_updates(variables, old_values, tree)
         if building_graph():
             # Ranks must start from equal values here, too, even if no gradients are exchanged.
-            watch_graph(self.transfer_name, lambda: variables, transfers)
+            compare_before_first_run(self.transfer_name, lambda: variables, transfers)
         return tf.group(updated, *assigned) if is_op else updated
 
     def _combine_updates(self, variables, old_values, tree):

@@ -17,7 +17,7 @@ from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units, valu
 from npu_bridge.gradients.graph_mode import building_graph, run_if, value_before_update
 from npu_bridge.gradients.stage import Stage, changes_after_verdict
 from npu_bridge.gradients.stand_ins import is_narrow
-from npu_bridge.gradients.step_report import KeptReport, overflow_of
+from npu_bridge.gradients.step_report import LastStepReport, overflow_of
 from npu_bridge.graph.loop import allow_copies
 from npu_bridge.graph.operators import sources_among
 
@@ -186,7 +186,7 @@ class SkipRecord(Stage):
 
     def __init__(self, optimizer: Any = None):
         self._optimizer = optimizer
-        self.report = KeptReport()
+        self.report = LastStepReport()
         with tf.init_scope():
             self.skipped_steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="skipped_steps")
             self.last_step_skipped = tf.Variable(False, trainable=False, name="last_step_skipped")
@@ -195,7 +195,7 @@ class SkipRecord(Stage):
         return {"skipped_steps": self.skipped_steps, "last_step_skipped": self.last_step_skipped}
 
     def after_update(self, step):
-        self.report.note(step)
+        self.report.record(step)
         if step.should_apply is None:
             return None
         return step.run_when_due(lambda: self._record_skip(step.is_skipped()))

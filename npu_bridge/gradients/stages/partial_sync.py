@@ -12,7 +12,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
 from npu_bridge.gradients.stage import Stage, called_too_early_error
-from npu_bridge.gradients.start_values import watch_graph
+from npu_bridge.gradients.start_values import compare_before_first_run
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -82,7 +82,7 @@ class PartialSync(Stage):
                 counted = counter.assign_add(1)
         if building_graph():
             # Ranks must start from equal values here, too, although no gradients are exchanged.
-            watch_graph(self.transfer_name, lambda: self._variables, transfers)
+            compare_before_first_run(self.transfer_name, lambda: self._variables, transfers)
         return updated if updated is None or tf.executing_eagerly() else tf.group(updated, *averaged, counted)
 
     def sync_all(self) -> Any:

@@ -1,7 +1,7 @@
-"""Applies tail optimisation to finished graphs of Horovod and stock loss scaling: decides about overflows early.
+"""Applies tail optimisation to complete graphs of Horovod and stock loss scaling: checks for overflows early.
 
-The pass takes a graph and returns a report; it never runs a session. Where it cannot help it changes nothing, and
-reports why.
+The pass takes a graph and returns a report; it never runs a session. If it cannot improve a graph, it leaves the graph
+unchanged and reports the reason.
 """
 
 from npu_bridge.gradients.tailing.report import TailingReport

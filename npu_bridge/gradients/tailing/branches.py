@@ -1,4 +1,4 @@
-"""Finds exchanges with other ranks inside functions that operators run, such as the branches of a condition."""
+"""Finds collectives inside functions that operators run, such as the branches of a condition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHANGES_OF_DTYPE = ("Identity", "Cast")
 
 
 class Exchange(NamedTuple):
-    """A branch that only sends its inputs to the other ranks; the fields are those of a `Transfer`."""
+    """A branch that only exchanges its inputs with other ranks; the fields are those of a `Transfer`."""
 
     routes: tuple[tuple[int, int], ...]
     factor: float
@@ -25,20 +25,23 @@ class Exchange(NamedTuple):
     adds_up: bool
 
 
-def exchange_in(op: tf.Operation) -> Exchange | None:
-    """Returns the exchange of a condition of `TYPES` with a branch that exchanges its inputs and one that returns them.
+def find_exchange(op: tf.Operation) -> Exchange | None:
+    """Returns the exchange of a condition whose one branch exchanges its inputs and whose other branch returns them.
 
     `hvd.DistributedOptimizer` builds such conditions with control flow of TensorFlow 2. Integers, such as the indices
-    of sparse gradients, are ignored. Returns None when the branches do more, or exchange nothing.
+    of sparse gradients, are ignored. Returns None if the branches have other operators, or if neither communicates.
+
+    Args:
+      op: an operator of one of the types in `TYPES`.
     """
-    body, other = _body(op, "then_branch"), _body(op, "else_branch")
+    body, other = _branch_function(op, "then_branch"), _branch_function(op, "else_branch")
     if not any(map(_is_transfer, body.node_def)):
         return None
     routes, transfers = [], []
     for position, tensor in enumerate(op.outputs):
         if tensor.dtype.is_floating:
-            argument, passed = _way_back(body, position)
-            if len(passed) != 1 or _way_back(other, position) != (argument, []):
+            argument, passed = _trace_to_argument(body, position)
+            if len(passed) != 1 or _trace_to_argument(other, position) != (argument, []):
                 return None
             # The first input is the condition.
             routes.append((position, 1 + argument))
@@ -52,7 +55,7 @@ def exchange_in(op: tf.Operation) -> Exchange | None:
 
 
 def transfers_inside(op: tf.Operation) -> list[str]:
-    """Returns names of ops that send floating-point numbers to other ranks in the functions that an op runs."""
+    """Returns the names of floating-point collectives in the functions that an op runs."""
     inside = nodes_in_functions(op.graph, [op.node_def]) if op.type in CALLS else ()
     return [f"{op.name}/{node.name}" for node in inside if _is_transfer(node)]
 
@@ -61,14 +64,17 @@ def _is_transfer(node):
     return node.op in (*SUMS, *JOINS) and tf.as_dtype(node.attr["T"].type).is_floating
 
 
-def _body(op, branch):
+def _branch_function(op, branch):
     return function_definition(op.graph, op.get_attr(branch).name)
 
 
-def _way_back(body, position):
-    """Follows an output of a function back to its argument; returns that, or None, and the exchanges passed.
+def _trace_to_argument(body, position):
+    """Follows an output of a function back to an argument of the function.
 
-    Between them there can only be changes of dtype and divisions by 1 and more.
+    Follows only collectives, casts, and divisions by at least 1.
+
+    Returns:
+      The position of the argument, or None if there are other operators; and the collectives on the way.
     """
     nodes = {node.name: node for node in body.node_def}
     arguments = [argument.name for argument in body.signature.input_arg]

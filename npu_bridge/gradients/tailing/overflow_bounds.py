@@ -1,9 +1,9 @@
-"""Bounds reduced gradients by local ones, to tell before the all-reduce which overflow checks must pass.
+"""Bounds reduced gradients by local gradients, to know before the all-reduce which overflow checks will pass.
 
-A reduced gradient is no larger than the number of ranks times the largest local one. So when the local ones are far
-enough from overflow on every rank, a check of reduced ones for Inf and NaN must pass, and its outcome is known early.
-Bounds are of the Euclidean norm, which costs one pass over a gradient and bounds its elements, too. When a bound is
-exceeded, nothing is known, and the check itself has to decide.
+The norm of a reduced gradient is at most the number of ranks times the largest norm of a local gradient. So if local
+gradients are far enough from overflow on every rank, the reduced gradients have no Inf or NaN, and the result of the
+overflow check is known early. Bounds are Euclidean norms, which cost one pass over a gradient and also bound its
+elements. If a bound is exceeded, the overflow check itself must decide.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ _SAME_VALUES = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient")
 _SAME_NORM = ("Abs", "Neg", "Cast")
 # Ops that return a part of an input's values, with that input's position.
 _PARTS = {"StridedSlice": 0, "Slice": 0, "SplitV": 0, "Split": 1}
-# For sums of unknown length. Our choice: no memory holds more than its square.
+# For sums of unknown length: the square root of a number of terms that no memory can hold (our choice).
 _ROOT_OF_MOST_TERMS = 2.0**20
 _ALL_OF = (*_SAME_VALUES, "All", "LogicalAnd", "Pack", "ConcatV2")
 _ANY_OF = (*_SAME_VALUES, "Any", "LogicalOr", "Pack", "ConcatV2")
 
 
 class UnknownCheckError(Exception):
-    """A check consists of ops whose outcome cannot be known early; the message names the op."""
+    """An overflow check has ops whose result cannot be known before the all-reduce; the message names the op."""
 
 
 class OverflowBounds:
-    """Builds, op by op, bounds of tensors that depend on all-reduces, and early outcomes of checks of them.
+    """Builds, op by op, bounds for tensors that depend on all-reduces, and early results of their overflow checks.
 
     Args:
-      transfers: the all-reduces by the name of their op.
+      transfers: dict from the name of each all-reduce op to its transfer.
       dependent: names of the ops that depend on an all-reduce.
+      ranks: number of ranks.
     """
 
     def __init__(self, transfers: dict, dependent: set, ranks: int):
@@ -50,18 +51,22 @@ class OverflowBounds:
         Raises:
           UnknownCheckError: the tensor is made of unsupported ops.
         """
-        return self._once("true", tensor, self._true)
+        return self._build_once("true", tensor, self._true)
 
     def is_false(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the same for all elements being False."""
-        return self._once("false", tensor, self._false)
+        """Returns a boolean scalar of this rank; if it is True on every rank, all elements of `tensor` are False.
+
+        Raises:
+          UnknownCheckError: the tensor is made of unsupported ops.
+        """
+        return self._build_once("false", tensor, self._false)
 
     def is_transfer(self, op: tf.Operation) -> bool:
-        """Returns True for the ops that all-reduce gradients."""
+        """Returns whether an op all-reduces gradients."""
         return op.name in self._transfers
 
     def is_made_of_transfers(self, tensor: tf.Tensor) -> bool:
-        """Returns False when all-reduces only decide whether the tensor is computed, and do not enter its value."""
+        """Returns whether the value of a tensor depends on all-reduces, not only the condition that computes it."""
 
         def sources(op):
             data = op.inputs[:1] if op.type in ("Switch", "RefSwitch") else op.inputs
@@ -69,19 +74,19 @@ class OverflowBounds:
 
         return any(op.name in self._transfers for op in search([tensor.op], sources))
 
-    def ops_between_transfers_and(self, op: tf.Operation, index) -> list:
-        """Returns the ops that depend on all-reduces and that `op` depends on, both included, in graph order."""
+    def ops_from_transfers_to(self, op: tf.Operation, index) -> list:
+        """Returns the ops from the all-reduces to `op`, both included, in graph order."""
         before = index.ancestors([op]) & self._dependent
         return [member for member in index.ops if member.name in before]
 
     def norm_bound(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns a float32 scalar of this rank; the largest one of all ranks bounds the Euclidean norm of `tensor`.
+        """Returns a float32 scalar of this rank; its maximum over all ranks bounds the Euclidean norm of `tensor`.
 
-        It is Inf or NaN when there is no bound.
+        The scalar is Inf or NaN if there is no bound.
         """
-        return self._once("bound", tensor, self._bound)
+        return self._build_once("bound", tensor, self._bound)
 
-    def _once(self, what, tensor, build):
+    def _build_once(self, what, tensor, build):
         while tensor.op.type in ("Switch", "RefSwitch"):  # returns its input, or nothing
             tensor = tensor.op.inputs[0]
         key = what, tensor.name
@@ -92,37 +97,40 @@ class OverflowBounds:
     def _true(self, tensor):
         op = tensor.op
         if not self._depends(op):
-            return tf.reduce_all(_outside(tensor))
+            return tf.reduce_all(_tensor_outside_conditions(tensor))
         if op.type == "IsFinite":
             return tf.math.is_finite(self.norm_bound(op.inputs[0]))
         if op.type == "LogicalNot":
             return self.is_false(op.inputs[0])
         if op.type in _ALL_OF:
-            return self._every(self.is_true, op)
-        votes = _votes_against(op)
+            return self._all_boolean_inputs(self.is_true, op)
+        votes = _votes_compared_with_zero(op)
         if votes is not None:
-            return self._no_votes(votes)
+            return self._is_vote_zero(votes)
         raise UnknownCheckError(f"{op.name} ({op.type})")
 
     def _false(self, tensor):
         op = tensor.op
         if not self._depends(op):
-            return tf.logical_not(tf.reduce_any(_outside(tensor)))
+            return tf.logical_not(tf.reduce_any(_tensor_outside_conditions(tensor)))
         if op.type in ("IsNan", "IsInf"):
             return tf.math.is_finite(self.norm_bound(op.inputs[0]))
         if op.type == "LogicalNot":
             return self.is_true(op.inputs[0])
         if op.type in _ANY_OF:
-            return self._every(self.is_false, op)
+            return self._all_boolean_inputs(self.is_false, op)
         raise UnknownCheckError(f"{op.name} ({op.type})")
 
-    def _every(self, is_certain, op):
-        """Combines the outcomes of all boolean inputs; others are axes and shapes."""
+    def _all_boolean_inputs(self, is_certain, op):
+        """Returns whether `is_certain` holds for all boolean inputs of an op; other inputs are axes and shapes."""
         parts = [is_certain(tensor) for tensor in op.inputs if tensor.dtype == tf.bool]
         return tf.reduce_all(tf.stack(parts)) if len(parts) > 1 else parts[0]
 
-    def _no_votes(self, votes):
-        """Judges a sum over the ranks of "no" votes, compared with zero; a vote is a boolean cast to an integer."""
+    def _is_vote_zero(self, votes):
+        """Returns whether this rank is certain to vote 0 in a sum of votes over the ranks that is compared with zero.
+
+        A vote is a boolean cast to an integer.
+        """
         while votes.op.type in ("DeepCopy", *_SAME_VALUES):
             votes = votes.op.inputs[0]
         if votes.op.type != "Cast" or votes.op.inputs[0].dtype != tf.bool:
@@ -136,24 +144,28 @@ class OverflowBounds:
             bound = self._bounds_of_transfers().get(tensor.name)
             if bound is None:
                 raise UnknownCheckError(f"{op.name} ({op.type})")
-            return _through(tensor.dtype, _through(transfer.wire_dtype, bound)) if transfer.adds_up else bound
+            return (
+                _inf_if_too_large(tensor.dtype, _inf_if_too_large(transfer.wire_dtype, bound))
+                if transfer.adds_up
+                else bound
+            )
         if not self._depends(op):
-            return _norms(tf.nn.l2_loss(_in_float32(_outside(tensor))))
+            return _norm_bounds(tf.nn.l2_loss(_in_float32(_tensor_outside_conditions(tensor))))
         if op.type in _SAME_VALUES:
             return self.norm_bound(op.inputs[0])
         if op.type in _PARTS:
             return self.norm_bound(op.inputs[_PARTS[op.type]])
-        return _through(tensor.dtype, self._bound_of_result(op))
+        return _inf_if_too_large(tensor.dtype, self._bound_of_result(op))
 
     def _bounds_of_transfers(self):
-        """Returns the bounds of all reduced tensors, by name: one op for each, and a few for all of them."""
+        """Returns the bounds of all reduced tensors by name; builds one op for each tensor, and a few shared ops."""
         if not self._arriving:
             squares, factors = {}, []
             for transfer in self._transfers.values():
                 for arrived, sent in zip(transfer.arrived, transfer.sent):
                     squares[arrived.name] = tf.nn.l2_loss(_in_float32(sent))
                     factors.append(self._ranks * max(transfer.factor, 1.0))
-            bounds = _norms(tf.stack(list(squares.values()))) * tf.constant(factors)
+            bounds = _norm_bounds(tf.stack(list(squares.values()))) * tf.constant(factors)
             self._arriving = dict(zip(squares, tf.unstack(bounds)))
         return self._arriving
 
@@ -164,23 +176,23 @@ class OverflowBounds:
             return tf.square(self.norm_bound(op.inputs[0]))
         if op.type == "Mul":
             return self.norm_bound(op.inputs[0]) * self.norm_bound(op.inputs[1])
-        if op.type == "RealDiv" and not self._depends(op.inputs[1].op) and _keeps_shape(op):
-            return self.norm_bound(op.inputs[0]) / _smallest(_outside(op.inputs[1]))
-        if op.type in ("AddN", "Add", "AddV2", "Sub") and _keeps_shape(op):
+        if op.type == "RealDiv" and not self._depends(op.inputs[1].op) and _is_not_broadcast(op):
+            return self.norm_bound(op.inputs[0]) / _smallest_magnitude(_tensor_outside_conditions(op.inputs[1]))
+        if op.type in ("AddN", "Add", "AddV2", "Sub") and _is_not_broadcast(op):
             return tf.reduce_sum([self.norm_bound(term) for term in op.inputs])
         if op.type in ("Pack", "ConcatV2"):
             parts = op.inputs if op.type == "Pack" else op.inputs[:-1]  # the last one is the axis
             return tf.reduce_sum([self.norm_bound(part) for part in parts])
         if op.type in ("Sum", "UnsortedSegmentSum"):
-            return self.norm_bound(op.inputs[0]) * _root_of_terms(op.inputs[0])
+            return self.norm_bound(op.inputs[0]) * _root_of_size(op.inputs[0])
         raise UnknownCheckError(f"{op.name} ({op.type})")
 
     def _depends(self, op):
         return op.name in self._dependent
 
 
-def _votes_against(op):
-    """Returns the votes that ranks add up, when `op` compares their sum with zero; else None."""
+def _votes_compared_with_zero(op):
+    """Returns the votes of this rank if `op` compares the sum of all ranks' votes with zero, else None."""
     if op.type != "Equal":
         return None
     for one, other in ((0, 1), (1, 0)):
@@ -189,8 +201,12 @@ def _votes_against(op):
     return None
 
 
-def _outside(tensor):
-    """Returns a tensor that exists in every run, unlike tensors made inside a condition."""
+def _tensor_outside_conditions(tensor):
+    """Returns a tensor that exists in every run: `tensor`, or its constant value if it is inside a condition.
+
+    Raises:
+      UnknownCheckError: the tensor is inside a condition and not constant.
+    """
     if control_flow_context(tensor.op) is None:
         return tensor
     value = tf.get_static_value(tensor)
@@ -199,8 +215,8 @@ def _outside(tensor):
     return tf.constant(value)
 
 
-def _norms(half_squares):
-    """Bounds the Euclidean norm: doubles it, as long sums lose accuracy, and adds a little for squares that vanish."""
+def _norm_bounds(half_squares):
+    """Returns bounds of Euclidean norms: twice the norm, since long sums lose accuracy, plus 1e-15 for underflow."""
     return tf.sqrt(half_squares) * (2.0 * math.sqrt(2.0)) + 1e-15
 
 
@@ -208,23 +224,23 @@ def _in_float32(tensor):
     return tensor if tensor.dtype == tf.float32 else tf.cast(tensor, tf.float32)
 
 
-def _keeps_shape(op):
-    """Returns False when a smaller input can be broadcast, which makes a norm grow."""
+def _is_not_broadcast(op):
+    """Returns whether no input of an op is broadcast, except scalars; broadcasting would increase a norm."""
     first, *others = (tensor.shape for tensor in op.inputs)
     return all(shape.rank == 0 or (shape.is_fully_defined() and shape == first) for shape in others)
 
 
-def _root_of_terms(tensor):
-    """Returns the root of the number of terms n: a sum of n terms is at most this root times their norm."""
+def _root_of_size(tensor):
+    """Returns √n for a tensor of n elements: their sum is at most √n times their norm."""
     terms = tensor.shape.num_elements()
     return _ROOT_OF_MOST_TERMS if terms is None else math.sqrt(max(terms, 1))
 
 
-def _smallest(tensor):
+def _smallest_magnitude(tensor):
     return tf.reduce_min(tf.abs(tf.cast(tensor, tf.float32)))
 
 
-def _through(dtype, bound):
+def _inf_if_too_large(dtype, bound):
     """Returns the bound, or Inf if `dtype` cannot hold a number of that size."""
     if not dtype.is_floating or dtype.max >= tf.float32.max:
         return bound

@@ -1,4 +1,4 @@
-"""Reports the changes of tail optimisation to a graph, as text and as JSON."""
+"""Reports the changes that tail optimisation made to a graph, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ NO_GRADIENTS = "no gradient is all-reduced in this graph"
 
 @dataclasses.dataclass
 class Fragment:
-    """Gradients that are all-reduced one after the other, before those of the next fragment.
+    """A group of gradients that are all-reduced before the gradients of the next fragment.
 
     Attributes:
-      transfers: names of the ops, in order.
-      size_bytes: bytes that they send, by static shapes.
+      transfers: names of the all-reduce ops, in order.
+      size_bytes: bytes that the ops send, by static shapes.
     """
 
     transfers: list[str]
@@ -23,14 +23,15 @@ class Fragment:
 
 @dataclasses.dataclass
 class TailingReport:
-    """The findings and changes of the pass.
+    """The findings and changes of tail optimisation in a graph.
 
     Attributes:
-      fragments: the gradients' all-reduces in the order they are issued; each by itself where nothing was changed.
-      freed: names of the decisions that are now taken from local gradients, each with the ops that wait for it.
-      kept: checks that must still wait for the last fragment, and why.
-      unchanged_because: why nothing was changed; "" when something was.
-      advice: in that case, what the script's author can do about it.
+      fragments: fragments of all-reduces of gradients, in the order they are issued. In an unchanged graph, each
+        all-reduce is a fragment.
+      freed: dict from the name of each decision that now needs only local gradients to the ops that wait for it.
+      kept: dict from each check that must still wait for the last fragment to the reason.
+      unchanged_because: reason why the graph is unchanged; "" for a changed graph.
+      advice: for an unchanged graph, advice to the author of the script.
     """
 
     fragments: list[Fragment] = dataclasses.field(default_factory=list)
@@ -41,12 +42,12 @@ class TailingReport:
 
     @property
     def has_changed(self) -> bool:
-        """True when the graph was changed."""
+        """Whether the graph was changed."""
         return bool(self.freed)
 
     @property
     def has_found_gradients(self) -> bool:
-        """True when gradients are all-reduced in the graph; without any, there was nothing to do."""
+        """Whether the graph all-reduces gradients; otherwise there is nothing to optimise."""
         return self.unchanged_because != NO_GRADIENTS
 
     def text(self) -> str:

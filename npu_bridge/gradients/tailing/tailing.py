@@ -164,7 +164,7 @@ def _decide_early(decision, name, index, bounds, communicator, report):
 
 def _skip_check_when(sure, decision, index, bounds):
     """Puts a check into the branch for `not sure`: ops that only the check uses are not computed when `sure`."""
-    members = bounds.ops_between_transfers_and(decision.op, index)
+    members = bounds.ops_from_transfers_to(decision.op, index)
     serving = set()
     for op in reversed(members):
         users = {user.name for user in index.users(op)}

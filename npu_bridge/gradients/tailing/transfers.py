@@ -78,7 +78,7 @@ def _make_transfer(op):
         factor = abs(op.get_attr("prescale_factor") * op.get_attr("postscale_factor")) if adds_up else 1.0
         routes = tuple((position, position) for position in range(len(op.outputs)))
         return _extend_to_branch_ends(Transfer(op, op, routes, factor, op.outputs[0].dtype, adds_up))
-    exchange = branches.exchange_in(op) if op.type in branches.TYPES else None
+    exchange = branches.find_exchange(op) if op.type in branches.TYPES else None
     return None if exchange is None else Transfer(op, op, *exchange)
 
 

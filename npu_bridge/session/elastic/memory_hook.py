@@ -92,7 +92,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
 
     def _copy_to_memory(self, session):
         if self._sync is not None:
-            self._sync.bring_together(session)
+            self._sync.sync_before_copy(session)
         if self._copies is not None:
             of_graph = session.graph.get_collection(tf.compat.v1.GraphKeys.SAVERS)
             saver = self._scaffold.saver if self._scaffold else next(iter(of_graph), None)

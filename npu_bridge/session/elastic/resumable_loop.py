@@ -16,7 +16,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.start_values import variables_in_training
-from npu_bridge.gradients.sync import batches_waiting, begin_anew, sync_if_needed
+from npu_bridge.gradients.sync import batch_counters, reset_restarting_state, sync_if_needed
 from npu_bridge.session.damaged_checkpoints import check_newest_checkpoint
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints, take_memory_checkpoint
 from npu_bridge.session.elastic.stop_request import stop_request_of_process
@@ -76,7 +76,7 @@ class ResumableLoop:
         self._size_bytes = sum(4 * int(np.prod(variable.shape)) for variable in variables)
         if self._is_first and self._manager.latest_checkpoint:
             self._checkpoint.restore(self._manager.latest_checkpoint)
-            begin_anew(optimizer)
+            reset_restarting_state(optimizer)
         collective.current().broadcast_variables(variables, 0)
         renew_adapted_layers(model)
         self._saved = self._copied = self._updates_made()
@@ -133,7 +133,7 @@ class ResumableLoop:
 
     def _is_within_update(self):
         """Returns whether accumulated batches wait for the rest of their update."""
-        return any(map(int, batches_waiting(self._optimizer)))
+        return any(map(int, batch_counters(self._optimizer)))
 
     def _updates_made(self):
         return int(self._optimizer.iterations)

@@ -18,7 +18,7 @@ from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.base.tf_internals.callers import callbacks_in_training
 from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.collective.exchanges import gather_values
-from npu_bridge.gradients.sync import batches_waiting, begin_anew, sync_if_needed
+from npu_bridge.gradients.sync import batch_counters, reset_restarting_state, sync_if_needed
 from npu_bridge.session.elastic.background_saves import BackgroundWriter
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints
 from npu_bridge.session.elastic.stop_request import stop_request_of_process
@@ -108,7 +108,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
                 raise ValueError(message("ResumeCallback", "the model has no weights yet", "a built model", got, fix))
             optimizer.build(model.trainable_variables)
             model.load_weights(path)
-            begin_anew(optimizer)
+            reset_restarting_state(optimizer)
             self._batches_done = _batches_done(optimizer) if done is None else done
             saved, counters = _read_json(path, _NUMBERS), _read_json(path, _COUNTERS)
         self._batches_done, saved, self._counters = gather_values(
@@ -152,7 +152,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         if self._interval is not None and self._interval.count_run():
             with self._interval.measured_copy():
                 self._save_to_memory()
-        if self._request.is_due and not any(map(int, batches_waiting(self.model.optimizer))):
+        if self._request.is_due and not any(map(int, batch_counters(self.model.optimizer))):
             if self._unsaved_batches:
                 self._save_to_disk()
             self._finish_saving()

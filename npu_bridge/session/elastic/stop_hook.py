@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.gradients.collections import pipelines_in
-from npu_bridge.gradients.sync import batches_waiting
+from npu_bridge.gradients.sync import batch_counters
 from npu_bridge.graph.run import run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.session.elastic.stop_request import stop_request_of_process
@@ -97,5 +97,5 @@ class StopHook(tf.estimator.SessionRunHook):
 
     def _is_within_update(self, session):
         """Returns whether an optimizer has accumulated batches of an incomplete update."""
-        counters = [counter for pipeline in pipelines_in(session.graph) for counter in batches_waiting(pipeline)]
+        counters = [counter for pipeline in pipelines_in(session.graph) for counter in batch_counters(pipeline)]
         return any(session.run(counters))
