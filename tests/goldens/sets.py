@@ -15,7 +15,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
 from npu_bridge.gradients.collections import pipelines_in
-from npu_bridge.gradients.kept_state import OF_RANKS, kind_of
+from npu_bridge.gradients.kept_state import OF_RANKS, describe_stage_state
 from tests.goldens.two_layers import as_built
 
 tf1 = tf.compat.v1
@@ -183,4 +183,4 @@ def assert_settled(restored, saved, chosen, where):
 
 def kinds_of(state):
     """Returns the words of messages for the state of stages in it."""
-    return {kind_of(name.partition(":")[0]) for name in state} - {None}
+    return {describe_stage_state(name.partition(":")[0]) for name in state} - {None}
