@@ -60,7 +60,9 @@ class Profiler:
                 "aic_metrics is unknown", f"one of {', '.join(_METRICS)}", aic_metrics, "Leave it out."
             )
         if output_path and not os.path.isdir(output_path):
-            raise _argument_error("output_path is not a folder", "an existing folder", output_path, "Create it first.")
+            raise _argument_error(
+                "output_path is not a folder", "an existing folder", output_path, "Create the folder first."
+            )
         self._level = _TRACER_LEVELS[level]
         self._folder = output_path or "."
         self._is_running = False

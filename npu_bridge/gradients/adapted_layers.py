@@ -18,7 +18,7 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.collective.exchanges import gather_values
 
 _OWNER = "Start of a training"
-_MEETING = "adapted_layers"
+_COLLECTIVE_NAME = "adapted_layers"
 
 
 def renew_adapted_layers(model: Any, root_rank: int = 0) -> None:
@@ -41,13 +41,13 @@ def renew_adapted_layers(model: Any, root_rank: int = 0) -> None:
             layer.finalize_state()
     own, is_root = [_state_outside_variables(layer) for layer in layers], collective.current().rank == root_rank
     kinds = [type(layer).__name__ for layer in layers]
-    of_ranks = gather_values([kinds, hashlib.blake2b(str(own).encode()).hexdigest()], _MEETING)
+    of_ranks = gather_values([kinds, hashlib.blake2b(str(own).encode()).hexdigest()], _COLLECTIVE_NAME)
     for rank, (others, _) in enumerate(of_ranks):
         if others != of_ranks[root_rank][0]:
             problem, expected = f"rank {rank} has different adapted layers", f"{of_ranks[root_rank][0]}"
             raise ValueError(message(_OWNER, problem, expected, f"{others}", "Build the same model on every rank."))
     if len({digest for _, digest in of_ranks}) > 1:
-        sent = gather_values(own if is_root else None, _MEETING)[root_rank]
+        sent = gather_values(own if is_root else None, _COLLECTIVE_NAME)[root_rank]
         for layer, kept in zip(layers, sent) if not is_root else ():
             _set_state_outside_variables(layer, kept)
     if layers and hasattr(model, "make_train_function"):

@@ -23,8 +23,8 @@ from npu_bridge.base.errors import KnownKeywords, did_you_mean, message, shown
 KINDS = ("interval", "continuous", "explicit")
 _OWNER = "FreezeSchedule"
 # Variables of these names belong to the layer before them, whose output they normalise or shift.
-_JOINS = re.compile(r"(?<![a-z])bn|bias|batch_norm")
-_LEAST_OF_BLOCK = 3  # a block with this many variables is full: the next layer begins a new one
+_PATTERN_OF_SAME_LAYER = re.compile(r"(?<![a-z])bn|bias|batch_norm")
+_FULL_BLOCK_SIZE = 3  # a block with this many variables is full: the next layer begins a new one
 
 
 class FreezeSchedule(KnownKeywords):
@@ -64,7 +64,7 @@ class FreezeSchedule(KnownKeywords):
         self._patterns = None if is_number(groups) else _make_patterns(groups)
         self.group_count = _check_count_argument("groups", groups) if self._patterns is None else len(self._patterns)
         self._kind = check_choice(_OWNER, "kind", kind, KINDS, "Use 'interval' to draw the groups.")
-        fix = "It is the share of updates that train all layers; use 0.7 to freeze some in 3 of 10."
+        fix = "Use 0.7 to train all layers in 7 of 10 updates, and to freeze some layers in the others."
         self._full_share = check_number(_OWNER, "full_share", full_share, fix, above=0, at_most=1)
         self._total_steps, self._seed = (
             _check_count_argument("total_steps", total_steps),
@@ -183,8 +183,8 @@ def number_blocks(names: Sequence[str]) -> list[int]:
     blocks, held, layer = [], 0, None
     for name in names:
         own_layer = name.rpartition("/")[0]
-        joins = _JOINS.search(name.lower()) or (own_layer and own_layer == layer)
-        is_new = not blocks or (held >= _LEAST_OF_BLOCK and not joins)
+        joins = _PATTERN_OF_SAME_LAYER.search(name.lower()) or (own_layer and own_layer == layer)
+        is_new = not blocks or (held >= _FULL_BLOCK_SIZE and not joins)
         blocks.append((blocks[-1] + 1 if blocks else 0) if is_new else blocks[-1])
         held, layer = 1 if is_new else held + 1, own_layer
     return blocks
@@ -228,7 +228,7 @@ def _check_sequence(sequence, kind, count):
     if not entries:
         raise ValueError(message(_OWNER, "sequence is empty", expected, "[]", "Write [0] to train all layers."))
     for position, entry in enumerate(entries):
-        if check_count(_OWNER, f"entry {position} of sequence", entry, "Correct it.", at_least=0) >= count:
+        if check_count(_OWNER, f"entry {position} of sequence", entry, "Correct the entry.", at_least=0) >= count:
             problem = f"entry {position} of sequence is not a group"
-            raise ValueError(message(_OWNER, problem, expected, shown(entry), "Correct it."))
+            raise ValueError(message(_OWNER, problem, expected, shown(entry), "Correct the entry."))
     return [int(entry) for entry in entries]

@@ -10,7 +10,7 @@ from typing import Any
 from npu_bridge.base.errors import did_you_mean, message, option_error, shown, signature_of_class
 from npu_bridge.gradients.stage import Stage
 
-_CLASS = "stage"  # the key that names the class
+_CLASS_KEY = "stage"  # the key that names the class
 
 
 def make_stages(config: Any, public: Iterable[type[Stage]]) -> list:
@@ -33,22 +33,22 @@ def make_stages(config: Any, public: Iterable[type[Stage]]) -> list:
 
 
 def _make_stage(table, known):
-    if not isinstance(table, Mapping) or _CLASS not in table:
-        expected, fix = f"a table with {_CLASS!r}", f"Add the name of a class, such as {_CLASS} = 'Accumulate'."
+    if not isinstance(table, Mapping) or _CLASS_KEY not in table:
+        expected, fix = f"a table with {_CLASS_KEY!r}", f"Add the name of a class, such as {_CLASS_KEY} = 'Accumulate'."
         raise ValueError(message("stages", "the table names no stage", expected, shown(table), fix))
     arguments = dict(table)
-    name = arguments.pop(_CLASS)
+    name = arguments.pop(_CLASS_KEY)
     if not isinstance(name, str) or name not in known:
         fix = did_you_mean(name, known, "Import the module that defines your own class first.")
         problem, expected = f"unknown stage {shown(name)}", f"one of {', '.join(sorted(known))}"
-        raise option_error(ValueError, "stages", _CLASS, problem, expected, shown(name), fix)
+        raise option_error(ValueError, "stages", _CLASS_KEY, problem, expected, shown(name), fix)
     _check_arguments(known[name], arguments)
     try:
         return known[name](**arguments)
     except (TypeError, ValueError) as error:
         # The error has no attribute `option`, but its text contains the name of the argument.
         named = (key for key in arguments if re.search(rf"\b{re.escape(key)}\b", str(error)))
-        error.option = next(named, _CLASS)  # type: ignore[attr-defined]
+        error.option = next(named, _CLASS_KEY)  # type: ignore[attr-defined]
         raise
 
 
@@ -65,7 +65,9 @@ def _check_arguments(stage_class, arguments):
         signature.bind(**arguments)
     except TypeError as error:
         problem, got = str(error), ", ".join(arguments) or "none"
-        raise option_error(ValueError, stage_class.__name__, _CLASS, problem, takes, got, "Add it.") from None
+        raise option_error(
+            ValueError, stage_class.__name__, _CLASS_KEY, problem, takes, got, "Add the argument."
+        ) from None
 
 
 def _user_defined_subclasses(base: type) -> Iterator[type]:

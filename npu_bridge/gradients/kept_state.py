@@ -38,11 +38,11 @@ _KINDS = (
     (r"updates_dealt|dealt/updates", "GlobalBatches' count of updates"),
     (r"partial_sync_updates", "PartialSync's count of updates"),
 )
-_OF_RULES = r"beta\d_power|update_count"
+_OPTIMIZER_COUNTERS = r"beta\d_power|update_count"
 _SCALES = ("loss_scale", "good_steps", "bad_steps", "skipped_steps", "last_step_skipped")  # listed by name, so ordered
 _BY_NAME = rf"(.*/)?({'|'.join(_SCALES)})(_\d+)?"
 _SLOTS = "slots of the optimizer"
-_SHOWN = 6
+_NAMES_IN_MESSAGE = 6
 
 
 def describe_stage_state(name: str) -> str | None:
@@ -52,7 +52,11 @@ def describe_stage_state(name: str) -> str | None:
 
 def belongs_to_optimizer_state(name: str, variables: Iterable[str]) -> bool:
     """Returns whether a name is of the state of a stage, of a slot of `variables`, or of a count of an optimizer."""
-    if describe_stage_state(name) or re.fullmatch(_BY_NAME, name) or re.fullmatch(rf"(.*/)?({_OF_RULES})(_\d+)?", name):
+    if (
+        describe_stage_state(name)
+        or re.fullmatch(_BY_NAME, name)
+        or re.fullmatch(rf"(.*/)?({_OPTIMIZER_COUNTERS})(_\d+)?", name)
+    ):
         return True
     parts = name.split("/")
     known = set(variables)
@@ -97,8 +101,10 @@ def _format_kinds(names, others, words=_SLOTS):
     counts = [(kind, kinds[kind]) for kind in known if kind in kinds]
     by_name = [kind for kind in kinds if kind not in known]
     by_name.sort(key=lambda name: next((number for number, part in enumerate(_SCALES) if part in name), -1))
-    more = [f"{len(by_name) - _SHOWN} more"] if len(by_name) > _SHOWN else []
-    return ", ".join([f"{kind} ({_count_of_variables(count)})" for kind, count in counts] + by_name[:_SHOWN] + more)
+    more = [f"{len(by_name) - _NAMES_IN_MESSAGE} more"] if len(by_name) > _NAMES_IN_MESSAGE else []
+    return ", ".join(
+        [f"{kind} ({_count_of_variables(count)})" for kind, count in counts] + by_name[:_NAMES_IN_MESSAGE] + more
+    )
 
 
 def _count_of_variables(count):

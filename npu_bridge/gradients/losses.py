@@ -22,7 +22,7 @@ class Losses:
       latest: position in `scales` of the last loss that was scaled.
       usable: dict from the number of a loss or group to whether its gradients are finite: first on this rank; after the
         ranks have agreed, on all ranks. Empty if the gradients are only checked all together.
-      is_backward_own: whether the optimizer itself computed the gradients, so that no other code has used them.
+      is_backward_by_optimizer: whether the optimizer itself computed the gradients, so no other code has used them.
     """
 
     values: list = dataclasses.field(default_factory=list)
@@ -31,9 +31,9 @@ class Losses:
     common_scale: tf.Tensor | None = None
     latest: int = 0
     usable: dict = dataclasses.field(default_factory=dict)
-    is_backward_own: bool = False
+    is_backward_by_optimizer: bool = False
 
-    def judge(self, number: int, gradients: Sequence, scale: Any) -> None:
+    def record_usable(self, number: int, gradients: Sequence, scale: Any) -> None:
         """Records whether scaled gradients are finite; combines with earlier gradients of the same number.
 
         Args:
@@ -53,7 +53,7 @@ class Losses:
         pairs = list(grads_and_vars)
         if len(self.scales) < 2:
             return pairs
-        self.judge(number, [grad for grad, _ in pairs if grad is not None], self.scales[number])
+        self.record_usable(number, [grad for grad, _ in pairs if grad is not None], self.scales[number])
         ratio = self.scales[number] / self.common_scale
         return [(grad if grad is None else in_true_units(grad, ratio), variable) for grad, variable in pairs]
 
@@ -83,11 +83,11 @@ def sum_pairs_by_variable(pairs: Sequence, others: Sequence) -> list:
     sums: dict = {}
     for grad, variable in [*pairs, *others]:
         earlier = sums.get(id(variable), (None, variable))[0]
-        sums[id(variable)] = (_sum(earlier, grad), variable)
+        sums[id(variable)] = (_add_two_gradients(earlier, grad), variable)
     return list(sums.values())
 
 
-def _sum(first, second):
+def _add_two_gradients(first, second):
     if first is None or second is None:
         return second if first is None else first
     if not isinstance(first, tf.IndexedSlices) and not isinstance(second, tf.IndexedSlices):

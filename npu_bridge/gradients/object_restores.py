@@ -16,10 +16,10 @@ from npu_bridge.base.tf_internals.savers import restored_and_unused, was_restore
 from npu_bridge.gradients import kept_state
 from npu_bridge.gradients.rank_values import RankValues
 
-_WHICH = "the restored checkpoint"
+_CHECKPOINT_LABEL = "the restored checkpoint"
 
 
-def tell(state: dict, of_rule: Sequence, optimizer: Any, rank_values: Sequence[RankValues]) -> None:
+def log_restore_differences(state: dict, of_rule: Sequence, optimizer: Any, rank_values: Sequence[RankValues]) -> None:
     """Logs on rank 0 how the restored state differs from the state of the training, if the optimizer was restored.
 
     Args:
@@ -31,18 +31,20 @@ def tell(state: dict, of_rule: Sequence, optimizer: Any, rank_values: Sequence[R
     size = collective.current().size
     counts = {name: count for values in rank_values for name, count in values.counts().items()}
     merged = {name: count for name, count in counts.items() if count > 1 and count != size}
-    kept_state.warn_about_averaged_state(_WHICH, [_name_without_output(name) for name in merged], merged.values())
+    kept_state.warn_about_averaged_state(
+        _CHECKPOINT_LABEL, [_name_without_output(name) for name in merged], merged.values()
+    )
     if not any(map(was_restored, of_rule)):
         return
     parts = [part for name, part in state.items() if not name.endswith("of_ranks")]
     of_stages = [var for part in parts for var in (part.variables if isinstance(part, tf.Module) else [part])]
     slots = [_name_without_output(variable.name) for variable in of_rule if not was_restored(variable)]
     begun = [*slots, *(_name_without_output(variable.name) for variable in of_stages if not was_restored(variable))]
-    kept_state.warn_about_missing_state(_WHICH, begun, slots)
+    kept_state.warn_about_missing_state(_CHECKPOINT_LABEL, begun, slots)
     below = [f"{name}/{left}" for name, part in state.items() for left in restored_and_unused(part)]
     left = [name for name in (*restored_and_unused(optimizer), *below) if not name.startswith("of_ranks")]
     kept_state.warn_about_dropped_state(
-        _WHICH, [name for name in left if kept_state.belongs_to_optimizer_state(name, ())]
+        _CHECKPOINT_LABEL, [name for name in left if kept_state.belongs_to_optimizer_state(name, ())]
     )
 
 

@@ -23,7 +23,7 @@ from npu_bridge.gradients.step_branches import BranchResults, make_update
 from npu_bridge.graph.variables import global_step_of
 
 # Key of a step's notes: operators that must run before the state of stages is read or changed.
-_AWAITED = "awaited"
+_OPS_TO_AWAIT = "awaited"
 
 
 def _label_collectives(method):
@@ -197,7 +197,7 @@ class Pipeline:
           List of (gradient, variable) in the order of `grads_and_vars`.
         """
         step.grads_and_vars = list(grads_and_vars)
-        step.losses.is_backward_own = True
+        step.losses.is_backward_by_optimizer = True
         for stage in self.stages:
             if stage.leaves_out:
                 stage.accumulate(step)
@@ -221,7 +221,7 @@ class Pipeline:
         self._comparison.compare_plans(self.stages, step.grads_and_vars)
         with wire_names.recorded_names() as transfers:
             self._prepare(step)
-            with tf.control_dependencies(step.notes[_AWAITED]):
+            with tf.control_dependencies(step.notes[_OPS_TO_AWAIT]):
                 for stage in self.stages:
                     stage.accumulate(step)
                 self._reduce_if_due(step)
@@ -234,7 +234,7 @@ class Pipeline:
         trained = [pair for pair in step.grads_and_vars if pair[0] is not None]
         self.create_variables([variable for _, variable in trained], [grad for grad, _ in trained])
         taken = None if self._rank_values is None else self._rank_values.take_own_rows()
-        step.notes[_AWAITED] = [] if taken is None or tf.executing_eagerly() else [taken]
+        step.notes[_OPS_TO_AWAIT] = [] if taken is None or tf.executing_eagerly() else [taken]
 
     def _reduce(self, step):
         for stage in self.stages:
@@ -301,7 +301,7 @@ class Pipeline:
             update = update_of()
         self._restore_own_replicas(set(transfers))
         collections.publish(collections.PIPELINES, self)
-        with tf.control_dependencies(step.notes.get(_AWAITED, [])):
+        with tf.control_dependencies(step.notes.get(_OPS_TO_AWAIT, [])):
             state_updates = [op for op in (stage.after_update(step) for stage in self.stages) if op is not None]
         if update is None or not state_updates or tf.executing_eagerly():
             return update
@@ -335,7 +335,7 @@ class Pipeline:
             with tf.init_scope():
                 optimizer = None if self.inner is None else self.inner.saved_as
                 own = [each for each in (self._rank_values, self._replicas) if each is not None]
-                object_restores.tell(self.state(), self.optimizer_variables(), optimizer, own)
+                object_restores.log_restore_differences(self.state(), self.optimizer_variables(), optimizer, own)
         if self._replicas is not None:
             with tf.init_scope():
                 self._replicas.take_own_rows()

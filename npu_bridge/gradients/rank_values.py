@@ -23,7 +23,7 @@ from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
 from npu_bridge.gradients.kept_state import OF_RANKS
 
-_KEY = ("npu_bridge", "of_ranks")  # not a string, so TensorFlow does not export the collection
+_COLLECTION = ("npu_bridge", "of_ranks")  # not a string, so TensorFlow does not export the collection
 
 
 def broadcastable_variables(variables: Sequence[tf.Variable]) -> list:
@@ -31,7 +31,7 @@ def broadcastable_variables(variables: Sequence[tf.Variable]) -> list:
 
     Such variables have another shape on rank 0; `start_values` sends them before the first step.
     """
-    rows = {variable.ref() for variable in tf.compat.v1.get_default_graph().get_collection_ref(_KEY)}
+    rows = {variable.ref() for variable in tf.compat.v1.get_default_graph().get_collection_ref(_COLLECTION)}
     return [variable for variable in variables if variable.ref() not in rows]
 
 
@@ -194,7 +194,7 @@ def _empty_rows(variable):
         any_rows,
     )
     if building_graph():
-        made.graph.get_collection_ref(_KEY).append(made)
+        made.graph.get_collection_ref(_COLLECTION).append(made)
     return made
 
 

@@ -122,10 +122,11 @@ def _check_communicating_stage(stage, is_distributed, wire_dtype, is_sharded, ow
         raise ValueError(message(owner, problem, "is_distributed=True", got, fix))
     if wire_dtype is not None:
         problem, got = f"{name} sends values of 32 bits", f"wire={wire_dtype.name!r}"
-        raise ValueError(message(owner, problem, "wire='none'", got, "Leave one of them out."))
+        raise ValueError(message(owner, problem, "wire='none'", got, f"Leave wire or {name} out."))
     if is_sharded and "reduced gradients" not in stage.gives:
         problem, got = f"with {name} every rank updates with its own gradients", "is_weight_update_sharding=True"
-        raise ValueError(message(owner, problem, "is_weight_update_sharding=False", got, "Leave one of them out."))
+        fix = f"Leave is_weight_update_sharding or {name} out."
+        raise ValueError(message(owner, problem, "is_weight_update_sharding=False", got, fix))
 
 
 def copy_stages(stages: Any, owner: str) -> list:

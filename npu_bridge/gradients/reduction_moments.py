@@ -19,7 +19,7 @@ from npu_bridge.graph.control_flow import Guards, guards_of, measure_depths
 from npu_bridge.graph.operators import needed_ops
 from npu_bridge.graph.run import TRANSFER_TYPES, Run, sends_gradients
 
-_KEY = ("npu_bridge", "reduction_moments")  # not a string, so TensorFlow does not export the collection
+_COLLECTION = ("npu_bridge", "reduction_moments")  # not a string, so TensorFlow does not export the collection
 
 
 class Moments(NamedTuple):
@@ -52,7 +52,7 @@ def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
     if not sent or any(depths[op].loops for op in sent):
         return None
     flags = [op for op in run.ops if is_integer_all_reduce(op) and op not in sent]
-    names, known = frozenset(op.name for op in (*sent, *flags)), graph.get_collection_ref(_KEY)
+    names, known = frozenset(op.name for op in (*sent, *flags)), graph.get_collection_ref(_COLLECTION)
     for marked, moments in known:
         if marked == names:
             return moments

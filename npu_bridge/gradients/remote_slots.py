@@ -26,7 +26,7 @@ from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients.graph_mode import classic_control_flow
 from npu_bridge.gradients.inner import InnerOptimizer
 
-_KEY = ("npu_bridge", "remote_slots")  # not a string, so TensorFlow does not export the collection
+_COLLECTION = ("npu_bridge", "remote_slots")  # not a string, so TensorFlow does not export the collection
 _SCOPE = "weight_update_sharding/"  # at the root, whatever scope the optimizer is used in
 _NOT_LISTENING = message(
     "is_weight_update_sharding",
@@ -47,13 +47,13 @@ _NEEDS_HOROVOD = message(
 
 def of_graph(graph: tf.Graph) -> RemoteSlots | None:
     """Returns the remote slots of a graph; None if the graph has no sharded optimizer."""
-    kept = graph.get_collection_ref(_KEY)
+    kept = graph.get_collection_ref(_COLLECTION)
     return kept[0] if kept else None
 
 
 def of_default_graph(ranks: Communicator) -> RemoteSlots:
     """Returns the remote slots of the default graph; makes them at the first call."""
-    kept = tf.compat.v1.get_default_graph().get_collection_ref(_KEY)
+    kept = tf.compat.v1.get_default_graph().get_collection_ref(_COLLECTION)
     if not kept:
         kept.append(RemoteSlots(ranks))
     return kept[0]
@@ -223,7 +223,7 @@ class Part:
 
     def note_update(self) -> tf.Operation:
         """Returns an op that records an update and empties the staging variables, which are then out of date."""
-        fillable = [staging for staging in self._staging if _true_shape(staging).num_elements()]
+        fillable = [staging for staging in self._staging if _full_shape(staging).num_elements()]
         if not fillable:
             return self._whole.note_update()
 
@@ -318,7 +318,7 @@ def _delay_reads_until(staging, op):
     set_read_tensor(staging, value)
 
 
-def _true_shape(slot):
+def _full_shape(slot):
     return slot.initial_value.shape
 
 
@@ -328,7 +328,7 @@ def _packed_values(slots):
 
 def _assign_packed(slots_by_owner, words):
     """Returns ops that assign slots the values in `words`, the concatenated `_packed_values` of their owners."""
-    specs = [[tf.TensorSpec(_true_shape(slot), slot.dtype.base_dtype) for slot in slots] for slots in slots_by_owner]
+    specs = [[tf.TensorSpec(_full_shape(slot), slot.dtype.base_dtype) for slot in slots] for slots in slots_by_owner]
     return [
         tf.compat.v1.assign(slot, value).op
         for slots, values in zip(slots_by_owner, unpack(words, specs))

@@ -30,7 +30,7 @@ from npu_bridge.gradients import kept_state, rank_values
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, pipelines_in
 from npu_bridge.gradients.stage import variables_restarting_at_zero
 
-_NAMED = 3
+_NAMES_IN_MESSAGE = 3
 
 
 class _Read(NamedTuple):
@@ -180,11 +180,11 @@ def _find_reads(saver, graph):
 
 def _check_missing(keys, path, shapes):
     if keys:
-        more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+        more = f" and {len(keys) - _NAMES_IN_MESSAGE} more" if len(keys) > _NAMES_IN_MESSAGE else ""
         text = (
             f"checkpoint: {path} lacks {len(keys)} variables of this graph that are not state of stages or optimizers. "
-            f"Expected {', '.join(sorted(keys)[:_NAMED])}{more}; got {len(shapes)} other variables. Restore the "
-            f"checkpoint into the model from which it was saved, or use a Saver of only the variables in it."
+            f"Expected {', '.join(sorted(keys)[:_NAMES_IN_MESSAGE])}{more}; got {len(shapes)} other variables. Restore "
+            f"the checkpoint into the model from which it was saved, or use a Saver of only the variables in it."
         )
         raise tf.errors.NotFoundError(None, None, text)
 

@@ -25,7 +25,7 @@ from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.graph.run import Run
 
 _READERS = re.compile(r"IteratorGetNext(Sync)?|\w*Dequeue(Many|UpTo)?(V2)?")
-_MOST_BYTES = 16 * 2**20  # of each tensor
+_MAX_HASHED_BYTES = 16 * 2**20  # of each tensor
 _NOTHING_SEEN = 0
 
 
@@ -94,6 +94,6 @@ def _hash_batch(values):
         if array.dtype.kind not in "biufc" or array.size < 2 or np.all(array == array.flat[0]):
             continue
         tells = True
-        part = np.ascontiguousarray(array).reshape(-1)[: max(_MOST_BYTES // array.itemsize, 1)]
+        part = np.ascontiguousarray(array).reshape(-1)[: max(_MAX_HASHED_BYTES // array.itemsize, 1)]
         digest.update(f"{array.dtype}{array.shape}".encode() + part.tobytes())
     return int.from_bytes(digest.digest(), "big", signed=True) if tells else _NOTHING_SEEN

@@ -63,7 +63,7 @@ class ShardedOptimizer(InnerOptimizer):
         if ranks.size == 1:
             self._inner.prepare(variables)
             return
-        _check_graph(self._name)
+        _check_is_tf1_graph(self._name)
         self._assign_owners(variables)
         new = [variable for variable in variables if variable.ref() not in self._prepared]
         if new:
@@ -142,7 +142,7 @@ class ShardedOptimizer(InnerOptimizer):
                 flat = tf.concat(own, axis=0) if own else tf.zeros([0], dtype)
                 joined = ranks.all_gather(flat, f"{self._name}_updated_{dtype.name}_{number}")
                 # Even if all variables are this rank's own, the other ranks need the transfer.
-                assigned += _assign_others(joined, pieces, ranks.rank) or [prevent_pruning(joined)]
+                assigned += _assign_received(joined, pieces, ranks.rank) or [prevent_pruning(joined)]
         return assigned
 
 
@@ -153,7 +153,7 @@ def _check_can_be_shared(optimizer):
         problem, expected, got = f"{problem}clip by their global norm", "global_clipnorm=None", str(norm)
         fix = "Clip with tf.clip_by_global_norm between compute_gradients and apply_gradients."
     elif getattr(optimizer, "needs_all_gradients", False):
-        problem, expected = f"{problem}need all gradients at once", "one that updates each variable by itself"
+        problem, expected = f"{problem}need all gradients at once", "an optimizer that updates each variable separately"
         got, fix = type(optimizer).__name__, "Use is_weight_update_sharding=False."
     else:
         return
@@ -178,7 +178,7 @@ def _split_by_bytes(variables):
     return runs
 
 
-def _assign_others(joined, pieces, rank):
+def _assign_received(joined, pieces, rank):
     variables = [variable for piece in pieces for variable in piece]
     parts = tf.split(joined, [variable.shape.num_elements() for variable in variables])
     own = {variable.ref() for variable in pieces[rank]}
@@ -198,7 +198,7 @@ def _size_bytes(variable):
     return 0 if variable.shape.rank == 0 else variable.shape.num_elements() * variable.dtype.size
 
 
-def _check_graph(name):
+def _check_is_tf1_graph(name):
     if not building_graph():
         problem = "with several ranks is_weight_update_sharding works in TF 1 graphs"
         expected, got = "a graph that a session runs", "a step executed eagerly or in a tf.function"

@@ -191,7 +191,7 @@ class Stage(KnownKeywords):
       spans_batches: True for a stage that makes one update from several batches.
       batches_so_far: the variable that counts the batches since the last update; None for other stages.
       leaves_out: True for a stage that leaves variables out of some steps. Its `accumulate` is also called right after
-        the backward pass, with gradients that no other code uses yet (`Losses.is_backward_own`).
+        the backward pass, with gradients that no other code uses yet (`Losses.is_backward_by_optimizer`).
       needs_true_units: True for a stage that rejects gradients scaled by the loss scale of another optimizer.
       restarts_at_zero: True for a stage whose `variables_of_this_rank` and `batches_so_far` restart at zero when
         training resumes.

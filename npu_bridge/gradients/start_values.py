@@ -36,7 +36,7 @@ _SHOWN = 3
 _IN_GRAPH = "session.run(broadcast_global_variables(0)) after the variables have their values"
 _IN_FUNCTION = "NPUBroadcastGlobalVariablesCallback(0) to the callbacks, or hccl_ops.broadcast(variables, 0)"
 _MEETING = "start_values"
-_HELD_BYTES = 256 * 2**20
+_MAX_BATCH_BYTES = 256 * 2**20
 
 
 def plan_collectives(stages: Sequence[Stage], grads_and_vars: Sequence, has_numbered_names: bool) -> agreement.Plan:
@@ -329,7 +329,7 @@ def _split_by_memory(positions, variables):
     batch, held = [], 0
     for position in positions:
         size = (variables[position].shape.num_elements() or 0) * variables[position].dtype.base_dtype.size
-        if batch and held + size > _HELD_BYTES:
+        if batch and held + size > _MAX_BATCH_BYTES:
             yield batch
             batch, held = [], 0
         batch.append(position)

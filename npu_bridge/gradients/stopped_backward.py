@@ -16,8 +16,18 @@ from npu_bridge.gradients.arithmetic import backward_order_key, gradient_from_pa
 from npu_bridge.graph.operators import consumers, needed_ops
 
 # A merge runs even if an input is missing, and operators in a loop cannot wait for operators outside.
-_KEPT = {"Merge", "Switch", "_SwitchN", "Enter", "Exit", "NextIteration", "LoopCond", "ControlTrigger", "Placeholder"}
-_KEPT |= {f"Ref{kind}" for kind in _KEPT} | {"PlaceholderWithDefault", "_Arg"}
+_NEVER_STOPPED = {
+    "Merge",
+    "Switch",
+    "_SwitchN",
+    "Enter",
+    "Exit",
+    "NextIteration",
+    "LoopCond",
+    "ControlTrigger",
+    "Placeholder",
+}
+_NEVER_STOPPED |= {f"Ref{kind}" for kind in _NEVER_STOPPED} | {"PlaceholderWithDefault", "_Arg"}
 _FUNCTIONS = ("func", "list(func)")  # attributes that hold functions
 
 
@@ -112,6 +122,6 @@ def _users(op):
 
 def _can_be_stopped(op):
     definition = op.op_def
-    if definition is None or definition.is_stateful or op.type in _KEPT:
+    if definition is None or definition.is_stateful or op.type in _NEVER_STOPPED:
         return False
     return not any(attribute.type in _FUNCTIONS for attribute in definition.attr)

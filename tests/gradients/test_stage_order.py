@@ -37,7 +37,7 @@ def one_of_each():
         stages.Accumulate(2),
         stages.ClipLocally(1.0),
         AllReduce("order"),
-        OverflowCheck("order", is_joint=True, judges_local=True),
+        OverflowCheck("order", is_joint=True, checks_local_gradients=True),
         stages.ClipByValue(1.0),
         stages.ClipByGlobalNorm(1.0),
         stages.CentralizeGradients(),

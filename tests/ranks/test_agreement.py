@@ -212,7 +212,7 @@ def functions_traced_unequally_often():
     model.build([None, 4])
     name = "traced"
     manager = FixedLossScaleManager(8)
-    pipeline = Pipeline([LossScaling(manager), AllReduce(name), OverflowCheck(name, True, judges_local=True)])
+    pipeline = Pipeline([LossScaling(manager), AllReduce(name), OverflowCheck(name, True, checks_local_gradients=True)])
 
     step = tf.function(_gradients, autograph=False)
     for length in [4, 4, 4] if ranks.rank == 0 else [4, 2, 3]:

@@ -323,7 +323,7 @@ def keras_fit_on_own_share():
 
     communicator = collective.current()
     manager = dynamic()
-    stages = [LossScaling(manager), AllReduce("fit"), OverflowCheck("fit", is_joint=True, judges_local=True)]
+    stages = [LossScaling(manager), AllReduce("fit"), OverflowCheck("fit", is_joint=True, checks_local_gradients=True)]
     model = LossScaledModel(Pipeline(stages))
     model.compile(optimizer=tf.keras.optimizers.Adam(0.1), loss="mse")
     random = np.random.RandomState(3)

@@ -84,7 +84,7 @@ def npu_config_proto(config_proto: Any = None) -> tf.compat.v1.ConfigProto:
         rewrite.custom_optimizers.add().name = ENTRY_NAME
         rewrite.memory_optimization = RewriterConfig.OFF  # the number that means MANUAL in this field
     if config.log_device_placement:
-        _LOG.info("npu_config_proto: log_device_placement is switched off; set it again afterwards to keep it.")
+        _LOG.info("npu_config_proto: log_device_placement is switched off. To log placements, set it after this call.")
     config.allow_soft_placement = True
     config.log_device_placement = False
     rewrite.remapping = RewriterConfig.OFF

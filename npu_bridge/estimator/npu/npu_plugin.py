@@ -129,4 +129,4 @@ malloc_shared_memory = _unavailable_memory_function("malloc_shared_memory", "Use
 get_var_addr_and_size = _unavailable_memory_function("get_var_addr_and_size", _EXCHANGE)
 rdma_remote_init = _unavailable_memory_function("rdma_remote_init", _EXCHANGE)
 rdma_remote_register = _unavailable_memory_function("rdma_remote_register", _EXCHANGE)
-init_rdma_pool = _unavailable_memory_function("init_rdma_pool", "Leave it out.")
+init_rdma_pool = _unavailable_memory_function("init_rdma_pool", "Leave the call out.")

@@ -53,7 +53,7 @@ class NPUSaver(tf.compat.v1.train.Saver):
         if slots is not None and slots.ranks.rank > 0:
             slots.listen(sess)
             return None
-        self._hold(os.path.dirname(save_path) or ".")
+        self._hold_folder(os.path.dirname(save_path) or ".")
         with contextlib.nullcontext() if slots is None else slots.while_others_listen(sess):
             return super().save(
                 sess,
@@ -72,7 +72,7 @@ class NPUSaver(tf.compat.v1.train.Saver):
         """Makes a saver from the result of `to_proto`."""
         return NPUSaver(saver_def=saver_def, name=import_scope)
 
-    def _hold(self, folder):
+    def _hold_folder(self, folder):
         held = self.__dict__.setdefault("_held", {})
         if folder not in held:
             hold = hold_model_dir(folder)

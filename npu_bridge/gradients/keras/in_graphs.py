@@ -12,11 +12,11 @@ from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.variables import changed_variables
 
 # How Keras 2.15 rejects a loss that is a tensor, in both generations, and how its current one names its step counter.
-_REFUSAL = "`tape` is required"
+_KERAS_ERROR = "`tape` is required"
 _COUNTER = "iteration"
-_MEND = (
-    "Put NPUOptimizer or NPUDistributedOptimizer around it and call minimize(loss, global_step), or use an optimizer "
-    "of tf.compat.v1.train."
+_ADVICE = (
+    "Wrap the optimizer in NPUOptimizer or NPUDistributedOptimizer and call minimize(loss, global_step), or use an "
+    "optimizer of tf.compat.v1.train."
 )
 
 
@@ -32,11 +32,11 @@ def explain_keras_refusal(owner: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if _REFUSAL not in str(error):
+        if _KERAS_ERROR not in str(error):
             raise
         problem = "a Keras optimizer alone cannot take gradients of the loss of a TF 1 graph"
         expected = "an optimizer with compute_gradients(loss)"
-        raise ValueError(message(owner, problem, expected, "a tf.keras.optimizers optimizer", _MEND)) from error
+        raise ValueError(message(owner, problem, expected, "a tf.keras.optimizers optimizer", _ADVICE)) from error
 
 
 def check_train_op(train_op: Any, owner: str) -> None:
@@ -57,4 +57,6 @@ def check_train_op(train_op: Any, owner: str) -> None:
     if counts and not changed_variables(ops) & trainable:
         problem = "the train_op increments the step counter of a Keras optimizer but updates no variable"
         expected = "a step that trains"
-        raise ValueError(message(owner, problem, expected, "the result of a Keras optimizer's apply_gradients", _MEND))
+        raise ValueError(
+            message(owner, problem, expected, "the result of a Keras optimizer's apply_gradients", _ADVICE)
+        )

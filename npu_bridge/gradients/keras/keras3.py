@@ -45,7 +45,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
             got = f"loss_scale_factor={value!r} from LossScaleOptimizer, which compile adds in mixed_float16, or others"
             fix = (
                 "Pass a loss_scale_manager to npu_keras_optimizer, or auto_scale_loss=False to compile. "
-                "Put it around a MultiOptimizer, not into it."
+                "Wrap a MultiOptimizer as a whole, not the optimizers inside."
             )
             raise ValueError(message(self._settings.documented_name, problem, expected, got, fix))
         super().__setattr__(name, value)

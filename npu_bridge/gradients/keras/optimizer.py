@@ -21,8 +21,8 @@ _CLASSES: dict[str, tuple[type, type]] = {
 
 
 # Settings that only the current generation has; the first two change results.
-_COUNTING = ("weight_decay", "use_ema")
-_OF_CURRENT = (*_COUNTING, "ema_momentum", "ema_overwrite_frequency", "jit_compile", "is_legacy_optimizer")
+_CHANGING_RESULTS = ("weight_decay", "use_ema")
+_ONLY_IN_CURRENT = (*_CHANGING_RESULTS, "ema_momentum", "ema_overwrite_frequency", "jit_compile", "is_legacy_optimizer")
 
 
 def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
@@ -77,7 +77,7 @@ def _legacy_equivalent(optimizer):
     if kind is None or getattr(tf.keras.optimizers, name, None) is not type(optimizer):
         return None
     config = training.config_before_training(optimizer)
-    lost = [key for key in _OF_CURRENT if config.pop(key, None) and key in _COUNTING]
+    lost = [key for key in _ONLY_IN_CURRENT if config.pop(key, None) and key in _CHANGING_RESULTS]
     return None if lost else kind.from_config(config)
 
 

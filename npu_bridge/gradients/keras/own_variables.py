@@ -15,7 +15,7 @@ import numpy as np
 from npu_bridge.gradients import kept_state
 
 _NAMES = "npu_bridge_names"
-_WHICH = "the loaded file"
+_CHECKPOINT_LABEL = "the loaded file"
 
 
 def store_names(store: Any, inner_count: int, state: Sequence) -> None:
@@ -61,8 +61,8 @@ def load_matching_values(store: Any, inner: Sequence, state: Sequence, noted: Se
             variable.assign(found.pop(name))
         else:
             begun.append(name)
-    kept_state.warn_about_missing_state(_WHICH, _without_numbers(begun), ())
-    kept_state.warn_about_dropped_state(_WHICH, _without_numbers(found))
+    kept_state.warn_about_missing_state(_CHECKPOINT_LABEL, _without_numbers(begun), ())
+    kept_state.warn_about_dropped_state(_CHECKPOINT_LABEL, _without_numbers(found))
     return True
 
 

@@ -111,7 +111,7 @@ def _serialize(manager, owner):
     if not hasattr(manager, "get_config"):
         raise TypeError(
             f"{owner}: the loss-scale manager cannot be saved with the model. Expected a class with get_config and "
-            f"from_config; got {made_by.__name__}. Give it both, or save weights only."
+            f"from_config; got {made_by.__name__}. Define both methods, or save weights only."
         )
     return {
         "module": made_by.__module__,

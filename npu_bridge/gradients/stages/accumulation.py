@@ -119,7 +119,7 @@ class Accumulate(Stage):
         step.is_due = window.is_last
         losses = step.losses
         if self._scales_batches and losses.scales and not losses.usable:
-            losses.judge(losses.latest, step.gradients, step.divisor)
+            losses.record_usable(losses.latest, step.gradients, step.divisor)
 
     def before_reduce(self, step):
         if not self._reduces_batches:

@@ -158,7 +158,7 @@ def _count_averaged_ranks(wanted: Any, ranks: Communicator) -> int:
         fix = "Start the ranks host by host, with the same number on each host."
         raise ValueError(message("Adasum", problem, expected, f"number {ranks.local_rank}", fix))
     if groups == 1:
-        say_once(logging.INFO, f"Adasum: all {ranks.size} ranks average their gradients; none are left to combine.")
+        say_once(logging.INFO, f"Adasum: all {ranks.size} ranks average their gradients; nothing is left to combine.")
     return averaged
 
 

@@ -73,7 +73,7 @@ class Freeze(Stage):
         if step.group is None:
             last_groups = self._schedule.last_groups([variable.name for _, variable in step.grads_and_vars])
             step.group = self._choose_group(step.grads_and_vars, last_groups)
-            if step.losses.is_backward_own:
+            if step.losses.is_backward_by_optimizer:
                 losses = [*step.losses.values, *step.losses.scaled]
                 with tf.name_scope("Freeze"):
                     step.grads_and_vars = stop_backward(step.grads_and_vars, last_groups, step.group.number, losses)
@@ -107,7 +107,7 @@ class Freeze(Stage):
         if not any(grad is not None and last == count - 1 for (grad, _), last in zip(grads_and_vars, last_groups)):
             problem = f"group {count - 1} trains no variable on which the loss depends"
             expected, got = "a gradient in each group", f"no gradient in this group of {len(grads_and_vars)} variables"
-            raise ValueError(message("Freeze", problem, expected, got, "Use fewer groups, or name them in lists."))
+            raise ValueError(message("Freeze", problem, expected, got, "Use fewer groups, or pass lists of variables."))
         with tf.name_scope("Freeze"):
             updates, sequence = self.state()["freeze_updates"].read_value(), self._schedule.sequence
             if tf.executing_eagerly():

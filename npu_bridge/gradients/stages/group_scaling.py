@@ -56,7 +56,7 @@ class GroupScaling(Stage):
         pairs = step.grads_and_vars
         for number, scale in enumerate(losses.scales):
             own = [grad for group, (grad, _) in zip(groups, pairs) if group == number and grad is not None]
-            losses.judge(number, own, scale)
+            losses.record_usable(number, own, scale)
         ratios = [scale / losses.common_scale for scale in losses.scales]
         step.grads_and_vars = [
             (grad if grad is None else in_true_units(grad, ratios[group]), variable)

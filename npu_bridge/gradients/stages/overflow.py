@@ -39,7 +39,8 @@ class OverflowCheck(Stage):
     Args:
       name: prefix of the names of collectives; the same on every rank.
       is_joint: skip a step on all ranks if gradients are unusable on one; also an attribute.
-      judges_local: check the tensors that this rank sends, before communication; needs a stage that reduces gradients.
+      checks_local_gradients: check the tensors that this rank sends, before communication; needs a stage that reduces
+        gradients.
       decides_early: decide from the local checks of all ranks before the last fragment is reduced, so that only the
         updates of this fragment wait for it. Gradients that the caller changes, for example clips, are checked again.
       combined: a `CombinedGradients`, to check many gradients at once; None to check them separately.
@@ -54,14 +55,14 @@ class OverflowCheck(Stage):
         self,
         name: str,
         is_joint: bool,
-        judges_local: bool = False,
+        checks_local_gradients: bool = False,
         decides_early: bool = False,
         combined: Any = None,
     ):
-        self.needs = ("reduced gradients",) if judges_local else ()
+        self.needs = ("reduced gradients",) if checks_local_gradients else ()
         self.is_joint = is_joint
         self._name = name
-        self._judges_local = judges_local
+        self._checks_local_gradients = checks_local_gradients
         self._decides_early = decides_early
         self._combined = combined
 
@@ -80,7 +81,7 @@ class OverflowCheck(Stage):
             step.losses.usable = dict(zip(usable, agreed))
 
     def before_reduce(self, step):
-        if not self._judges_local or collective.current().size == 1:
+        if not self._checks_local_gradients or collective.current().size == 1:
             return
         with tf.name_scope(f"{self._name}_Allreduce"):
             # Only values: adding up rows here again would check other tensors than the tensors that are sent.

@@ -51,7 +51,7 @@ class OverflowBounds:
         Raises:
           UnknownCheckError: the tensor is made of unsupported ops.
         """
-        return self._build_once("true", tensor, self._true)
+        return self._build_once("true", tensor, self._build_is_true)
 
     def is_false(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a boolean scalar of this rank; if it is True on every rank, all elements of `tensor` are False.
@@ -59,7 +59,7 @@ class OverflowBounds:
         Raises:
           UnknownCheckError: the tensor is made of unsupported ops.
         """
-        return self._build_once("false", tensor, self._false)
+        return self._build_once("false", tensor, self._build_is_false)
 
     def is_transfer(self, op: tf.Operation) -> bool:
         """Returns whether an op all-reduces gradients."""
@@ -70,7 +70,7 @@ class OverflowBounds:
 
         def sources(op):
             data = op.inputs[:1] if op.type in ("Switch", "RefSwitch") else op.inputs
-            return [source.op for source in data if self._depends(source.op)]
+            return [source.op for source in data if self._depends_on_transfer(source.op)]
 
         return any(op.name in self._transfers for op in search([tensor.op], sources))
 
@@ -84,7 +84,7 @@ class OverflowBounds:
 
         The scalar is Inf or NaN if there is no bound.
         """
-        return self._build_once("bound", tensor, self._bound)
+        return self._build_once("bound", tensor, self._build_bound)
 
     def _build_once(self, what, tensor, build):
         while tensor.op.type in ("Switch", "RefSwitch"):  # returns its input, or nothing
@@ -94,9 +94,9 @@ class OverflowBounds:
             self._known[key] = build(tensor)
         return self._known[key]
 
-    def _true(self, tensor):
+    def _build_is_true(self, tensor):
         op = tensor.op
-        if not self._depends(op):
+        if not self._depends_on_transfer(op):
             return tf.reduce_all(_tensor_outside_conditions(tensor))
         if op.type == "IsFinite":
             return tf.math.is_finite(self.norm_bound(op.inputs[0]))
@@ -109,9 +109,9 @@ class OverflowBounds:
             return self._is_vote_zero(votes)
         raise UnknownCheckError(f"{op.name} ({op.type})")
 
-    def _false(self, tensor):
+    def _build_is_false(self, tensor):
         op = tensor.op
-        if not self._depends(op):
+        if not self._depends_on_transfer(op):
             return tf.logical_not(tf.reduce_any(_tensor_outside_conditions(tensor)))
         if op.type in ("IsNan", "IsInf"):
             return tf.math.is_finite(self.norm_bound(op.inputs[0]))
@@ -137,7 +137,7 @@ class OverflowBounds:
             raise UnknownCheckError(f"{votes.op.name} ({votes.op.type})")
         return self.is_false(votes.op.inputs[0])
 
-    def _bound(self, tensor):
+    def _build_bound(self, tensor):
         op = tensor.op
         if op.name in self._transfers:
             transfer = self._transfers[op.name]
@@ -149,7 +149,7 @@ class OverflowBounds:
                 if transfer.adds_up
                 else bound
             )
-        if not self._depends(op):
+        if not self._depends_on_transfer(op):
             return _norm_bounds(tf.nn.l2_loss(_in_float32(_tensor_outside_conditions(tensor))))
         if op.type in _SAME_VALUES:
             return self.norm_bound(op.inputs[0])
@@ -176,7 +176,7 @@ class OverflowBounds:
             return tf.square(self.norm_bound(op.inputs[0]))
         if op.type == "Mul":
             return self.norm_bound(op.inputs[0]) * self.norm_bound(op.inputs[1])
-        if op.type == "RealDiv" and not self._depends(op.inputs[1].op) and _is_not_broadcast(op):
+        if op.type == "RealDiv" and not self._depends_on_transfer(op.inputs[1].op) and _is_not_broadcast(op):
             return self.norm_bound(op.inputs[0]) / _smallest_magnitude(_tensor_outside_conditions(op.inputs[1]))
         if op.type in ("AddN", "Add", "AddV2", "Sub") and _is_not_broadcast(op):
             return tf.reduce_sum([self.norm_bound(term) for term in op.inputs])
@@ -187,7 +187,7 @@ class OverflowBounds:
             return self.norm_bound(op.inputs[0]) * _root_of_size(op.inputs[0])
         raise UnknownCheckError(f"{op.name} ({op.type})")
 
-    def _depends(self, op):
+    def _depends_on_transfer(self, op):
         return op.name in self._dependent
 
 
