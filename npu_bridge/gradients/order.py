@@ -28,14 +28,14 @@ def sort_stages(stages: Sequence[Any], owner: str) -> tuple:
     if len(communicating) > 1:
         problem = "gradients would be reduced more than once"
         expected = f"at most one stage that communicates, in the order {', '.join(PLACES)}"
-        raise ValueError(message(owner, problem, expected, ", ".join(communicating), "Keep only one of these stages."))
+        raise ValueError(message(owner, problem, expected, ", ".join(communicating), "Keep one of these stages."))
     ordered = tuple(sorted(stages, key=lambda stage: PLACES.index(stage.place)))  # at one place in the given order
     for first, second in zip(ordered, ordered[1:]):
         if first.place == second.place != _SHARED_PLACE:
             names = f"{name_of(first)} and {name_of(second)}"
             problem = f"{names} have the same place, {first.place!r}"
             expected = f"one stage at each place, in the order {', '.join(PLACES)}"
-            raise ValueError(message(owner, problem, expected, names, "Keep only one of these stages."))
+            raise ValueError(message(owner, problem, expected, names, "Keep one of these stages."))
     _check_needs(ordered, owner)
     _check_leaves_out(ordered, owner)
     return ordered
