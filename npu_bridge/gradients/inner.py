@@ -60,7 +60,7 @@ class InnerOptimizer(abc.ABC):
         """Returns pairs of (gradient or None, variable); arguments as in `tf.compat.v1.train.Optimizer`."""
 
     def pass_losses(self, losses: list, values: list) -> None:
-        """Passes the unscaled losses to an optimizer that evaluates the loss again, such as a line search.
+        """Passes the unscaled losses to an optimizer that evaluates the loss again, such as `dim_reduce`.
 
         Args:
           losses: tensors, or functions that return a loss.
