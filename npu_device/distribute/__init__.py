@@ -136,7 +136,9 @@ def shard_and_rebatch_dataset(dataset: tf.data.Dataset, global_bs: int) -> tuple
     if global_bs % ranks.size:
         expected, fix = f"a multiple of {ranks.size}", "Choose such a batch size."
         where = "npu.distribute.shard_and_rebatch_dataset"
-        raise ValueError(message(where, "global_bs is not a multiple of the number of ranks", expected, str(global_bs), fix))
+        raise ValueError(
+            message(where, "global_bs is not a multiple of the number of ranks", expected, str(global_bs), fix)
+        )
     return dataset.shard(ranks.size, ranks.rank), int(global_bs // ranks.size)
 
 
