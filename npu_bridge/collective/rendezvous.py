@@ -87,6 +87,6 @@ def describe_missing(missing: list[int], what: str, since: str) -> str:
     who = f"rank {', '.join(map(str, missing))}" if missing else "some rank"
     return (
         f"hccl.create_group: not every rank takes part in making {what}. Expected as many calls of create_group or "
-        f"create_group_of_others on each rank as on the others; got no call from {who} {since}. Add the call there "
+        f"create_group_of_others on each rank; got no call from {who} {since}. Add the call there "
         f"(create_group_of_others on a rank without a group), or raise HCCL_CONNECT_TIMEOUT."
     )

@@ -12,11 +12,7 @@ __all__ = ["LruCache"]
 
 
 class LruCache:
-    """A cache of the NPU stack that cannot be made here; look up rows with `tf.nn.embedding_lookup`.
-
-    Raises:
-      NotImplementedError: always.
-    """
+    """Raises NotImplementedError: this cache of the NPU stack; look up rows with `tf.nn.embedding_lookup`."""
 
     def __init__(self, cache_size: int = 100000, load_factor: float = 1, dtype: Any = tf.uint32):
         raise not_available_error(

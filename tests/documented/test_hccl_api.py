@@ -141,7 +141,7 @@ def test_the_smallest_and_the_largest_fusion_id_are_taken():
         (lambda: hccl_ops.receive([None], tf.float32, 0, 0), ValueError, "shape is not fully known"),
         (lambda: hccl_ops.receive([1], tf.string, 0, 0), TypeError, "got string"),
         (lambda: npu_optimizer.npu_allreduce(tf.constant(X), "avg"), ValueError, "'mean', 'sum', 'max'"),
-        (lambda: npu_optimizer.npu_allreduce([tf.constant(X), None]), ValueError, "got None at [1]"),
+        (lambda: npu_optimizer.npu_allreduce([tf.constant(X), None]), ValueError, "got None at positions [1]"),
         (lambda: npu_optimizer.npu_allreduce([tf.constant(X)], group="other"), ValueError, "no group 'other'"),
         (lambda: npu_optimizer.npu_allreduce([tf.constant(X)], fusion=5), ValueError, "fusion in [0, 1, 2]; got 5"),
         (lambda: npu_optimizer.reduce(tf.constant(X), 3), ValueError, "root_rank is not a rank"),

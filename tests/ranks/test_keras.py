@@ -482,7 +482,7 @@ def rates_said(keras_name, is_everywhere):
     errors._log.addHandler(handler)
     model.fit(np.ones([4, 2]), np.ones([4, 1]), epochs=2, verbose=0, callbacks=npu_callbacks_append(callbacks))
     errors._log.removeHandler(handler)
-    return [line for line in lines if "other numbers" in line]
+    return [line for line in lines if "different numbers" in line]
 
 
 def test_rank_0_says_that_a_callback_has_set_the_rate_on_some_ranks(on_ranks):
