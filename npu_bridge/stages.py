@@ -13,6 +13,7 @@ from typing import Any
 
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.lazy import import_place
+from npu_bridge.gradients.checkpoints.sync import SyncBeforeSavingHook, sync_all
 from npu_bridge.gradients.explanation import format_stage_rows, list_stages
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.from_config import make_stages
@@ -26,7 +27,6 @@ from npu_bridge.gradients.stages.clipping import ClipByGlobalNorm, ClipByValue, 
 from npu_bridge.gradients.stages.freezing import Freeze
 from npu_bridge.gradients.stages.partial_sync import PartialSync
 from npu_bridge.gradients.stages.sparsification import Threshold, TopK
-from npu_bridge.gradients.sync import SyncBeforeSavingHook, sync_all
 
 __all__ = [
     "PLACES",

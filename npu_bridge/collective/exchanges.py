@@ -2,7 +2,7 @@
 
 Checks updates of Keras optimizers in `fit` and in custom loops: has any collective run since the optimizer was made? An
 update in a function is checked when the function is complete, an eager update right before it. For TF 1 graphs,
-`gradients/training_apart.py` checks the runs of sessions.
+`gradients/first_step/training_apart.py` checks the runs of sessions.
 
 Adds nothing to functions and does not start Horovod. Only rank 0 checks and warns.
 """

@@ -4,11 +4,14 @@
                                                                                            │
     after_update ◄─ update ◄─ gate ◄─ apply_gradients ◄─ the caller may clip ◄─────────────┘
 
-`stage.py` defines `Stage`, a transformation with the hooks shown here, and `Step`, the data that one training step
-passes from stage to stage. `stages/` has a file for each kind of stage. `pipeline.py` calls the hooks. `optimizer.py`
-wraps a pipeline around an optimizer of TensorFlow 1, and `keras/` around a Keras optimizer. Stages import `stage.py`
-and small modules such as `arithmetic.py`, which import no stage; `recipe.py`, `pipeline.py` and the wrappers import
-the stages.
+The core, in reading order: `stage.py` defines `Stage`, a transformation with the hooks shown here, and `Step`, the data
+that one training step passes from stage to stage. `order.py` sorts stages, `recipe.py` chooses them from options,
+`pipeline.py` calls the hooks, `inner.py` adapts the optimizer that updates. `optimizer.py` wraps a pipeline around an
+optimizer of TensorFlow 1, and `keras/` around a Keras optimizer.
+
+Around the core: `stages/` has a file for each kind of stage, `tailing/` orders the last all-reduces, `checkpoints/` saves
+and restores, `first_step/` compares ranks. Stages import `stage.py` and small modules such as `arithmetic.py`, which
+import no stage; `recipe.py`, `pipeline.py` and the wrappers import the stages.
 """
 
 from npu_bridge.gradients.optimizer import PipelineOptimizer

@@ -48,7 +48,7 @@ class Losses:
     def convert_to_common_scale(self, grads_and_vars: Sequence, number: int) -> list:
         """Checks whether the gradients of one loss are finite, and converts them to the common scale.
 
-        The conversion loses no bits, because scales are powers of two.
+        The conversion loses no bits if the scales are powers of two; else it rounds once.
         """
         pairs = list(grads_and_vars)
         if len(self.scales) < 2:

@@ -12,9 +12,9 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import agreement, groups, wire_names
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
 from npu_bridge.collective.composed import forbid_gradient, sum_over_ranks
+from npu_bridge.gradients.first_step.start_values import compare_before_first_run
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
-from npu_bridge.gradients.start_values import compare_before_first_run
 from npu_bridge.graph.variables import variables_updated_from
 
 _BY_STRATEGY, _TOGETHER = 1, 2

@@ -10,15 +10,17 @@ from typing import Any, Callable
 from npu_bridge import collective
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import exchanges, wire_names
-from npu_bridge.gradients import collections, object_restores, training_apart
+from npu_bridge.gradients import collections
+from npu_bridge.gradients.checkpoints import object_restores
+from npu_bridge.gradients.checkpoints.rank_values import RankValues, RestoreOwnValues, gather_and_restore
+from npu_bridge.gradients.checkpoints.resuming import watch_savers
+from npu_bridge.gradients.first_step import training_apart
+from npu_bridge.gradients.first_step.start_values import RankComparison, compare_before_first_run
 from npu_bridge.gradients.graph_mode import building_graph, choose_tensors, tensors_if
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import sort_stages
-from npu_bridge.gradients.rank_values import RankValues, RestoreOwnValues, gather_and_restore
-from npu_bridge.gradients.resuming import watch_savers
 from npu_bridge.gradients.stage import Stage, Step, Update, called_too_early_error, changes_after_verdict
 from npu_bridge.gradients.stages.overflow import OverflowCheck
-from npu_bridge.gradients.start_values import RankComparison, compare_before_first_run
 from npu_bridge.gradients.step_branches import BranchResults, make_update
 from npu_bridge.graph.variables import global_step_of
 

@@ -7,8 +7,8 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective.ownership import fair_division
 from npu_bridge.collective.transfer_tensors import prevent_pruning
-from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.arithmetic import gradient_parts
+from npu_bridge.gradients.checkpoints import remote_slots
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.stage import Stage

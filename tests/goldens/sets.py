@@ -14,8 +14,8 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 )
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
+from npu_bridge.gradients.checkpoints.kept_state import OF_RANKS, describe_stage_state
 from npu_bridge.gradients.collections import pipelines_in
-from npu_bridge.gradients.kept_state import OF_RANKS, describe_stage_state
 from tests.goldens.two_layers import as_built
 
 tf1 = tf.compat.v1

@@ -21,7 +21,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     npu_distributed_optimizer_wrapper,
 )
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
-from npu_bridge.gradients import start_values
+from npu_bridge.gradients.first_step import start_values
 from npu_bridge.hccl import hccl_ops
 from npu_bridge.npu_init import npu_callbacks_append, npu_keras_optimizer
 from tests.goldens.two_layers import as_built_by_many, in_graph

@@ -11,9 +11,9 @@ from npu_bridge import collective
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.estimator.npu.checks import check_root_rank
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
-from npu_bridge.gradients.same_batches import FirstBatchOfFit
+from npu_bridge.gradients.first_step.same_batches import FirstBatchOfFit
+from npu_bridge.gradients.first_step.start_values import variables_in_training
 from npu_bridge.gradients.skips_in_a_row import MOST_NOT_CAUSED_BY_SCALE, SkipsInARow
-from npu_bridge.gradients.start_values import variables_in_training
 from npu_bridge.reporting.keras_numbers import Numbers
 
 __all__ = ["NPUBroadcastGlobalVariablesCallback", "broadcast_global_variables"]

@@ -24,8 +24,8 @@ from npu_bridge.estimator.npu.npu_hook import (
     NPUCheckpointSaverHook,
     SetIterationsVarHook,
 )
-from npu_bridge.gradients.resuming import without_missing_state
-from npu_bridge.gradients.sync import SyncBeforeSavingHook
+from npu_bridge.gradients.checkpoints.resuming import without_missing_state
+from npu_bridge.gradients.checkpoints.sync import SyncBeforeSavingHook
 from npu_bridge.options import read_job_start, read_run_config, tell_effects
 from npu_bridge.reporting import (
     HistoryHook,

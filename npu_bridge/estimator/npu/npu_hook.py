@@ -16,8 +16,8 @@ from npu_bridge.base.session_wrapper import add_engine
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.savers import has_listeners, set_steps_per_run
 from npu_bridge.estimator.npu.checks import check_nonnegative_integer, check_positive_integer, check_root_rank
-from npu_bridge.gradients import remote_slots
-from npu_bridge.gradients.rank_values import broadcastable_variables
+from npu_bridge.gradients.checkpoints import remote_slots
+from npu_bridge.gradients.checkpoints.rank_values import broadcastable_variables
 from npu_bridge.session import (
     BackgroundSaver,
     CheckpointNotSavedError,

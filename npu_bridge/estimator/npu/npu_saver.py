@@ -9,7 +9,7 @@ import weakref
 import tensorflow as tf
 
 from npu_bridge.base.tf_internals.savers import bulk_saver_builder
-from npu_bridge.gradients import remote_slots
+from npu_bridge.gradients.checkpoints import remote_slots
 from npu_bridge.session import hold_model_dir
 
 __all__ = ["NPUBulkSaverBuilder", "NPUSaver"]

@@ -25,7 +25,7 @@ from npu_bridge.base.session_wrapper import change_constructors
 from npu_bridge.base.tf_internals.sessions import prepare_finalizer
 from npu_bridge.estimator.npu.checks import check_steps_are_counted
 from npu_bridge.gradients.collections import STEP_SKIPPED
-from npu_bridge.gradients.training_apart import watch_sessions
+from npu_bridge.gradients.first_step.training_apart import watch_sessions
 from npu_bridge.options import of_graph, read_session_config, tell_effects
 from npu_bridge.session.devices import check_placement
 from npu_bridge.session.precision import Precision, attach

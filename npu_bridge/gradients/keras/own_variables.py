@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from npu_bridge.gradients import kept_state
+from npu_bridge.gradients.checkpoints import kept_state
 
 _NAMES = "npu_bridge_names"
 _CHECKPOINT_LABEL = "the loaded file"

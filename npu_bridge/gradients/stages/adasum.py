@@ -13,9 +13,9 @@ from npu_bridge.collective import fragments, wire_names
 from npu_bridge.collective.adasum_tree import AdasumTree
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.gradients.arithmetic import average_sparse_rows, in_true_units, map_values, values_of
+from npu_bridge.gradients.first_step.start_values import compare_before_first_run
 from npu_bridge.gradients.graph_mode import building_graph, value_before_update
 from npu_bridge.gradients.stages.all_reduce import AllReduce, static_bytes, wait_for_all_gradients
-from npu_bridge.gradients.start_values import compare_before_first_run
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

@@ -10,9 +10,9 @@ from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import wire_names
+from npu_bridge.gradients.first_step.start_values import compare_before_first_run
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
 from npu_bridge.gradients.stage import Stage, called_too_early_error
-from npu_bridge.gradients.start_values import compare_before_first_run
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

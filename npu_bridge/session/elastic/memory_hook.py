@@ -7,9 +7,9 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.errors import message
 from npu_bridge.base.memory_folders import keeps_state_in_memory
-from npu_bridge.gradients import remote_slots
+from npu_bridge.gradients.checkpoints import remote_slots
+from npu_bridge.gradients.checkpoints.sync import SyncBeforeSavingHook, differ_between_ranks
 from npu_bridge.gradients.collections import pipelines_in
-from npu_bridge.gradients.sync import SyncBeforeSavingHook, differ_between_ranks
 from npu_bridge.graph.run import run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.session.elastic.background_saves import size_of_variables

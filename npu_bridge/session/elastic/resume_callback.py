@@ -18,7 +18,7 @@ from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.base.tf_internals.callers import callbacks_in_training
 from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.collective.exchanges import gather_values
-from npu_bridge.gradients.sync import batch_counters, reset_restarting_state, sync_if_needed
+from npu_bridge.gradients.checkpoints.sync import batch_counters, reset_restarting_state, sync_if_needed
 from npu_bridge.session.elastic.background_saves import BackgroundWriter
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints
 from npu_bridge.session.elastic.stop_request import stop_request_of_process

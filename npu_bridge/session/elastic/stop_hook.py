@@ -9,8 +9,8 @@ import weakref
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.gradients.checkpoints.sync import batch_counters
 from npu_bridge.gradients.collections import pipelines_in
-from npu_bridge.gradients.sync import batch_counters
 from npu_bridge.graph.run import run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.session.elastic.stop_request import stop_request_of_process

@@ -1,4 +1,4 @@
-"""Holds TensorFlow's lists of operator types for mixed precision.
+"""Copies TensorFlow's lists of operator types for mixed precision, for imitation; `rewriter.py` changes the lists.
 
 - *allow*: always lowered. Other types are lowered only near operators of this list.
 - *infer*: lowered between lowered operators; in bfloat16 also right after a lowered operator.

@@ -26,7 +26,7 @@ from npu_bridge.base.tf_internals.savers import (
 )
 from npu_bridge.base.tf_internals.training import hyperparameter_variables
 from npu_bridge.collective.apart import run_in_separate_graph
-from npu_bridge.gradients import kept_state, rank_values
+from npu_bridge.gradients.checkpoints import kept_state, rank_values
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, pipelines_in
 from npu_bridge.gradients.stage import variables_restarting_at_zero
 

@@ -13,8 +13,8 @@ from typing import Any
 from npu_bridge import collective
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.savers import restored_and_unused, was_restored
-from npu_bridge.gradients import kept_state
-from npu_bridge.gradients.rank_values import RankValues
+from npu_bridge.gradients.checkpoints import kept_state
+from npu_bridge.gradients.checkpoints.rank_values import RankValues
 
 _CHECKPOINT_LABEL = "the restored checkpoint"
 

@@ -27,7 +27,8 @@ from npu_bridge.base.tf_internals.sessions import run_without_engines
 from npu_bridge.base.tf_internals.training import create_all_weights
 from npu_bridge.collective import agreement, exchanges, first_run, wire_names
 from npu_bridge.collective.apart import run_in_separate_graph
-from npu_bridge.gradients import remote_slots, same_batches
+from npu_bridge.gradients.checkpoints import remote_slots
+from npu_bridge.gradients.first_step import same_batches
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stage import Stage
 

@@ -20,8 +20,8 @@ from npu_bridge.base.tf_internals.sessions import run_without_engines
 from npu_bridge.collective import first_run, wire_names
 from npu_bridge.collective.packing import pack, unpack
 from npu_bridge.collective.transfer_tensors import prevent_pruning
+from npu_bridge.gradients.checkpoints.kept_state import OF_RANKS
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
-from npu_bridge.gradients.kept_state import OF_RANKS
 
 _COLLECTION = ("npu_bridge", "of_ranks")  # not a string, so TensorFlow does not export the collection
 

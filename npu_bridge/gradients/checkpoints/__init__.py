@@ -1,0 +1,1 @@
+"""Saves and restores state of stages and optimizers, also values that differ between ranks."""
