@@ -9,9 +9,9 @@ that one training step passes from stage to stage. `order.py` sorts stages, `rec
 `pipeline.py` calls the hooks, `inner.py` adapts the optimizer that updates. `optimizer.py` wraps a pipeline around an
 optimizer of TensorFlow 1, and `keras/` around a Keras optimizer.
 
-Around the core: `stages/` has a file for each kind of stage, `tailing/` orders the last all-reduces, `checkpoints/` saves
-and restores, `first_step/` compares ranks. Stages import `stage.py` and small modules such as `arithmetic.py`, which
-import no stage; `recipe.py`, `pipeline.py` and the wrappers import the stages.
+Around the core: `stages/` has a file for each kind of stage, `tailing/` orders the last all-reduces, `checkpoints/`
+saves and restores, `first_step/` compares ranks. Stages import `stage.py` and small modules such as `arithmetic.py`,
+which import no stage; `recipe.py`, `pipeline.py` and the wrappers import the stages.
 """
 
 from npu_bridge.gradients.optimizer import PipelineOptimizer
