@@ -19,7 +19,7 @@ from npu_run.command_line import ScriptCommand, exit_on, launcher_options, say
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
 from npu_run.repeat import repeat_folder
-from npu_run.trials.search import Found, Operator, OutOfRuns, smallest_kept
+from npu_run.trials.search import Found, Operator, OutOfRuns, find_smallest_kept_set
 from npu_run.trials.trial import FLOAT32, Trial, run_trial
 
 LOW_MODES = (
@@ -110,7 +110,7 @@ class Bisection:
                 f"allow_mix_precision, allow_mix_precision_fp16 or allow_mix_precision_bf16; got {self._low}."
             )
         self._say(f"{len(operators)} operators may be lowered")
-        found = smallest_kept(operators, self._does_run_pass)
+        found = find_smallest_kept_set(operators, self._does_run_pass)
         if found is None:
             self._print_always(
                 f"even with all {len(operators)} operators in float32 the run is outside: the difference is in no "
@@ -145,8 +145,8 @@ class Bisection:
                 raise TypeError("a run has neither passed nor failed")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LaunchError(
-                f"{os.path.join(self._shown, _STATE)} is not a file of a search ({error}). Remove the folder, or "
-                f"choose another one with --out."
+                f"{os.path.join(self._shown, _STATE)} does not come from an earlier search ({error}). "
+                f"Remove the folder, or choose another one with --out."
             ) from error
         if before != self._asked:
             changed = ", ".join(name for name, value in self._asked.items() if before.get(name) != value)

@@ -38,6 +38,9 @@ hypothesis.settings.register_profile("explore", print_blob=True, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+_MOST_OF_ID = 200  # characters
+
+
 def pytest_addoption(parser):
     """`--collectives tensorflow` runs all cases of ranks on TensorFlow's own collective operators."""
     parser.addoption("--collectives", choices=("horovod", "tensorflow"))
@@ -63,6 +66,11 @@ def pytest_collection_modifyitems(config, items):
         return
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group_of(item)))
+
+
+def pytest_make_parametrize_id(val):
+    """Cuts ids of long texts, which are sent between processes and printed several times."""
+    return f"{val[:40]!r}... {len(val)}" if isinstance(val, (str, bytes)) and len(val) > _MOST_OF_ID else None
 
 
 def pytest_collection_finish():

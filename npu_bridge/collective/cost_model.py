@@ -267,7 +267,7 @@ def _earliest_arrival(end, arrivals, fragments):
 
 
 def _trace_sizes(starts, number, end):
-    """Returns the number of pieces in each fragment, from the table of best starts."""
+    """Returns the number of pieces in each fragment of the best plan; `starts` has the best first piece by last one."""
     sizes = []
     for row in reversed(starts[: number + 1]):
         sizes.append(end - row[end])

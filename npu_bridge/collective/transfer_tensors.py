@@ -1,9 +1,9 @@
 """Prepares tensors for the operators of both engines: casts dtypes, concatenates, and keeps operators in the graph.
 
 Both engines lack some dtypes. An all-gather, a broadcast or an all-to-all only copies elements, so it can send them as
-any dtype of the same width. An all-reduce sums elements, so it needs a dtype that can represent the sum. If casts
-around a collective hide the sent numbers, a mark in the graph shows them (`mark_exchange`), so that graph passes need
-not recognise the casts. The dtype tables here are for Horovod 0.28.
+any dtype of the same width. An all-reduce sums elements, so it needs a dtype that can represent the sum. Casts
+around a collective hide which tensor is sent. So a marker operator names the tensor (`mark_exchange`), and graph passes
+need not recognise the casts. The dtype tables here are for Horovod 0.28.
 
 TensorFlow 2.15 treats Horovod's operators as pure functions: when it optimises the graph, it evaluates an operator with
 constant inputs (constant folding), and merges two operators with the same inputs. If this happens on one rank only, the

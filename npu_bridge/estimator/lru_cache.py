@@ -16,5 +16,7 @@ class LruCache:
 
     def __init__(self, cache_size: int = 100000, load_factor: float = 1, dtype: Any = tf.uint32):
         raise not_available_error(
-            "lru_cache.LruCache", "a cache between host and device", "Look rows up with tf.nn.embedding_lookup."
+            "lru_cache.LruCache",
+            "an embedding cache shared by host and device",
+            "Look rows up with tf.nn.embedding_lookup.",
         )

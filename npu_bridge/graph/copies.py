@@ -56,4 +56,4 @@ def _check_can_be_copied(op, owner):
         problem = "the loss cannot be evaluated a second time in this graph"
         got = f"{op.name}, which {reason}"
         fix = "Train eagerly or in a tf.function, with the loss as a function."
-        raise ValueError(message(owner, problem, "a loss without loops and collective operators", got, fix))
+        raise ValueError(message(owner, problem, "a loss that uses neither loops nor collective operators", got, fix))

@@ -51,7 +51,7 @@ class ParameterGroups:
         self._treatments: dict[Treatment, Treatment] = {}
 
     def treatment_of(self, variable: Any) -> Treatment:
-        """Returns the treatment of a variable; equal treatments are the same object."""
+        """Returns the update rule and settings of a variable; variables with equal settings share one object."""
         name = name_of(variable)
         rule = next((rule for match, rule in self._groups if _matches(match, variable, name)), self.rule)
         decays = not _matches_any(rule.exclude_from_weight_decay, name)

@@ -65,7 +65,12 @@ def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.co
             if not variable.shape.is_compatible_with(value.shape):
                 shapes = str(variable.shape), str(value.shape)
                 raise ValueError(
-                    message(owner, f"{slot} of {name} does not fit", *shapes, "Give an array of the variable's shape.")
+                    message(
+                        owner,
+                        f"{slot} of {name} has another shape than its variable",
+                        *shapes,
+                        "Give an array of the variable's shape.",
+                    )
                 )
             chosen.append((variable, value))
     if tf.executing_eagerly():

@@ -71,9 +71,7 @@ def read_toml(path: str | os.PathLike, owner: str = "TOML file") -> tuple[dict[s
         raise TypeError(message(owner, problem, "a path", got, "Name a TOML file.")) from None
     if len(content) > _MOST_BYTES:
         bound = f"at most {_MOST_BYTES >> 10} KiB"
-        raise ValueError(
-            f"{path}: the file is too large. Expected {bound}, enough for every option many times; got more."
-        )
+        raise ValueError(f"{path}: the file is too large. Expected {bound}; got more.")
     text = content.decode("utf-8", "replace")
     for number, line in enumerate(text.splitlines(), start=1):
         dots = _BEGINNING.match(line).group().count(".")

@@ -68,7 +68,8 @@ class Option:
       absent: value if the parameter_map lacks the key; by default the constructor default.
       accepts_none: whether None is legal and means "not set"; by default, whether the constructor default is None.
       needs: name of another option, which must be set for this option to be sent to a session.
-      sent_without_helper: for helper options, whether the default is sent when the helper object is None.
+      sent_without_helper: for options of a helper object (such as `DumpConfig`), whether a session gets the default
+        if no helper object was given.
       variable: environment variable that sets the option if neither the config object nor the parameter_map does.
       strict_slot: treatment of a value in the wrong AttrValue slot: it is an error ("error"), is skipped ("skip"), or
         is converted with a warning if possible ("warn").

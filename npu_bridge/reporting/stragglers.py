@@ -140,7 +140,11 @@ def slowest_rank_metrics(comparison: Comparison | None) -> dict[str, float]:
 
 
 def slow_periods(history: History) -> list[tuple[Comparison, int, int | None]]:
-    """Returns the periods in which ranks were slow: first comparison, rank, and step of recovery or None."""
+    """Returns the periods in which a rank was slow.
+
+    Returns:
+      List of (comparison that first found the rank slow, rank, step at which it was fast again or None).
+    """
     done: list[tuple[Comparison, int, int | None]] = []
     named: dict[int, Comparison] = {}
     for comparison in history.comparisons:

@@ -190,9 +190,9 @@ def _horovod_fix(before: str = "") -> str:
     return f"{FIX_HOROVOD}; or by hand: {before}{install}"
 
 
-def lacks_horovod(one: Trial) -> bool:
+def lacks_horovod(one_rank: Trial) -> bool:
     """Returns whether to install Horovod: TensorFlow works, but Horovod is missing or built for another version."""
-    return "tensorflow" in one.facts and bool(one.facts.get("horovod_is_missing") or one.failure)
+    return "tensorflow" in one_rank.facts and bool(one_rank.facts.get("horovod_is_missing") or one_rank.failure)
 
 
 def _failure_text(code: int, lines: Sequence[str], facts: dict[str, Any]) -> str:

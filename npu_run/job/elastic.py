@@ -204,14 +204,14 @@ def run_elastic(
     restarts: int,
     say: Callable[[str], None],
 ) -> int:
-    """Runs an elastic job until it succeeds, fails by itself too often, or has too few slots for too long.
+    """Runs an elastic job until it succeeds, its script fails too often, or it has too few slots for too long.
 
     Args:
-      run: function that runs a job from a plan. The job ends after a whole step when the second argument returns a
-        reason.
+      run: function that runs a job from a plan. Its second argument is a function; once this function
+        returns a reason to stop, the job ends after a whole step.
       members: the slots that the job can use.
       bounds: the bounds of the job.
-      restarts: how often to restart a job that failed by itself; restarts after lost ranks do not count.
+      restarts: how often to restart a job whose script failed; restarts after lost ranks do not count.
       say: called with progress messages.
     Returns:
       The exit code.

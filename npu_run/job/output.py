@@ -116,7 +116,7 @@ class RankOutput:
             self._pass_line_on(self._clear_held_text())
         self._held += rest
         if b"\r" in rest and self._prefix:
-            self._held += _last_state(self._clear_held_text())
+            self._held += _last_drawn_text(self._clear_held_text())
         elif b"\r" in rest:
             shown, carriage_return, unfinished = self._clear_held_text().rpartition(b"\r")
             self._joint.write(shown + carriage_return)
@@ -138,7 +138,7 @@ class RankOutput:
         return held
 
     def _pass_line_on(self, line: bytes) -> None:
-        final = _last_state(line).rstrip(b"\r")
+        final = _last_drawn_text(line).rstrip(b"\r")
         self.tail.append(final[-_TAIL_LINE_BYTES:].decode(errors="replace"))
         goes_on = self._has_left_out and final.startswith(_THEIR_OPERATOR)
         self._has_left_out = goes_on or _SECONDARY_MESSAGES.match(final) is not None
@@ -185,24 +185,24 @@ class RankLog:
         *lines, rest = text.split(b"\n")
         whole = bytearray()
         for line in lines:
-            whole += _last_state(held + line).rstrip(b"\r") + b"\n"
+            whole += _last_drawn_text(held + line).rstrip(b"\r") + b"\n"
             held.clear()
         if whole:
             self._file.write(whole)
         held += rest
         if b"\r" in rest:
-            held[:] = _last_state(held)
+            held[:] = _last_drawn_text(held)
 
     def close(self) -> None:
         """Writes the text held back, and closes the file."""
         for rest in self._held.values():
             if rest:
-                self._file.write(_last_state(rest).rstrip(b"\r") + b"\n")
+                self._file.write(_last_drawn_text(rest).rstrip(b"\r") + b"\n")
         self._held.clear()
         self._file.close()
 
 
-def _last_state(line: bytes | bytearray) -> bytes:
+def _last_drawn_text(line: bytes | bytearray) -> bytes:
     """Returns the last state of a line that is redrawn with `\\r`, with the final `\\r` if there is one."""
     line = bytes(line)
     drawn = line.rstrip(b"\r")

@@ -1,4 +1,4 @@
-"""Reports to the launcher when a rank's input has ended: others can then wait for a step that the rank never makes.
+"""Tells the launcher that a rank's input has ended, in case other ranks wait for a step that this rank never makes.
 
 The end is detected in three ways: a training run of a session raises `OutOfRangeError` (even if the script catches it),
 `model.fit` returns, or a script that has trained through sessions ends. The report is withdrawn if training continues,

@@ -55,7 +55,7 @@ _LEVELS: tuple[Callable[[Operator], object], ...] = (
 )
 
 
-def smallest_kept(operators: Sequence[Operator], passes: Callable[[frozenset[str]], bool]) -> Found | None:
+def find_smallest_kept_set(operators: Sequence[Operator], passes: Callable[[frozenset[str]], bool]) -> Found | None:
     """Finds a set of operators that must keep their dtype, from which no operator can be left out.
 
     With n operators of which k are needed, `passes` is called about k * log2(n) + 4 * (k + 1) times.
@@ -105,7 +105,7 @@ def _smallest_union(groups: list[list[Operator]], passes_with: Callable[[Sequenc
     """
     needed: list[Operator] = []
 
-    def needed_and_first(count: int) -> list[Operator]:
+    def needed_with_first_groups(count: int) -> list[Operator]:
         return [*needed, *(operator for group in groups[:count] for operator in group)]
 
     while groups:
@@ -115,7 +115,7 @@ def _smallest_union(groups: list[list[Operator]], passes_with: Callable[[Sequenc
         fails, succeeds = 0, len(groups)
         while succeeds - fails > 1:
             middle = (fails + succeeds) // 2
-            if passes_with(needed_and_first(middle)):
+            if passes_with(needed_with_first_groups(middle)):
                 succeeds = middle
             else:
                 fails = middle

@@ -164,5 +164,5 @@ STATES = ["", "[]", "{}", '{"asked": 1, "runs": []}', '{"asked": {}, "runs": [{"
 @pytest.mark.parametrize("content", STATES, ids=range(len(STATES)))
 def test_the_state_of_a_search_that_is_damaged_is_told(tmp_path, content):
     (tmp_path / "state.json").write_text(content)
-    with pytest.raises(LaunchError, match=r"state.json is not a file of a search"):
+    with pytest.raises(LaunchError, match=r"state.json does not come from an earlier search"):
         Bisection(str(tmp_path), "force_fp16", 2, 0.1, 9, ["train.py"])._load_earlier_runs()

@@ -58,7 +58,7 @@ def find_transfers(ops: Iterable[tf.Operation]) -> list[Transfer]:
 
 
 def find_transfer_in_functions(ops: Iterable[tf.Operation], transfers: Iterable[Transfer]) -> str:
-    """Returns the name of a transfer in a function that an op outside of `transfers` calls; "" without one."""
+    """Returns the name of a transfer hidden in a function that one of `ops` calls; "" if there is none."""
     known = {transfer.op.name for transfer in transfers}
     inside = (name for op in ops if op.name not in known for name in branches.transfers_inside(op))
     return next(inside, "")
