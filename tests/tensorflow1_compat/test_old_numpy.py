@@ -8,7 +8,7 @@ import pickle
 import numpy
 import pytest
 
-from tensorflow1_compat.old_python import removed_of_numpy
+from tensorflow1_compat.old_python import old_numpy, removed_of_numpy
 from tensorflow1_compat.old_python.calls import numpy_version
 from tensorflow1_compat.source import compile_source
 from tests.tensorflow1_compat.old_scripts import answer_of
@@ -250,6 +250,15 @@ def test_errors_of_today_stay_where_they_were_errors_before():
 
 def test_the_version_of_numpy_is_known_without_loading_it():
     assert numpy_version() == tuple(map(int, numpy.__version__.split(".")[:2]))
+
+
+@pytest.mark.parametrize("reaction", ["ignore", "warn", "raise", "call", "print", "log"])
+def test_each_reaction_to_an_error_has_its_number(reaction):
+    with numpy.errstate(all="ignore", over=reaction):
+        given = old_numpy.geterrobj()
+    with numpy.errstate():
+        old_numpy.seterrobj(given)
+        assert numpy.geterr() == {"divide": "ignore", "over": reaction, "under": "ignore", "invalid": "ignore"}
 
 
 def test_functions_that_numba_compiles_stay_as_they_are():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from npu_run.trials.acceptance import Float32Band
+from npu_run.trials.seeds import seed_of_rank
 from npu_run.trials.trial import SEED, Trial
 from tests.npu_run.trials.running import losses_in, write_script
 from tests.reporting.test_page import write_history
@@ -72,6 +73,11 @@ def test_seeds_are_pinned_and_shifted(trials, tmp_path):
     assert printed[0][0] != printed[2][0] and losses_in(tmp_path / "0") != losses_in(tmp_path / "2")
     # Python's and numpy's own numbers, too.
     assert not {*printed[0][1].split()[2:]} & {*printed[2][1].split()[2:]}
+
+
+def test_each_rank_of_each_repeat_has_a_seed_of_its_own():
+    seeds = [seed_of_rank(rank) + shift for rank in range(16) for shift in range(100)]
+    assert len(set(seeds)) == len(seeds)
 
 
 def test_a_seed_of_the_script_is_kept_and_shifted(trials, tmp_path):
