@@ -207,6 +207,19 @@ def test_make_and_compilers_see_no_space_in_the_path_of_an_environment(tmp_path,
     assert python.exists()
 
 
+def test_an_installation_that_is_interrupted_ends_its_process(tmp_path, monkeypatch):
+    monkeypatch.setattr("npu_run.doctor.build._HEARTBEAT_SECS", 0.01)
+
+    def interrupt(line):
+        raise KeyboardInterrupt
+
+    goes_on = tmp_path / "goes_on"
+    command = [sys.executable, "-c", f"import time\ntime.sleep(10)\nopen({str(goes_on)!r}, 'w')"]
+    with pytest.raises(KeyboardInterrupt):
+        Installer(sys.executable, tmp_path / "log", interrupt).run(command)
+    assert not goes_on.exists()
+
+
 def test_a_user_without_a_home_has_a_place_for_wheels(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", f"{tmp_path}/none")

@@ -79,9 +79,10 @@ def test_a_folder_of_logs_that_cannot_be_made_is_told(tmp_path):
         run_ranks("train.py", [], Plan(1, {}), log_dir=str(tmp_path / "logs"))
 
 
-def test_restarts_end_with_success_or_when_they_are_used_up():
-    failed, done = Outcome(7, has_failed=True), Outcome(0, has_failed=False)
-    for outcomes, code in (([done], 0), ([failed, done], 0), ([failed, failed, Outcome(9, has_failed=True)], 9)):
+def test_restarts_end_with_success_a_stop_or_when_they_are_used_up():
+    failed, done, stopped = Outcome(7, has_failed=True), Outcome(0, has_failed=False), Outcome(143, has_failed=False)
+    used_up = [failed, failed, Outcome(9, has_failed=True)]
+    for outcomes, code in (([done], 0), ([failed, done], 0), ([stopped], 143), (used_up, 9)):
         left = iter(outcomes)
         assert starts.run_again(lambda left=left: next(left), 2) == code
         assert not list(left)
