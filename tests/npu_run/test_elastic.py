@@ -19,7 +19,7 @@ from npu_run.job import elastic
 from npu_run.job.elastic import AvailableSlots, Bounds, HostsFrom, check_numbers, run_elastic
 from npu_run.job.hosts import Plan
 from npu_run.job.ordered_stop import OrderedStop
-from npu_run.job.supervisor import Outcome
+from npu_run.job.supervisor import Outcome, run_ranks
 from tests.npu_run.elastic_scripts import QUICK, SCRIPTS, assert_alike
 from tests.npu_run.launching import (
     LIMIT_SECS,
@@ -352,6 +352,34 @@ def test_a_job_goes_on_without_a_rank_and_trains_the_same(tmp_path, undisturbed_
     assert code == 0, output
     assert "rank 1 of 2 was killed by SIGKILL" in output
     assert_alike(tmp_path / "out.npz", undisturbed_estimator)
+
+
+def test_a_rank_alone_ends_after_a_step_for_ranks_that_come(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_script(
+        tmp_path,
+        """
+        import os
+        from npu_bridge.session.elastic.stop_request import of_this_process
+        request = of_this_process()
+        with request.heeded(1):
+            while not request.is_due and not os.path.exists("asked_often"):
+                request.begin_run()
+        if request.is_due:
+            request.leave(1)
+        """,
+    )
+    asked = []
+
+    def why():
+        asked.append("there are slots for 2 ranks in place of 1")
+        if len(asked) > 50:
+            (tmp_path / "asked_often").touch()
+        return asked[0]
+
+    assert run_ranks("train.py", [], Plan(1, {}), is_out_of_date=why) == Outcome(
+        75, has_failed=False, was_resized=True, has_trained=True
+    )
 
 
 @pytest.mark.slow("four ranks are started three times")
