@@ -195,3 +195,37 @@ def test_the_reason_comes_without_what_tensorflow_repeats(error, reason):
     text = "\n".join(lines)
     assert "\n".join(reason) in text
     assert "Original stack trace" not in text and "Graph execution" not in text and "" not in lines
+
+
+SEVERAL_EPOCHS = """
+import contextlib, sys
+import tensorflow as tf
+from npu_run.rank.input_end import watch_input
+told = []
+watch_input(told.append)
+if sys.argv[1] == "session":
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default(), tf1.Session() as session:
+        rows = tf1.data.make_initializable_iterator(tf.data.Dataset.range(2))
+        weight = tf1.get_variable("weight", [])
+        train = tf1.train.GradientDescentOptimizer(0.1).minimize(weight * tf.cast(rows.get_next(), tf.float32))
+        session.run(weight.initializer)
+        for epoch in range(2):
+            session.run(rows.initializer)
+            with contextlib.suppress(tf.errors.OutOfRangeError):
+                while True:
+                    session.run(train)
+else:
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for epoch in range(2):
+        model.fit(tf.ones([2, 1]), tf.ones([2, 1]), batch_size=1, verbose=0)
+print("told", [each["input_end"] and each["input_end"]["steps"] for each in told])
+"""
+
+
+@pytest.mark.parametrize("way", ["session", "fit"])
+def test_an_end_of_input_is_taken_back_when_the_training_goes_on(warm_python, tmp_path, way):
+    (tmp_path / "train.py").write_text(SEVERAL_EPOCHS)
+    ended = warm_python.run([tmp_path / "train.py", way], tmp_path)
+    assert "told [2, None, 4]\n" in ended.stdout, ended.stderr
