@@ -26,6 +26,7 @@ OF_1 = {
     "compat in full": "import tensorflow as tf\nx = tf.compat.v1.placeholder(tf.float32)\ny = tf.compat.v1.Session()",
     "beside addons": "import tensorflow as tf\nimport tensorflow_addons as tfa\nx = tf.placeholder(tf.float32)",
     "beside, without a graph": "import tensorflow as tf\ntf1 = tf.compat.v1\ntf1.get_variable('x', tf.zeros([1]))",
+    "as many names of 2": "import tensorflow as tf\ntf.placeholder('float')\ntf.random.set_seed(1)",
     "its module": "from model import train\ntrain()",
     "relative": "import package.first",
     "by a text": "import importlib\nimportlib.import_module('package.third').x",
