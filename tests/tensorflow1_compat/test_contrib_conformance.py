@@ -1,4 +1,4 @@
-"""Names of `tf.contrib` that `test_genuine.py` does not compare with TensorFlow 1.15. All cases share one process."""
+"""Names of `tf.contrib` that `test_genuine.py` does not compare, and some that it does. They share one process."""
 
 from __future__ import annotations
 
