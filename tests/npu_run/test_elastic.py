@@ -360,9 +360,9 @@ def test_a_rank_alone_ends_after_a_step_for_ranks_that_come(tmp_path, monkeypatc
         tmp_path,
         """
         import os
-        from npu_bridge.session.elastic.stop_request import of_this_process
-        request = of_this_process()
-        with request.heeded(1):
+        from npu_bridge.session.elastic.stop_request import stop_request_of_process
+        request = stop_request_of_process()
+        with request.handle_requests(1):
             while not request.is_due and not os.path.exists("asked_often"):
                 request.begin_run()
         if request.is_due:
