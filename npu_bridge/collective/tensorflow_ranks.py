@@ -288,7 +288,7 @@ def _move_any_dtype(tensor, move, is_noted=False):
 
 
 def _pad_to_size(tensor):
-    """Pads a tensor without static shape to one of `_SIZES`; returns the result, and the size's number or None."""
+    """Pads a tensor without static shape to a size of `_SIZES`; returns the result and the size's index, else None."""
     if tensor.shape.is_fully_defined():
         return tensor, None
     size, number = _fitting_size(tf.size(tensor))

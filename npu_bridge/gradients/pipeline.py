@@ -114,7 +114,7 @@ class Pipeline:
         )
 
     @property
-    def is_gated(self) -> bool:
+    def can_skip_updates(self) -> bool:
         """Whether a stage can skip updates."""
         return any(type(stage).gate is not Stage.gate for stage in self.stages)
 

@@ -54,7 +54,7 @@ class Option:
     """One option.
 
     Attributes:
-      position: 1-based position in its owner's constructor; for session-only options, the position in lists.
+      position: 1-based position in its owner's constructor; options of sessions alone are listed in this order.
       name: keyword in the owner's constructor, and field of `TrainingOptions`.
       kind: the kind of its values.
       doc: its meaning on the NPU stack, in one line.

@@ -29,7 +29,9 @@ _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
 class CsvWriter:
-    """A writer of a CSV file with a line for each entry. A resumed training drops lines after its first step.
+    """A writer of a CSV file with a line for each entry.
+
+    A resumed training first deletes the lines of steps that it will repeat.
 
     Args:
       path: the file, whose first line has the column names. Missing folders are made.

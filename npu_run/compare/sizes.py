@@ -60,7 +60,7 @@ def is_slot(name: str, tensors: Mapping[str, StoredArray]) -> bool:
 
 
 def update_sizes(before: StoredArray | SavedTensor, after: StoredArray | SavedTensor) -> np.ndarray | None:
-    """Computes the logarithm of the root mean square of a variable's update, in each of its parts.
+    """Cuts a variable's update into parts, and computes the logarithm of each part's root mean square.
 
     Returns:
       The logarithms; None if the variable has too few elements, or a part does not change or is not finite.

@@ -155,7 +155,7 @@ def test_states_by_name():
     _assert_alike(other.values(), whole.values())
     with pytest.raises(ValueError, match="Adam: unknown state.*Did you mean 'm of v1'"):
         other.set_states({"m": {"v11": np.zeros([5])}})
-    with pytest.raises(ValueError, match=r"m of v1 does not fit. Expected \(5,\); got \(4,\)"):
+    with pytest.raises(ValueError, match=r"m of v1 has another shape than its variable. Expected \(5,\); got \(4,\)"):
         other.set_states({"m": {"v1": np.zeros([4])}})
 
 
