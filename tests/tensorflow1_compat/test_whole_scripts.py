@@ -141,6 +141,7 @@ def test_a_copy_is_of_the_whole_package(tmp_path):
     assert done.returncode == 0 and "agrees over 10 steps" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow("starts TensorFlow 1.15 several times")
 def test_the_first_operator_that_differs_is_named(tmp_path):
     done = replayed(tmp_path, OTHER)
     assert done.returncode == 1 and "the first operator is suspect:0 (Mul)" in done.stdout, done.stdout + done.stderr
