@@ -50,7 +50,7 @@ _tables: Tables = OF_1
 
 
 def serve(tree: SourceTree | None, tables: Tables = OF_1) -> None:
-    """Sets the user's tree that gets proxies, and the tables for it; the tree's own modules get no proxies."""
+    """Sets the script's tree, whose files see TensorFlow through proxies that `tables` describe."""
     global _tree, _tables
     _tree, _tables = tree, tables
     _proxies.clear()

@@ -19,7 +19,7 @@ class PrivateThreadPool:
 
 
 def override_threadpool(dataset, thread_pool):
-    """Returns a dataset whose transformations so far run in the threads of `thread_pool`."""
+    """Returns a dataset like `dataset` whose transformations run in the threads of `thread_pool`."""
     options = tf.data.Options()
     options.threading.private_threadpool_size = thread_pool.num_threads
     if thread_pool.max_intra_op_parallelism:

@@ -79,7 +79,7 @@ def _watch_sessions() -> None:
 
 
 class _CheckingEngine(SessionEngine):
-    """An engine of all sessions that makes due checks before runs."""
+    """A session engine that makes the checks that are due before a run."""
 
     def execute(self, session, request):
         receiving = _make_due_checks(session, lambda: run_of(session.graph, request.asked, request.fed))

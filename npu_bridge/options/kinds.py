@@ -32,7 +32,7 @@ _NULL_BYTE = Problem(ValueError, "Remove the null byte.", says="has a null byte,
 
 
 def _int_cure(value: Any) -> str:
-    """Returns the cure for a value that must be an `int`."""
+    """Returns what to write in place of a value that must be an `int`, for the message."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return f"Write {int(value)}."
     return quoted_number_fix(value, int) or "Pass an int."

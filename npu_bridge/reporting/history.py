@@ -161,7 +161,7 @@ class History:
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """Comparisons of the ranks, in order."""
+        """Comparisons of the ranks' speed, ordered by step."""
         return [entry for entry in self.entries if isinstance(entry, Comparison)]
 
     @property

@@ -87,7 +87,7 @@ class HistoryOfTrial(HistoryHook, TrainingHook):
 class RoundInitialWeights(TrainingHook):
     """A hook that rounds each initial weight up, down or not at all, in the first session of a process.
 
-    The same draw number makes the same changes on every rank.
+    `draw` seeds the random changes: the same number changes the weights in the same way on every rank.
     """
 
     def __init__(self, draw: int):

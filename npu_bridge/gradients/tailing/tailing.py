@@ -163,7 +163,7 @@ def _decide_early(decision, name, index, bounds, communicator, report):
 
 
 def _skip_check_when(sure, decision, index, bounds):
-    """Puts a check into the branch for `not sure`: ops that only the check uses are not computed when `sure`."""
+    """Moves a check into a branch that runs only if `sure` is False, with the ops that only the check uses."""
     members = bounds.ops_from_transfers_to(decision.op, index)
     serving = set()
     for op in reversed(members):

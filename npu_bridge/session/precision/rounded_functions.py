@@ -74,7 +74,7 @@ class RoundedFunctions:
         return self._names[name]
 
     def count(self, name: str) -> OperatorCounts:
-        """Counts rounded and all floating-point operators of a function and of the functions that it calls."""
+        """Counts the rounded and all floating-point operators of a function, with those of functions that it calls."""
         return self._counts.get(name, OperatorCounts(0, 0))
 
     def take_new_definitions(self) -> list[Any]:
