@@ -302,7 +302,7 @@ def remote_write(tensorRemote, tensorLocal, data_type):  # noqa: N803 - the docu
 def remote_scatter_write(tensorRemote, tensorLocal, offset):  # noqa: N803 - the documented name
     """Raises NotImplementedError: the op writes another server's device memory. Call `all_to_all_v`."""
     raise device_address_error(
-        "remote_scatter_write", "Call all_to_all_v on all ranks and tf.tensor_scatter_nd_update."
+        "remote_scatter_write", "Call all_to_all_v on all ranks, then tf.tensor_scatter_nd_update."
     )
 
 

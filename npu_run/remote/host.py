@@ -194,7 +194,7 @@ class RemoteHost:
         self._process.stderr.close()
 
     def _send_life_signs(self) -> None:
-        """Tells the launcher regularly that this host is alive, in a thread of its own: writing blocks if nobody reads."""
+        """Tells the launcher regularly that this host is alive, in a separate thread: writing can block."""
         while not self._is_closed.wait(LIFE_SIGN_SECS):
             self.send_message()
 

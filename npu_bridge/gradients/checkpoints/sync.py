@@ -160,7 +160,7 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
             self._run(session, step)
 
     def sync_before_copy(self, session: Any) -> None:
-        """Runs `sync_all`, unless it has already run since the last step, before state is copied without a saver hook.
+        """Runs `sync_all` before state is copied without a saver hook, unless it has run since the last step.
 
         Ranks: collective; call it between two session runs.
         """

@@ -86,8 +86,8 @@ def _with_policy_applied(make: Callable, precision: Precision, trains: bool) -> 
 def lower_functions(precision: Precision) -> None:
     """Makes the functions that this thread calls from now on follow the configured policy.
 
-    Rules of `customize_dtypes` for single operators, or for single inputs of operators, have no effect, because a function
-    cannot be inspected before it is built. If no operator is to be lowered, nothing changes.
+    Rules of `customize_dtypes` for single operators, or for single inputs of operators, have no effect, because a
+    function cannot be inspected before it is built. If no operator is to be lowered, nothing changes.
     """
     if precision.has_rules_for_single_ops:
         say_once(
