@@ -57,14 +57,14 @@ class KeyValueStore:
                 return None
             raise
 
-    def missing(self, size: int) -> list[int]:
+    def find_missing_ranks(self, size: int) -> list[int]:
         """Returns the ranks among 0..size-1 without a text; empty without a store."""
         return [rank for rank in range(size) if self.exists and self.get(rank) is None]
 
     def wait(self, size: int, limit_secs: float) -> list[int]:
         """Waits until all ranks have put a text; returns the ranks without a text after the time limit."""
         end = time.monotonic() + limit_secs
-        missing = self.missing(size)
+        missing = self.find_missing_ranks(size)
         while missing and time.monotonic() < end:
             time.sleep(_POLL_SECS)
             missing = [rank for rank in missing if self.get(rank) is None]

@@ -62,14 +62,16 @@ def run_barrier(
     first_secs = min(_WARN_SECS, limit / 2)
     thread.join(first_secs)
     if thread.is_alive():
-        _LOG.warning("%s", describe_missing(store.missing(size), what, f"for {first_secs:g} of {limit} seconds"))
+        _LOG.warning(
+            "%s", describe_missing(store.find_missing_ranks(size), what, f"for {first_secs:g} of {limit} seconds")
+        )
         thread.join(min(limit - first_secs, threading.TIMEOUT_MAX))
     if thread.is_alive():
         atexit.register(_end_thread, thread, give_up)
-        raise RanksMissingError(describe_missing(store.missing(size), what, f"within {limit} seconds"))
+        raise RanksMissingError(describe_missing(store.find_missing_ranks(size), what, f"within {limit} seconds"))
     if "error" in outcome:
         with contextlib.suppress(OSError):  # the store is gone when a job is ending
-            absent = store.missing(size)
+            absent = store.find_missing_ranks(size)
             if absent:
                 raise RanksMissingError(describe_missing(absent, what, "before it ended")) from outcome["error"]
         raise outcome["error"]

@@ -1,4 +1,4 @@
-"""`tf.contrib.compiler.xla`: runs computations without XLA, which `global_jit_level` of a session can request."""
+"""`tf.contrib.compiler.xla`: runs computations without XLA; `global_jit_level` of a session turns XLA on."""
 
 from __future__ import annotations
 
