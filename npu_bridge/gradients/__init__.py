@@ -1,6 +1,6 @@
 """Transforms gradients between the backward pass and the update, around any optimizer.
 
-    loss ─► scale_loss ─► backward pass ─► accumulate ─► before_reduce ─► all_reduce ─► after_reduce
+    loss ─► scale_loss ─► backward pass ─► each_batch ─► before_reduce ─► all_reduce ─► after_reduce
                                                                                            │
     after_update ◄─ update ◄─ gate ◄─ apply_gradients ◄─ the caller may clip ◄─────────────┘
 

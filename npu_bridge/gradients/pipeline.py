@@ -202,7 +202,7 @@ class Pipeline:
         step.losses.is_backward_by_optimizer = True
         for stage in self.stages:
             if stage.leaves_out:
-                stage.accumulate(step)
+                stage.each_batch(step)
         return list(step.grads_and_vars)
 
     @tf.autograph.experimental.do_not_convert
@@ -225,7 +225,7 @@ class Pipeline:
             self._prepare(step)
             with tf.control_dependencies(step.notes[_OPS_TO_AWAIT]):
                 for stage in self.stages:
-                    stage.accumulate(step)
+                    stage.each_batch(step)
                 self._reduce_if_due(step)
         self._compare_before_first_run(step, transfers)
         step.delivered = [grad for grad, _ in step.grads_and_vars]

@@ -166,7 +166,7 @@ class Stage(KnownKeywords):
 
     A pipeline calls one hook of all its stages before the next hook, in this order:
 
-        create_variables ─► scale_loss ─► backward pass ─► accumulate ─► before_reduce ─► all_reduce ─► after_reduce
+        create_variables ─► scale_loss ─► backward pass ─► each_batch ─► before_reduce ─► all_reduce ─► after_reduce
           ─► (caller clips) ─► gate ─► update ─► after_update
 
     In steps that are not due (all batches of an accumulation window but the last), the hooks from `before_reduce` to
@@ -190,7 +190,7 @@ class Stage(KnownKeywords):
       needs_variables: True for a stage that needs the variable of each gradient.
       spans_batches: True for a stage that makes one update from several batches.
       batches_so_far: the variable that counts the batches since the last update; None for other stages.
-      leaves_out: True for a stage that leaves variables out of some steps. Its `accumulate` is also called right after
+      leaves_out: True for a stage that leaves variables out of some steps. Its `each_batch` is also called right after
         the backward pass, with gradients that no other code uses yet (`Losses.is_backward_by_optimizer`).
       needs_true_units: True for a stage that rejects gradients scaled by the loss scale of another optimizer.
       restarts_at_zero: True for a stage whose `variables_of_this_rank` and `batches_so_far` restart at zero when
@@ -273,7 +273,7 @@ class Stage(KnownKeywords):
         """Returns the loss to differentiate in place of `loss`."""
         return loss
 
-    def accumulate(self, step: Step) -> None:
+    def each_batch(self, step: Step) -> None:
         """Changes this rank's gradients of every batch, also in steps that are not due."""
 
     def before_reduce(self, step: Step) -> None:

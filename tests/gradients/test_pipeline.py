@@ -25,7 +25,7 @@ from tests.goldens.two_layers import OPTIMIZERS, in_graph
 HOOKS = (
     "create_variables",
     "scale_loss",
-    "accumulate",
+    "each_batch",
     "before_reduce",
     "all_reduce",
     "after_reduce",

@@ -112,7 +112,7 @@ class Accumulate(Stage):
 
     # When windows are exchanged, batches are added up before the reduction, and only the last one is reduced.
 
-    def accumulate(self, step):
+    def each_batch(self, step):
         if self._reduces_batches:
             return
         step.notes[self] = window = self._add_batch(step)

@@ -69,7 +69,7 @@ class Freeze(Stage):
         # The digest replaces a drawn or long sequence.
         return {"Freeze": str({**self._schedule.get_config(), "sequence": self._schedule.digest()})}
 
-    def accumulate(self, step):
+    def each_batch(self, step):
         if step.group is None:
             last_groups = self._schedule.last_groups([variable.name for _, variable in step.grads_and_vars])
             step.group = self._choose_group(step.grads_and_vars, last_groups)

@@ -44,7 +44,7 @@ class GroupScaling(Stage):
         (manager,) = self.managers
         return {"loss_scale_manager": type(manager).__name__, **manager.agreed_constants()}
 
-    def accumulate(self, step):
+    def each_batch(self, step):
         (manager,) = self.managers
         groups = [manager.group_of(variable) for _, variable in step.grads_and_vars]
         scales = tf.convert_to_tensor(manager.get_loss_scale())

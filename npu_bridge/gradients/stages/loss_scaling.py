@@ -79,7 +79,7 @@ class LossScaling(Stage):
         step.record_factor(step.losses.common_scale)
         collections.publish(collections.LOSS_SCALE, step.losses.common_scale)
 
-    def accumulate(self, step):
+    def each_batch(self, step):
         if len(step.losses.scales) > 1 and not step.losses.usable:  # gradients of one loss, not checked yet
             step.grads_and_vars = step.losses.convert_to_common_scale(step.grads_and_vars, step.losses.latest)
 

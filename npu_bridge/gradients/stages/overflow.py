@@ -73,7 +73,7 @@ class OverflowCheck(Stage):
     def agreed_settings(self, grads_and_vars):
         return {"is_tailing_optimization": self._decides_early} if self.is_joint else {}
 
-    def accumulate(self, step):
+    def each_batch(self, step):
         usable = step.losses.usable  # decides how each of several loss scales changes
         if usable and self.is_joint and collective.current().size > 1:
             with tf.name_scope(f"{self._name}_OverflowCheck"):
