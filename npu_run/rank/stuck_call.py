@@ -29,6 +29,7 @@ _BUSY_SHARE = 0.02
 # How many samples in a row must find the process blocked. Samples are counted because seconds also pass on a machine
 # that is suspended.
 _BLOCKED_SAMPLES = 4
+_RUNTIMES = ("tensorflow", "horovod", "keras", "tf_keras", "tensorflow_estimator")
 _LOCKS = ("threading", "queue")  # where Python waits for another thread of the process
 # Where a rank waits for others in this package's own code.
 _MEETINGS = ("npu_bridge.collective.rendezvous", "npu_bridge.collective.horovod_restart")
@@ -142,27 +143,19 @@ def frames_of_threads() -> dict[int, types.FrameType]:
 
 
 def _waits_for_ranks(innermost: types.FrameType) -> bool:
-    """Returns whether the thread of a frame is where it can wait for other ranks.
-
-    A thread in other C code of TensorFlow, such as one that frees an iterator (up to 60 s), waits for no rank.
-    """
-    is_meeting = any(_module_of(frame) in _MEETINGS for frame, _ in traceback.walk_stack(innermost))
-    return is_meeting or _waits_for_operators(innermost)
+    frame: types.FrameType | None = innermost
+    while frame is not None and frame.f_code.co_filename == _GENERATED:
+        frame = frame.f_back
+    if frame is not None and _module_of(frame).partition(".")[0] in _RUNTIMES:
+        return True
+    return any(_module_of(frame) in _MEETINGS for frame, _ in traceback.walk_stack(innermost))
 
 
 def _waits_for_thread_or_operators(innermost: types.FrameType) -> bool:
     """Returns whether the thread of a frame waits for another Python thread or for operators."""
-    return _module_of(innermost) in _LOCKS or _waits_for_operators(innermost)
-
-
-def _waits_for_operators(innermost: types.FrameType) -> bool:
-    frame: types.FrameType | None = innermost
-    while frame is not None and frame.f_code.co_filename == _GENERATED:
-        frame = frame.f_back
-    if frame is None:
-        return False
-    module = _module_of(frame)
-    return module.partition(".")[0] == "horovod" or is_execution(module, frame.f_code.co_name)
+    module, code = _module_of(innermost), innermost.f_code
+    is_horovod = code.co_filename == _GENERATED or module.partition(".")[0] == "horovod"
+    return is_horovod or module in _LOCKS or is_execution(module, code.co_name)
 
 
 def _module_of(frame: types.FrameType) -> str:

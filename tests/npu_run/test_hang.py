@@ -251,18 +251,6 @@ def test_waiting_in_tensorflow_is_recognised_and_so_is_computing():
             lock.release()
 
 
-def test_a_thread_in_other_code_of_a_library_waits_for_no_rank():
-    """It may free an iterator, for which TensorFlow waits up to 60 s."""
-    module, lock = {"__name__": "keras.src.backend.tensorflow.trainer"}, threading.Lock()
-    exec(compile("def fit(free):\n    free()\n", "trainer.py", "exec"), module)
-    lock.acquire()
-    with running(module["fit"], lock.acquire) as thread:
-        try:
-            assert not sampled_twice(thread, "trainer.py", 105.0)[1]["waits"]
-        finally:
-            lock.release()
-
-
 def test_waiting_for_ranks_that_make_no_group_is_recognised(monkeypatch):
     monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
     come = threading.Event()
