@@ -152,7 +152,7 @@ class ThinningReport:
 
 
 def make_report(nodes: Mapping[str, Node], found: Matches) -> ThinningReport:
-    """Returns a report for removing all removable normalisations, or with the reason why there are none."""
+    """Reports which normalisations can be removed, or why none can be removed."""
     norms = sum(node.kind == NORM for node in nodes.values())
     removed = {name: found.removable[name] for name in nodes if name in found.removable}
     reason = ""

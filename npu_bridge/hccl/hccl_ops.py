@@ -1,6 +1,6 @@
-"""Provides the collectives of the documented interface, as TensorFlow ops over Horovod.
+"""Provides the collectives of the documented interface, as TensorFlow ops between the ranks of a group.
 
-Every function is collective: all ranks of `group` must call it, in graphs built alike, and run what it returns. They
+Every function is collective: all ranks of `group` must call it, in graphs built alike, and run its result. Functions
 work in a TF 1 graph, in a `tf.function` and eagerly; with one rank they copy nothing. Ranks given as `root_rank`,
 `dest_rank` and `src_rank` are counted in the group. Sizes and displacements count elements.
 

@@ -153,3 +153,13 @@ def test_a_global_step_that_counts_nothing_is_none_to_a_session(shape, dtype, gr
 def test_a_global_step_that_counts(graph):
     step = tf1.train.get_or_create_global_step()
     assert global_step_of().name == step.name
+
+
+def test_copies_between_ranks_do_not_train_whatever_pads_them(graph):
+    """TensorFlow's own collectives send vectors of a few sizes, which integers are computed for."""
+    weight = tf1.get_variable("weight", [3], use_resource=True)
+    size = tf.gather([4, 16], tf.searchsorted([4, 16], [tf.size(weight)])[0])
+    padded = tf.pad(tf.reshape(weight, [-1]), [[0, size - tf.size(weight)]])
+    copied = weight.assign(tf.ensure_shape(padded[: tf.size(weight)], [3]))
+    assert trained_by(graph, copied.op) == frozenset()
+    assert trained_by(graph, weight.assign(2.0 * padded[:3]).op) == {"weight"}
