@@ -29,7 +29,9 @@ _BUSY_SHARE = 0.02
 # How many samples in a row must find the process blocked. Samples are counted because seconds also pass on a machine
 # that is suspended.
 _BLOCKED_SAMPLES = 4
-_RUNTIMES = ("tensorflow", "horovod", "keras", "tf_keras", "tensorflow_estimator")
+# Keras calls these to wait for ranks. C code that it enters itself waits for none: it frees an iterator, for example,
+# which can take TensorFlow up to a minute.
+_RUNTIMES = ("tensorflow", "horovod", "tensorflow_estimator")
 _LOCKS = ("threading", "queue")  # where Python waits for another thread of the process
 # Where a rank waits for others in this package's own code.
 _MEETINGS = ("npu_bridge.collective.rendezvous", "npu_bridge.collective.horovod_restart")

@@ -251,6 +251,18 @@ def test_waiting_in_tensorflow_is_recognised_and_so_is_computing():
             lock.release()
 
 
+def test_a_rank_that_frees_an_iterator_of_keras_waits_for_no_rank():
+    """TensorFlow can take up to a minute for it; then the rank continues."""
+    module, lock = {"__name__": "keras.src.backend.tensorflow.trainer"}, threading.Lock()
+    exec(compile("def fit(free):\n    free()\n", "trainer.py", "exec"), module)
+    lock.acquire()
+    with running(module["fit"], lock.acquire) as thread:
+        try:
+            assert not sampled_twice(thread, "trainer.py", 105.0)[1]["waits"]
+        finally:
+            lock.release()
+
+
 def test_waiting_for_ranks_that_make_no_group_is_recognised(monkeypatch):
     monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
     come = threading.Event()
