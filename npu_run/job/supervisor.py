@@ -58,6 +58,9 @@ from npu_run.remote.tasks import Tasks
 STOP_SECS = 4.0
 _TICK_SECS = 0.05
 _KILL_TICK_SECS = 0.001
+# How long the ranks of a deadlock can take to leave Horovod with an exception, on a machine with more processes than
+# cores, too.
+_LEAVE_SECS = 10.0
 # How often to check for a hang; each check asks the system about every rank.
 _HANG_LOOK_SECS = 0.5
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -312,7 +315,7 @@ class _Job:
             rank.process.ask("leave")
         waiting = {rank for rank, call in calls.items() if call is None or call.waits}
         # Horovod cannot be shut down while a rank's process is stopped.
-        limit = time.monotonic() + (0.0 if stopped else SECONDARY_GRACE_SECS)
+        limit = time.monotonic() + (0.0 if stopped else _LEAVE_SECS if certain else SECONDARY_GRACE_SECS)
         endings = self._wait_for_output()
         while waiting - {ending.rank for ending in endings} and time.monotonic() < limit:
             endings = self._wait_for_output()
