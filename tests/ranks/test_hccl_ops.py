@@ -475,6 +475,7 @@ def groups_without_a_board():
 
 
 @pytest.mark.ranks(3)
+@pytest.mark.horovod("its groups are process sets")
 def test_where_horovod_allows_no_groups_the_message_says_how(on_ranks):
     assert all('hvd.init(process_sets="dynamic")' in text for text in on_ranks(3, groups_without_a_board))
 

@@ -134,6 +134,7 @@ def transfers_that_wait(most):
     return waits, sorted(number for number, name in transfers.items() if name in behind[decision])
 
 
+@pytest.mark.horovod("its operators are counted")
 def test_as_many_transfers_are_under_way_as_asked_for_and_the_last_waits_for_the_decision(on_ranks):
     waits, after_decision = on_ranks(2, transfers_that_wait, 1)[0]
     assert waits == {number: list(range(number)) for number in range(6)} and after_decision == [5]
@@ -165,6 +166,7 @@ def superfluous_waits_when_freed(model, way, is_classic):
     return superfluous_waits(nodes_of_run(metadata), [loss.op.name]), report.kept, list(report.freed)
 
 
+@pytest.mark.horovod("the pass finds its all-reduces")
 @pytest.mark.few_fast(1, "every model")
 @pytest.mark.parametrize("way", ["NPULossScaleOptimizer", "scale outside", "scale inside"])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
