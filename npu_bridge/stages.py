@@ -69,8 +69,8 @@ def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) ->
     """Describes the stages through which gradients pass, in order.
 
     Args:
-      optimizer: an optimizer with stages, or a pipeline. Of nested optimizers the outermost comes last, because it gets
-        its gradients from the inner optimizers.
+      optimizer: an optimizer with stages, or a pipeline. If optimizers are nested, the stages of the outermost come
+        last, because gradients reach them last.
       svg: a file for a picture of the stages. An existing file is overwritten only if it is such a picture.
       ranks: number of ranks with which to count bytes; by default the number of ranks of this job.
     Returns:

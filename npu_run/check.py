@@ -26,8 +26,9 @@ def check(
 ) -> tuple[int, dict[str, Any], Callable[[], None]]:
     """Reads SCRIPT and the modules of its folder that it imports.
 
-    Prints, with file and line, the names and options that it uses, their effect here, and those that cannot work. Runs
-    nothing without --run; ARGS are for --run. The exit code is 1 if something cannot work; with --run, the script's.
+    Prints, with file and line, the names and options that the script uses and the effect of each here, and marks
+    everything that cannot work. Runs the script, with ARGS, only with --run. The exit code is 1 if something cannot
+    work; with --run, it is the exit code of the script.
     """
     check_file(out, "--out", REPORT_FILES)
     if run:

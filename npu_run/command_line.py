@@ -80,7 +80,10 @@ class Command(click.Command):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Invokes the command as click does, but avoids exit code 1, which means a verdict, for a closed output."""
+        """Invokes the command as click does, with errors as one sentence.
+
+        If the output is closed, the exit code is not 1, because commands that compare use 1 for a result.
+        """
         with _errors_as_sentence(ctx.command_path):
             if ctx.meta.get(_VERBOSE) or environment.is_flag_on(environment.VERBOSE):
                 environment.write_variable(environment.VERBOSE, 1)

@@ -189,7 +189,7 @@ def error_of_call(function: Callable[..., Any], *positional: Any, **named: Any) 
 
 
 def broken_rules(settings: Settings, unknown: Mapping[str, Any], rules: tuple = RULES) -> Iterator[Exception]:
-    """Yields the errors of rules between options that are broken whatever the `unknown` options are."""
+    """Yields an error for each rule between options that is broken for any values of the `unknown` options."""
     values = {**settings.values, **unknown}
     settings = settings._replace(values=values, given=_GivenNames(settings.given.difference(unknown), unknown))
     yield from filter(None, (error_of_call(rule, settings) for rule in rules))

@@ -38,10 +38,10 @@ class SourceChoice(NamedTuple):
     report: str | None = None
 
     def announce(self) -> None:
-        """Passes the choice to the ranks, through the environment.
+        """Passes these settings to the ranks, in an environment variable.
 
         Raises:
-          LaunchError: a tree is not a folder.
+          LaunchError: a path given with `--tree` is not a folder.
         """
         for tree in self.trees:
             if not os.path.isdir(tree):

@@ -41,7 +41,7 @@ class Recording(NamedTuple):
         return os.path.join(self.folder, f"timeline_rank_{rank}.json")
 
     def announce(self, ranks: int) -> None:
-        """Passes the recording to the ranks, through the environment.
+        """Tells the ranks, through environment variables, which steps to record and in which folder.
 
         Raises:
           LaunchError: the folder cannot be written.

@@ -98,7 +98,7 @@ class Evidence(NamedTuple):
 
 
 def switched(older: Mapping[str, Use]) -> list[tuple[Use, str]]:
-    """Returns each name that shows an older Keras, with a clause about the Keras that the script gets.
+    """Returns each use that needs an older Keras, with a message that says which Keras the script gets.
 
     Args:
       older: `Evidence.deciding`.

@@ -118,7 +118,7 @@ def survey(
       roots: folders of the user's modules.
       era: 1 or 2 for TensorFlow 1 or 2; 0 lets the text decide.
       is_switched: whether a script of an older TensorFlow 2 gets the names of the older version.
-      more: a function from the files and the version of TensorFlow, 1 or 2, to further findings.
+      more: a function that returns further findings; its arguments are the files and TensorFlow's version, 1 or 2.
     """
     files = list(read_tree(script, roots))
     evidence: Evidence = evidence_in(files)

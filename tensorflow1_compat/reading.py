@@ -213,7 +213,7 @@ class _Reader(ast.NodeVisitor):
 
     @contextlib.contextmanager
     def _guarding_tested(self, test: ast.expr) -> Iterator[None]:
-        """Marks the names whose existence a condition tests as guarded inside the block."""
+        """Treats names as guarded inside the `with` block if the condition `test` checks that they exist."""
         before = len(self._tested)
         self._tested.extend(asked_in(test))
         yield

@@ -103,7 +103,7 @@ def _find_definition(
 
 
 def _find_installed_definition(name: str, steps: int) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
-    """Returns the module and the syntax node that define a full name in an installed file; else None."""
+    """Returns the module and the syntax node that define a full name such as `package.module.name`; else None."""
     found = locate_inside(name)
     if found is None or len(found.inside) != 1:
         return None

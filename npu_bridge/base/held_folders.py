@@ -76,7 +76,7 @@ class _Lock:
                     _remove(own, self.text)
 
     def remove(self) -> None:
-        """Removes the lock file; later signs of life do not restore it."""
+        """Removes the lock file for good: the thread that renews lock files does not write it again."""
         with self._mutex:
             self._is_released = True
             _remove(self.path, self.text)

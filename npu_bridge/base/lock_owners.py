@@ -56,7 +56,7 @@ class Owner(NamedTuple):
         return int(other) < int(number) and other not in still_running.split(",")
 
     def explain(self, folder: str) -> str:
-        """Returns the error message for a folder that this process holds."""
+        """Returns the error message for a folder that the process described here holds."""
         process, host = self._plain_text("process"), self._plain_text("host")
         stop = f"kill {process}" if host == socket.gethostname() else f"ssh {host} kill {process}"
         known = f" ({stop})" if process.isdigit() else ""

@@ -62,7 +62,7 @@ class AdasumTree:
         return tf.ensure_shape(gathered, [None, *tensor.shape.as_list()[1:]])
 
     def _pad_to_pieces(self, flat, sizes):
-        """Pads a vector so that it splits into equal pieces; returns it, and the sizes with the padding."""
+        """Pads a vector to a multiple of the number of ranks; returns the vector, and `sizes` with the padding."""
         length = tf.size(flat) if sizes is None else sum(sizes)
         padding = self.ranks.size - length % self.ranks.size  # at least 1, so that no collective is empty
         return tf.pad(flat, [[0, padding]]), None if sizes is None else [*sizes, padding]
@@ -127,7 +127,7 @@ def _start_of_piece(group, place, levels, groups):
 
 
 class _Segments:
-    """The segments of a piece: the parts that belong to different tensors. `lengths` is None for a single tensor."""
+    """Splits a rank's piece of the joined vector at the borders of tensors; one segment if `lengths` is None."""
 
     def __init__(self, lengths, start, length):
         self._lengths = lengths

@@ -131,7 +131,7 @@ class Agreements:
           rank, size: this rank and the number of ranks that compare.
           members: the comparing ranks' numbers in the job; None for the whole job.
           training: the label of the plan's training, from `wire_names.label`.
-          patience_secs: how long to wait for missing plans; ranks that post later read this plan.
+          patience_secs: how long to wait for missing plans. A rank that posts its plan later compares the two plans.
         Raises:
           RanksDisagreeError: another rank has a different plan. At least one of two such ranks raises.
         Ranks: local; every rank calls this in the same order.

@@ -41,7 +41,7 @@ _MOST_PIECES = 200
 class Link:
     """The link between two neighbours of the ring, and the speed of their hosts.
 
-    The last four numbers are chosen here. `efficiency`: 1448 of 1538 bytes of an Ethernet frame and its gap are
+    The other four fields have default values. `efficiency`: 1448 of 1538 bytes of an Ethernet frame and its gap are
     payload. `host_bytes_per_sec`: the rate at which Gloo packs, sums and unpacks on one core; two ranks on a machine of
     two cores needed 60 ms for 80 MB beyond the time on the wire. `transfer_overhead_secs`: Horovod looks for new
     collectives once in a millisecond. `message_overhead_secs`: the time to wake up a thread at both ends.
@@ -160,7 +160,7 @@ def _fragment_secs(
 
 
 def _share_in_one_all_reduce(ranks: int, training: Training) -> float:
-    """Returns the share of the bytes in one all-reduce, which holds as many whole gradients as fit, at least one."""
+    """Returns the largest share of all bytes in one all-reduce, rounded down to whole gradients, but at least one."""
     gradient_bytes = training.gradient_bytes * training.wire_share / training.tensors
     return max(1, math.floor(all_reduce_bytes(ranks) / gradient_bytes)) / training.tensors
 
@@ -276,9 +276,9 @@ def _trace_sizes(starts, number, end):
 
 
 def _shares_of_whole_gradients(percentages: Sequence[float], training: Training) -> list[float]:
-    """Returns the actual shares of fragments with these percentages, since a gradient is never split.
+    """Returns the share of all gradients in each fragment, as gradients are never split at a percentage.
 
-    Percentages with two decimals are too coarse as shares: a tiny excess would add an all-reduce.
+    The rounded percentages cannot serve as shares: a sum just above 100 % would add an all-reduce.
     """
     cut = split_by_size([1] * training.tensors, percentages)
     return [len(fragment) / training.tensors for fragment in cut]

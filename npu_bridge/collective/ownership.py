@@ -54,7 +54,10 @@ def _part_length(sizes, owners):
 
 
 def _fair_share(sizes, owners):
-    """Returns an equal share of the items, without items that are larger than all smaller items together."""
+    """Returns an equal share of the sizes for each owner.
+
+    An item larger than all smaller items together gets an owner to itself, and neither of the two counts.
+    """
     ascending = sorted(sizes)
     rest = sum(ascending)
     while owners > 1 and ascending[-1] > rest - ascending[-1]:

@@ -92,9 +92,9 @@ def announce_collective(communicator: Communicator, what: str, tensor: tf.Tensor
       tensor: this rank's input or output.
       may_differ: whether the shapes of ranks can differ.
     Returns:
-      The collective's name, which is equal on the ranks of the group, whatever other groups they are in. All
-      collectives of a group are numbered together, so Horovod reports different collectives of the ranks and does not
-      wait forever.
+      The collective's name. It is equal on all ranks of the group, even if they are in other groups, too. One counter
+      numbers all collectives of the group, so that Horovod reports ranks that call different collectives; otherwise
+      these ranks would wait for each other forever.
     """
     name = wire_names.next_name(f"hccl_{groups.members_label(communicator)}")
     graph = wire_names.counting_graph()

@@ -151,7 +151,7 @@ class TensorFlowCommunicator(SeveralRanks):
         """Adds a collective operator with the same name and numbers on every rank, and returns the operator's result.
 
         Args:
-          number: integer tensor, the number of the padded size; None if the static shape is the same on all ranks.
+          number: integer tensor that identifies the padded size; None if the static shape is the same on all ranks.
           how: the reduction of a reduce, or the root of a broadcast.
         """
         with wire_names.recorded_names() as full_names, named_collective(name) as named:
@@ -236,7 +236,7 @@ def _prepare_process():
 
 
 def _run_key(graph, find_run):
-    """Returns a number for a run that is the same on all ranks in the run's collectives; None without collectives.
+    """Returns a number for a run, equal on all ranks that take part in its collectives; None without collectives.
 
     Ranks whose groups overlap, directly or through other groups, must run collectives of groups equally often.
     """

@@ -56,7 +56,7 @@ def place_in_job() -> tuple[int, int]:
 
 
 def _script_started_horovod():
-    """Returns whether the script has called `hvd.init()` with several ranks, for launchers with unknown variables."""
+    """Returns whether the script has started Horovod with several ranks, under a launcher unknown to this package."""
     hvd = sys.modules.get("horovod.tensorflow")
     return hvd is not None and hvd.is_initialized() and hvd.size() > 1
 

@@ -84,7 +84,7 @@ def mark_exchange(first: tf.Tensor, arrived: tf.Tensor) -> tf.Tensor:
 
 
 def start_of_exchange(op: tf.Operation) -> tf.Operation | None:
-    """Returns the op that begins an exchange, for the marked op that ends it; None for an op without a mark."""
+    """Returns the op that begins the exchange that `op` ends; None if `op` is not marked as the end of an exchange."""
     if op.type not in _ENDS or _SENT_BY not in op.node_def.attr:
         return None
     try:

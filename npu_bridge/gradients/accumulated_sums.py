@@ -70,7 +70,7 @@ class AccumulationWindow:
                 )
 
     def totals(self, step: Step) -> list:
-        """Returns (sum, variable) pairs of the window so far, in the loss-scaled units of the step's gradients."""
+        """Returns (sum, variable) pairs of the window so far, with the dtype and loss scale of the gradients."""
 
         def in_gradient_units(position, grad):
             total = self._sums[position].total()
@@ -111,7 +111,7 @@ class _Sum(tf.Module):
             self.touched = state_variable(lambda: tf.zeros(self.sum.shape[:1], tf.bool), name)
 
     def plus(self, addend):
-        """Returns the sum plus one more gradient; its method `keep` stores the result."""
+        """Adds a gradient; returns an object for the new sum, whose method `keep` stores the sum in the variable."""
         return (_SparseSum if isinstance(addend, tf.IndexedSlices) else _DenseSum)(self, addend)
 
 

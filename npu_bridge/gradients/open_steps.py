@@ -1,4 +1,4 @@
-"""Finds the step of gradients that `compute_gradients` returned and that are passed to `apply_gradients`."""
+"""Finds, for the gradients passed to `apply_gradients`, the step in which `compute_gradients` returned them."""
 
 from __future__ import annotations
 

@@ -377,7 +377,7 @@ class Pipeline:
             self._replicas.create_rows([variable for variable in own if variable.shape.is_fully_defined()])
 
     def _restore_own_replicas(self, transfers):
-        """Makes each step start from this rank's values, also after the values of all ranks were restored or saved."""
+        """Makes each step start from this rank's own values, even after a save or restore of all ranks' values."""
         if self._replicas is not None and self._replicas.kept and building_graph():
             self._restore_own = RestoreOwnValues(self._replicas, transfers)
 

@@ -37,14 +37,15 @@ class Moments(NamedTuple):
 
 
 def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
-    """Adds the clocks of a training step to its graph.
+    """Adds operators to a graph that measure when a training step begins and ends to send gradients.
 
     Args:
       graph: a TF 1 graph, which can be finalized.
       run: a training step.
     Returns:
       The scalars to fetch; None if the run sends no gradients, or sends gradients in a loop of the graph.
-    Graph: adds two clocks and a flag for whether gradients are sent. Runs with the same collectives share them.
+    Graph: adds two timestamps, and a flag for whether gradients are sent. Runs with the same collectives share these
+      operators.
     Ranks: local.
     """
     sent = [op for op in run.ops if _exchanges_gradients(op)] or [op for op in run.ops if TRANSFER_TYPES.match(op.type)]

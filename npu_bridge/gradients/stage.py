@@ -274,7 +274,7 @@ class Stage(KnownKeywords):
         return loss
 
     def each_batch(self, step: Step) -> None:
-        """Changes this rank's gradients of every batch, also in steps that are not due."""
+        """Changes this rank's gradients of every batch, even if the gradients are only accumulated in this step."""
 
     def before_reduce(self, step: Step) -> None:
         """Changes this rank's gradients before they are reduced."""
@@ -307,7 +307,7 @@ def variables_restarting_at_zero(stages: Sequence[Stage]) -> list:
 
 
 def unknown_gradients_error(owner: str, problem: str) -> ValueError:
-    """Returns the error for an update with gradients that did not pass the stage before.
+    """Returns the error for an update with gradients that have not passed the stage in this step.
 
     Args:
       owner: name of the stage.

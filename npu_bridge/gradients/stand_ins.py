@@ -71,13 +71,13 @@ class StandIns:
         self._module: Any = None
 
     def of(self, variables: Sequence) -> list:
-        """Returns the variables that the optimizer updates in place of `variables`; creates missing stand-ins."""
+        """Returns the variables that the optimizer updates in place of `variables`; creates missing ones."""
         made = [self._stand_in_of(variable) for variable in variables]
         return [variable if own is None else own.seen for own, variable in zip(made, variables)]
 
     @property
     def kept(self) -> list:
-        """The float32 stand-ins, which checkpoints save."""
+        """The float32 variables that replace 16-bit variables in the optimizer and are saved in checkpoints."""
         return [own.values for own in self._made.values() if own is not None and own.is_kept]
 
     def slot_of(self, variable: Any) -> Any:

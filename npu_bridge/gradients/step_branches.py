@@ -67,7 +67,7 @@ class BranchResults:
         return [*verdicts, *noted, *(part for grad, _ in pairs if grad is not None for part in gradient_parts(grad))]
 
     def nothing(self) -> list:
-        """Returns the tensors of a branch that reduces nothing: False for checks, and zeros."""
+        """Returns the outputs of the branch without an all-reduce: False for checks, zeros for notes and gradients."""
         made = self._made
         if made is None:  # eager execution, where the other branch did not run
             self._made = made = Step(grads_and_vars=self._given)

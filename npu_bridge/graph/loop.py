@@ -112,7 +112,9 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
 def ops_to_copy(
     step: Iterable[tf.Operation], fed: Collection[str], with_collectives: bool = False
 ) -> list[tf.Operation]:
-    """Returns the operators to copy into a loop, each after its inputs; the loop shares all others with the step.
+    """Returns the operators of a training step that a loop must copy, each after its inputs.
+
+    The loop uses all other operators of the step, such as variables, without a copy.
 
     Args:
       step: the operators that make up a training step.

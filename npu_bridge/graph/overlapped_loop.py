@@ -87,7 +87,7 @@ class _SharedState:
     Attributes:
       source: the operator that gives access to it; for a collective, the collective itself.
       is_variable: whether it is a variable, so that reads and writes differ.
-      entrances: the copied operators that get access from outside the copy, each with the position among its inputs.
+      entrances: the copied operators that read `source` itself, which is not copied, each with the input's position.
       readers, writers: the operators that use it; unless it is a variable, all are writers.
     """
 
@@ -187,7 +187,7 @@ class _Iteration:
                         self._nodes[op].input.append(_WHOLE)
 
     def _end_signals(self, state, made):
-        """Returns signals that exist in every iteration, after all writers of a state are done."""
+        """Returns tensors that exist once all writers of a state are done, even if a condition skipped the writers."""
         by_guards: dict[Guards, list] = {}
         for op in state.writers:
             by_guards.setdefault(self._guards[op], []).append(made[op])
@@ -249,7 +249,7 @@ def _gives_access(tensor):
 
 
 def _access_sources(op):
-    """Returns a list with the operator whose access to a state `op` passes on; empty for other operators."""
+    """Returns [source] if `op` forwards access to a variable or other state from an operator `source`; else []."""
     return [op.inputs[0].op] if op.type in _FORWARDING and op.inputs and _gives_access(op.inputs[0]) else []
 
 

@@ -103,7 +103,7 @@ class Run:
         )
 
     def _assigns_gradients(self) -> bool:
-        """Returns whether trainable variables are assigned values computed from a gradient."""
+        """Returns whether the run assigns to a trainable variable a value that is computed from a gradient."""
         gradients = _record_of(self._graph).gradients
         if not gradients or not self.trained:
             return False

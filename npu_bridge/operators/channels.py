@@ -48,7 +48,11 @@ def write(name: str, tensors: Sequence[Any]) -> tf.Operation | None:
 
 
 def read(name: str, dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[tf.Tensor]:
-    """Returns the next tensors in a channel, and waits for them; raises `tf.errors.OutOfRangeError` after its last."""
+    """Waits for the next tensors in a channel, and returns them.
+
+    Raises:
+      tf.errors.OutOfRangeError: the channel has ended.
+    """
     # In eager execution, a single result is not in a list.
     tensors = tf.nest.flatten(tf.numpy_function(_channel(name).get, [], list(dtypes)))
     for tensor, shape in zip(tensors, shapes):

@@ -28,7 +28,7 @@ def has_kernel(rule: Rule) -> bool:
 
 
 def add_scalars(rule: Rule, at: Any) -> None:
-    """Adds the other arguments of a rule's kernel to the hyper-parameters `at`, once for all variables."""
+    """Adds to `at` the scalar arguments of a rule's kernel that are not hyper-parameters; once for all variables."""
     if has_kernel(rule):
         at.of_kernel = _KERNELS[type(rule)][2](rule, at)
 

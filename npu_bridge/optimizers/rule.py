@@ -57,7 +57,7 @@ def flag(default: bool) -> Any:
 
 
 def choice(default: str, *others: str) -> Any:
-    """Defines an argument that is one of a few words."""
+    """Defines an argument that is one of a few strings."""
     return _field(default, _check_choice, choices=(default, *others))
 
 

@@ -131,7 +131,7 @@ class DeferredStates:
         self._kept: dict[str, Any] = {}
 
     def keep(self, owner: str, values: dict, count: Any) -> None:
-        """Keeps the states of slots until there are slots; sets the number of updates at once."""
+        """Keeps the states of slots until the slots are created; sets the number of updates immediately."""
         _check_form(owner, values, count)
         set_states(owner, {key: value for key, value in values.items() if key == _COUNT}, count, {})
         for slot, by_name in values.items():

@@ -154,7 +154,7 @@ def checkpoint_steps(values: Mapping[str, Any]) -> Any:
 
 
 def adjusted_defaults(config: Any) -> dict[str, Any]:
-    """Returns the defaults of an NPURunConfig's stored values that differ from those of the table."""
+    """Returns default values that this NPURunConfig has in place of the defaults in the table of options."""
     secs = OPTIONS["save_checkpoints_secs"].attribute
     given = {"save_checkpoints_steps": None, "save_checkpoints_secs": getattr(config, secs)}
     return {"save_checkpoints_steps": checkpoint_steps(given)}

@@ -36,8 +36,8 @@ def read_job_start(job_start_file: str | os.PathLike | None = None) -> JobStart:
     """Reads the start of a job.
 
     Args:
-      job_start_file: the file. If there is no file, or it cannot be read, `LOCAL_CHECKPOINT_DIR` replaces its
-        `local_checkpoint_dir`. If this gives no checkpoint, `RESTORE_FROM` is read.
+      job_start_file: the file, whose field `local_checkpoint_dir` names the checkpoint. If there is no readable file,
+        the environment variable `LOCAL_CHECKPOINT_DIR` names it. If neither names one, `RESTORE_FROM` does.
     Raises:
       ValueError: the file is not a JSON object, or a field is missing or too small.
       TypeError: a number in the file is not an int.

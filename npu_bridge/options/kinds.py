@@ -134,7 +134,7 @@ class Stringified(Kind):
 
 @dataclass(frozen=True)
 class RawBytes(Kind):
-    """Only empty `bytes`; other content has no equivalent here."""
+    """An option of `bytes` that must be empty, because other values have no equivalent here."""
 
     refusal: str = ""
     session_field = "s"

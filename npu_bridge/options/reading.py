@@ -300,9 +300,9 @@ def entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
 def _slot_value(option: Option, attribute: Any) -> Any:
     """Returns the value of a key in the parameter_map; None if the key must be skipped.
 
-    In some scripts, the value of a key is in the wrong slot of the AttrValue. A value that can be converted is used,
-    with a warning; any other is skipped, with a warning. For options about which the NPU stack itself is strict, this
-    is an error, or the key is always skipped.
+    In some scripts, the value of a key is in the wrong slot of the AttrValue. Such a value is used if it can be
+    converted, and skipped otherwise; both with a warning. For some options the NPU stack itself is strict: for these, a
+    wrong slot raises an error, or the key is skipped in any case.
     """
     slot = option.kind.session_field
     used = attribute.WhichOneof("value")

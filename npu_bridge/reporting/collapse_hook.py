@@ -30,7 +30,7 @@ class LossScaleCollapseError(RuntimeError):
 
 
 class _LocalValues(NamedTuple):
-    """Results of those operators of a run that need no other rank: the loss, and the worst value of each tensor."""
+    """Values computed without other ranks, from a part of a run: the loss, and the worst value of each tensor."""
 
     ops: tuple
     fed: list

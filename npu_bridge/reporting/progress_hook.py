@@ -211,13 +211,13 @@ class Pace:
         self._marks: collections.deque[tuple[int, float]] = collections.deque(maxlen=window + 1)
 
     def mark(self, steps: int, now_secs: float) -> None:
-        """Records that `steps` steps have been tried at a time; neither may go backwards."""
+        """Records the number of steps tried until a time; both numbers must never decrease."""
         if self._first is None:
             self._first = (steps, now_secs)
         self._marks.append((steps, now_secs))
 
     def leave_out(self, secs: float) -> None:
-        """Moves all marks so far by some seconds, which then do not count."""
+        """Excludes `secs` seconds since the last mark from the pace, by making all marks that much later."""
         self._first = self._first and (self._first[0], self._first[1] + secs)
         self._marks = collections.deque([(steps, now + secs) for steps, now in self._marks], self._marks.maxlen)
 

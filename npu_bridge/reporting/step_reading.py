@@ -145,7 +145,7 @@ def _is_decision(node):
 
 
 def _sources(nodes, through_control: bool = False) -> dict[str, list[str]]:
-    """Returns the nodes that each node reads, also from other devices; or all nodes that it waits for."""
+    """Returns, for each node, the nodes whose outputs it reads; with `through_control` all nodes for which it waits."""
     senders = {node.attr["tensor_name"].s: name for name, node in nodes.items() if node.op in ("_Send", "_HostSend")}
     found = {}
     for name, node in nodes.items():

@@ -33,9 +33,9 @@ class StepRecorder(TrainingHook):
     file is written after the last of the steps, or when the process ends earlier.
 
     Args:
-      steps: the steps. Step n is the run that begins with the global step n; without a global step, the n-th run that
-        trains, from 0. If a run trains several steps, its last step counts and is recorded; if the steps overlap, the
-        four steps before it are recorded, too.
+      steps: numbers of the steps to record. Step n is the session run that begins with the global step n; without a
+        global step, it is the n-th training run, counted from 0. Of a run that trains several steps, only the last step
+        is recorded; if the steps overlap, the four steps before the last are recorded, too.
       path: the file, overwritten if it exists.
     """
 
@@ -86,7 +86,7 @@ class StepRecorder(TrainingHook):
         self._overlapping = None
 
     def _number_of_next_step(self, session):
-        """Returns the number of the step that the next run trains, or of the last of its steps."""
+        """Returns the number of the step that the next run trains; of several steps, the number of the last."""
         steps = self._steps_per_run = steps_per_run(session)
         global_step = global_step_of(session.graph)
         first = self._runs * steps if global_step is None else int(run_without_engines(session, [global_step])[0])

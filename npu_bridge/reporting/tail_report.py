@@ -59,7 +59,7 @@ def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str, over
 
 
 def typical_step(traces: Sequence[StepTrace]) -> StepTrace:
-    """Returns the step with the median exposed tail, of the lowest rank."""
+    """Returns, of the steps of the lowest rank, the step with the median exposed communication time."""
     first = min(trace.rank for trace in traces)
     own = sorted((trace for trace in traces if trace.rank == first), key=lambda trace: trace.exposed_ms)
     return own[(len(own) - 1) // 2]

@@ -88,7 +88,9 @@ def check_checkpoint(path: str) -> None:
 
 @contextlib.contextmanager
 def mismatches_explained(folder: str) -> Iterator[None]:
-    """Replaces, in its block, TensorFlow's error about a checkpoint of another model by one that names the variable.
+    """Names, in TensorFlow's error about a checkpoint of another model, the first variable that does not fit.
+
+    The `with` block restores the checkpoint.
 
     Args:
       folder: the folder whose newest checkpoint is restored.
@@ -109,7 +111,7 @@ def mismatches_explained(folder: str) -> Iterator[None]:
 
 
 def _first_difference(graph, prefix, must_be_there):
-    """Describes the first variable that differs, in the graph and in the checkpoint; None if all are the same."""
+    """Returns texts for the first variable that differs: its graph side and its checkpoint side; None if all fit."""
     shapes = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
     for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
         name, shape = variable.op.name, variable.shape
@@ -200,7 +202,7 @@ def _newest_intact(folder, listed):
 
 
 def _has_lost_list(folder):
-    """Returns whether the folder has checkpoints of this job; older checkpoints without a list mean a fresh start."""
+    """Returns whether this job has saved to the folder, so that a missing file `checkpoint` must have been lost."""
     began = float(read_variable(BEGAN) or "inf")
     files = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ()
     indexes = [os.path.join(folder, file) for file in files if re.search(r"-\d+\.index$", file)]

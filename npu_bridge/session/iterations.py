@@ -86,13 +86,13 @@ def steps_per_run(session: Any) -> int:
 
 
 def take_run_metadata(session: Any) -> config_pb2.RunMetadata | None:
-    """Returns the RunMetadata of the last overlapping steps of a run with a trace level; None without such steps."""
+    """Returns the trace of the last traced run whose steps overlapped, and forgets it; None if there is none."""
     loops = find_engine(session, _LoopEngine)
     return loops.take_run_metadata() if loops is not None else None
 
 
 class _LoopEngine(SessionEngine):
-    """A session engine that trains all steps of a run but the last before the run itself."""
+    """A session engine for runs of several steps: trains all but the last step, then executes the run for the last."""
 
     place = Place.LOOPS
 
@@ -257,7 +257,7 @@ def _make_loop(graph, step, fed):
 
 
 def _make_overlapped_loop(graph, step, fed, waits):
-    """Returns the loop in which the next step begins early, and whether it is new; only a new loop uses `waits`."""
+    """Returns a loop in which the next step begins early, and whether this call made the loop, with `waits`."""
     return _find_or_make_loop(graph, (step, fed, "overlapped"), lambda: put_in_overlapped_loop(graph, step, fed, waits))
 
 

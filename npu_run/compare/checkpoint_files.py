@@ -21,7 +21,9 @@ _OTHERS = re.compile(r"eval.*|export|variables|assets|repeat-\d+|\..*")
 
 
 def checkpoints_in(path: str) -> dict[int, str]:
-    """Returns the paths of checkpoints by the number that ends their names (mostly the global step); -1 without one.
+    """Returns the paths of checkpoints, by the number at the end of each name (mostly the global step).
+
+    A name without a number counts as -1.
 
     Args:
       path: a folder, whose subfolders are searched too, or a checkpoint, without `.index`.

@@ -69,7 +69,7 @@ def compare_checkpoints(
     """Compares the checkpoints that two trainings have in common.
 
     Args:
-      a, b: for each repeat the result of `checkpoints_in`: its checkpoints by step.
+      a, b: the checkpoints of A and B: for each repeat, the paths by step, as `checkpoints_in` returns them.
     Returns:
       The verdict, and the variables at the deciding step, worst first.
     Raises:

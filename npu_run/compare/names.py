@@ -92,7 +92,7 @@ def _unique_pairs(free_a, free_b, key) -> list[tuple[str, str]]:
 
 
 def _find_fused(candidates, names) -> dict[str, list[str]]:
-    """Returns the candidates that join at least two of the names, each with these names; uses each name once."""
+    """Returns each candidate whose name is made of two or more of `names`, with these parts; uses each name once."""
     known: dict[str, str] = {}
     for name in names:
         known.setdefault(plain_name(name), name)

@@ -196,7 +196,8 @@ def _measure_noise(a: Dump, repeats: Sequence[Dump], tolerance: float | None) ->
     if 2 * len(noisy) > len(a.files):
         raise CannotTell(
             f"The dumps of A's own repeats differ in {len(noisy)} of {len(a.files)} tensors at step {a.key.step}, so "
-            f"those of B show nothing; let the repeats differ only in rounding: npu-run --repeat 3 --vary rounding."
+            f"a difference of B shows nothing; let the repeats differ only in rounding: npu-run --repeat 3 --vary "
+            f"rounding."
         )
     return noise, noisy
 

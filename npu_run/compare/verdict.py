@@ -34,5 +34,5 @@ class Verdict(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """Exit code: 0 for inside, 1 for outside, 2 if it cannot be told."""
+        """The exit code: 0 if B agrees with A, 1 if B does not agree, 2 if the comparison has no result."""
         return 2 if self.is_inside is None else int(not self.is_inside)

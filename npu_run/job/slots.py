@@ -105,7 +105,10 @@ def _local_slots(plan: Plan) -> Iterator[tuple[list[Slot], KeyValueServer]]:
 
 
 def _route_to_host(plan: Plan, name: str) -> tuple[str, str, str]:
-    """Returns a host ("": this machine), the server's address for ranks there ("" if unknown), and their interface."""
+    """Returns how ranks on a host reach the server: the host's name, the server's address, and the network interface.
+
+    The name is "" for this machine; the interface is "" on another host.
+    """
     if not plan.is_local and not is_this_machine(name):
         return name, address_towards(name), ""
     if not plan.is_local:

@@ -237,8 +237,8 @@ class _Job:
         return Outcome(self._report_failure(cause, endings), has_failed=True, was_torn=was_torn)
 
     def _must_stop_at_once(self) -> bool:
-        """Returns whether a signal must stop the ranks at once; asks them to end a step on a first SIGTERM or a
-        resize."""
+        """Returns whether a signal must stop the ranks at once. A first SIGTERM, or a resize of the job, only asks the
+        ranks to end after the current step."""
         if not self._ordered_stop.is_asked and self._ordered_stop.is_possible:
             told = [rank.rank for rank in self.ranks if rank.received_signal]
             if self._signals == [signal.SIGTERM] or (told and not self._signals):

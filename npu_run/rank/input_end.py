@@ -80,7 +80,7 @@ class _InputWatch(SessionEngine):
             self._report_end(kind, _global_step(session, self._counts.get(kind, 0)), of_fit=False)
 
     def report_exit(self) -> None:
-        """Reports the number of steps of a script that ends now, if it is known and no end of input was reported."""
+        """Reports the script's number of steps as the script ends, unless an end of its input was reported already."""
         with contextlib.suppress(Exception):  # the graph can be gone
             steps = self._count_training_runs() if self._ended is None else 0
             if steps:

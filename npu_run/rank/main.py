@@ -132,7 +132,7 @@ def _watch_updates(tensorflow: types.ModuleType) -> None:
 
 
 def _set_device(device: str) -> None:
-    """Sets the device of a rank table in the environment variables, in place of their values."""
+    """Overwrites the environment variables of the device with the device from the rank table."""
     for name in ("ASCEND_DEVICE_ID", "DEVICE_ID"):
         write_variable(name, device)
 

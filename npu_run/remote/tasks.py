@@ -134,7 +134,10 @@ class Tasks:
         return Plan(self.count, self.slots())
 
     def network_places(self, size: int) -> list[tuple[str, str, str]]:
-        """Returns for each rank its task ("" for task 0), this machine's address for the task, and the interface."""
+        """Returns for each rank its task's name, this machine's address for the task, and the network interface.
+
+        The name is "" for task 0; the interface is "" on other hosts.
+        """
         order = self._agents_by_rank(size)
         here = next((_local_address(agent) for agent in order if agent and agent.host != self._host), _LOCAL)
         interface = (environment.read_variable("HOROVOD_GLOO_IFACE") if here != _LOCAL else "") or find_interface(here)

@@ -179,7 +179,7 @@ def sctype2char(sctype: Any) -> str:
 
 
 def maximum_sctype(t: Any) -> Any:
-    """Returns the widest scalar type of the same kind; for types of other kinds, the type itself."""
+    """Returns the widest integer, float or complex type of the kind of `t`; any other type unchanged."""
     found = obj2sctype(t)
     if found is None:
         return t

@@ -78,7 +78,7 @@ def warn_about_dropped_state(checkpoint: str, names: Sequence[str]) -> None:
 
 
 def warn_about_averaged_state(checkpoint: str, names: Sequence[str], counts: Iterable[int]) -> None:
-    """Warns for which state the ranks restore the mean of rows, and how many ranks wrote the rows."""
+    """Warns that another number of ranks wrote a checkpoint, and lists the state whose mean the ranks now restore."""
     if names:
         size, of = collective.current().size, " and ".join(map(str, sorted(set(counts))))
         now = f"{size} ranks" if size > 1 else "1 rank"

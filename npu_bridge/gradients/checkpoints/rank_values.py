@@ -100,7 +100,7 @@ class RankValues:
         return None if tf.executing_eagerly() else tf.group(*filled)
 
     def counts(self) -> dict[str, int]:
-        """Returns a dict from the name of each variable to its current number of rows; for eager execution only."""
+        """Returns for each variable, by name, its current number of ranks' rows; for eager execution only."""
         return {variable.name: int(count) for (variable, _), count in zip(self._kept.values(), self._counts())}
 
     def _counts(self):
@@ -117,10 +117,11 @@ class RankValues:
 
 
 class RestoreOwnValues(first_run.Check):
-    """A check of session runs that restores this rank's values from the rows before a training run.
+    """A check of session runs that restores this rank's values before a training run.
 
-    A training step of a TF 1 graph reads weights before any operator of this package runs. So rows are taken in a
-    separate run: before the first training run of a session, and after rows were filled or restored.
+    The values come from variables with a row for each rank. A training step of a TF 1 graph reads weights before any
+    operator of this package runs. So a rank takes its row in a separate run: before the first training run of a
+    session, and after rows were filled or restored.
 
     Args:
       values: the `RankValues` of the current graph, with all its variables made.

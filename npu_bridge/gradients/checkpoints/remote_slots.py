@@ -169,7 +169,7 @@ class RemoteSlots:
             self._end_listening(session)
 
     def listen(self, session) -> None:
-        """Sends the slots of this rank to rank 0 on every request, until rank 0 ends the round; collective."""
+        """Sends the slots of this rank to rank 0 on each request, until rank 0 has no more requests; collective."""
         while session.run(self.asked):
             session.run([part.sent for part in self._parts])
 

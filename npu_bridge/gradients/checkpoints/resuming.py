@@ -44,6 +44,8 @@ class _Read(NamedTuple):
 class _Plan(NamedTuple):
     """A plan that says how each variable of a saver is restored from a checkpoint.
 
+    For state that differs between ranks, a checkpoint has a matrix with a row for each rank.
+
     Attributes:
       reads: all tensors that the saver reads.
       begun: variables that start from initial values, by key and slice.

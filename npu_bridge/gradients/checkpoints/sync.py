@@ -71,7 +71,10 @@ def batch_counters(optimizer: Any) -> list:
 
 
 def reset_restarting_state(optimizer: Any) -> None:
-    """Resets to zero, eagerly, the state of stages that starts from zero in a resumed training; for any optimizer."""
+    """Sets to zero, eagerly, those variables of an optimizer's stages that checkpoints do not restore.
+
+    Does nothing for an optimizer without stages.
+    """
     try:
         stages = [stage for pipeline in list_pipelines(optimizer) for stage in pipeline.stages]
     except TypeError:

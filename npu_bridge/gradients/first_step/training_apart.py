@@ -50,7 +50,7 @@ def _watch_gradients_once() -> None:
 
 
 class _FirstTrainingCheck(first_run.Check):
-    """A check of each graph, before its first run that trains."""
+    """Warns, before a graph's first training run, if its updates do not depend on gradients of several ranks."""
 
     def __init__(self):
         super().__init__()

@@ -29,8 +29,8 @@ def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
     """Wraps a Keras optimizer in a pipeline.
 
     Returns:
-      An optimizer of the same generation. Without TensorFlow 2 behaviour: a legacy optimizer, if Keras has one of the
-      same kind; Keras converts optimizers in the same way. With loss scaling, the result is also an instance of
+      An optimizer of the same generation. Without TensorFlow 2 behaviour, it is the legacy optimizer of the same kind,
+      if Keras has one, because Keras makes this conversion, too. With loss scaling, the result is also an instance of
       `LossScaleOptimizer` of `tf.keras.mixed_precision`, or of `keras.optimizers` in Keras 3, so that Keras adds no
       second loss scaling.
     Raises:

@@ -73,7 +73,7 @@ def all_shapes_fit(variables: Sequence, values: Sequence[np.ndarray]) -> bool:
 
 
 def _names_in_files(variables):
-    """Returns the names used in files: kind and number, since names of layers differ between models."""
+    """Returns names for files, made of kind and number; the variables' own names have layer names, which vary."""
     counts: dict[str, int] = {}
     names = []
     for variable in variables:

@@ -232,9 +232,9 @@ def cut_fragments(
 
 
 def wait_for_all_gradients(gradients: Sequence) -> list:
-    """Returns gradients that can be sent: unchanged, or with `hcom_parallel=False` only after all of them exist.
+    """Returns the gradients to send. With `hcom_parallel=False`, each of them waits until all have been computed.
 
-    The option is read from the options of the current graph. Without such options, as in eager execution, it is on.
+    The option `hcom_parallel` comes from the current graph; without options, as in eager execution, it is on.
     """
     of_graph.record_built_value("hcom_parallel", _overlaps_backward_pass())
     if _overlaps_backward_pass():

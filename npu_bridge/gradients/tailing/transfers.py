@@ -108,6 +108,6 @@ def _passes_on(user, op):
 
 
 def _is_identity_without_transfer(merge, start):
-    """Returns whether the other branch, without the transfer, passes its input on unchanged."""
+    """Returns whether a condition whose one branch sends a tensor returns this tensor unchanged in the other."""
     others = [tensor.op for tensor in merge.inputs if tensor.op.type == "Switch"]
     return len(others) == 1 and others[0].inputs[0].name == start.inputs[0].name

@@ -147,7 +147,7 @@ def _draw_metrics(curves: Curves, x: Axis) -> list[str]:
 
 
 def tiles(rows: Iterable[tuple[str, str, str]]) -> str:
-    """Returns tiles as HTML; each row has a label, a value and a small remark."""
+    """Returns HTML with a tile for each row: label, value, and a remark in small print."""
     shown = "".join(
         f"<div><dt>{escape(label)}</dt><dd>{escape(value)} <small>{escape(remark)}</small></dd></div>"
         for label, value, remark in rows

@@ -132,7 +132,7 @@ class ResumableLoop:
         return is_last
 
     def _is_within_update(self):
-        """Returns whether accumulated batches wait for the rest of their update."""
+        """Returns whether some batches have been accumulated for an update that is not complete yet."""
         return any(map(int, batch_counters(self._optimizer)))
 
     def _updates_made(self):

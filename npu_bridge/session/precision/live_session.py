@@ -322,7 +322,7 @@ def _warn_about_underflow() -> None:
 
 
 def _find_or_make_marker(graph: tf.Graph) -> tf.Operation:
-    """Returns a graph's operator that does nothing, which marks runs after the switch; creates it at the first call."""
+    """Returns a graph's no-op that marks runs after the switch of precision; creates it at the first call."""
     try:
         return graph.get_operation_by_name(MARKER)
     except KeyError:

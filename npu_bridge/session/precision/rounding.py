@@ -48,8 +48,8 @@ class RoundingLayer:
       seen_ops: number of operators of the graph that have been processed.
       replaced: dict from the reference of an output to the tensor that its consumers read instead.
       found: names of the operators whose inputs or outputs are rounded.
-      calls: dict from an operator that calls functions, or the reference of its output, to the element that runs use
-        instead.
+      calls: dict from an operator that calls functions, or the reference of its output, to the operator or tensor that
+        session runs use instead.
     """
 
     def __init__(self, name: str, guard: tf.Tensor | None):

@@ -95,7 +95,7 @@ class HParams:
 
     Args:
       hparam_def: not supported (a protocol buffer of 1.15); pass the values by name.
-      model_structure: any object, which `get_model_structure` returns.
+      model_structure: any object; `get_model_structure` returns it unchanged.
       **kwargs: names and values; all elements of a list must have one type.
     """
 

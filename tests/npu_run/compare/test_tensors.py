@@ -77,7 +77,7 @@ def test_what_repeats_of_a_differ_in_is_not_judged(base, tmp_path):
     assert verdict.exit_code == 0
     assert any(note.startswith("Tensors that were not judged, as A's own repeats differ") for note in verdict.notes)
     assert "the largest relative error is 0," in verdict.sentence, verdict.sentence
-    with pytest.raises(CannotTell, match="own repeats differ in .* so those of B show nothing"):
+    with pytest.raises(CannotTell, match="own repeats differ in .* so a difference of B shows nothing"):
         compare_dumps(base, one, repeats=[of_training(dump(tmp_path / "fed", fed=2.0))])
 
 
