@@ -205,7 +205,7 @@ def run_script(
     script: str,
     arguments: tuple[str, ...],
 ):
-    """Runs the Python file SCRIPT on N ranks, or a command.
+    """Runs the Python file SCRIPT on N ranks, or runs a command.
 
     A single rank runs as a plain process, without Horovod. When a rank fails, the launcher stops the others and names
     the failed rank in its last line.

@@ -239,7 +239,7 @@ def _title(command: click.Command) -> str:
 
 
 def check_script(script: str) -> None:
-    """Ends the command if there is nothing at the script's path. A folder there fails later, when it is read."""
+    """Ends the command if the script's path does not exist. The path of a folder fails later, when it is read."""
     with exit_on(LaunchError):
         if not os.path.exists(script):
             raise LaunchError(missing_script(script))

@@ -30,7 +30,9 @@ MADE_BY = {
 
 @contextlib.contextmanager
 def own_output(folder: str, option: str, command: str = "npu-run", holds: bool = True) -> Iterator[OwnFolder]:
-    """Reserves a folder for the output of a command of `MADE_BY` during a block; arguments as for `own_folder`.
+    """Reserves a folder for a command's output while the `with` block runs.
+
+    `command` is a key of `MADE_BY`; the other arguments are as for `own_folder`.
 
     Raises:
       LaunchError: the folder holds other files, even if the command would clear it; another process uses it; or it

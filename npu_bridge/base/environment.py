@@ -36,12 +36,12 @@ class Placement(NamedTuple):
 
 
 class Task(NamedTuple):
-    """The position of this process among several that a cluster started with the same command.
+    """The position of this process among the processes that a cluster started with the same command.
 
     Attributes:
       number: position of this process, from 0.
       count: number of these processes, at least 2.
-      is_local: whether all are known to be on one machine.
+      is_local: whether all these processes are known to be on one machine.
       job: a text shared by these processes only; "" if no variable identifies the job.
     """
 

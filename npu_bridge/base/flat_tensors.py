@@ -84,7 +84,7 @@ def _place_in(tensor, flat):
 
 
 def pieces_to_flats(tensors: Sequence[Any]) -> list:
-    """Returns the tensors with pieces replaced by their flat tensor, if all its pieces are present."""
+    """Returns the tensors, with each flat tensor in place of its pieces if all of these pieces are present."""
     places = [getattr(tensor, _MARK, None) for tensor in tensors]
     found: dict[int, list] = {}
     for place in places:

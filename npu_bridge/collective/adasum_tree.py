@@ -150,5 +150,5 @@ class _Segments:
         return tf.pad(tf.stack(rows), [[self._first, self._all - self._first - self._count], [0, 0]])
 
     def of_piece(self, numbers):
-        """Returns the numbers of this piece's segments from a vector with a number for each tensor."""
+        """Selects, from a vector with a number for each tensor, the numbers of the tensors in this piece."""
         return numbers[self._first : self._first + self._count]

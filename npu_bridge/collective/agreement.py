@@ -104,9 +104,10 @@ class Difference(NamedTuple):
 
 
 class Agreements:
-    """The plans that this rank has posted. Ranks compare their n-th plans for an optimizer's name.
+    """The plans that this rank has posted, counted by the optimizer's name.
 
-    Plans are counted separately for each name, so that a plan of one rank alone shifts few other comparisons.
+    A rank's n-th plan of a name is compared with the n-th plans of this name on other ranks. So if only one rank posts
+    a plan, the later plans of other names are still compared correctly.
     """
 
     def __init__(self):

@@ -255,8 +255,8 @@ def _ready_secs(share: float, training: Training) -> float:
 
 
 def _earliest_arrival(end, arrivals, fragments):
-    """Returns when `end` pieces can have arrived, and the start of their last fragment, given the arrivals with one
-    fragment less."""
+    """Returns the earliest arrival of the first `end` pieces, and the first piece of their last fragment; `arrivals`
+    has the times with one fragment less."""
     best, best_start = math.inf, 0
     for start in range(1, end):
         length, earliest = fragments[start, end]

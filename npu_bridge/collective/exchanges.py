@@ -96,7 +96,7 @@ def check_update(before: Exchanges, variables: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def unchecked_updates() -> Iterator[None]:
-    """Does not check updates of Keras optimizers inside the block; for callers that know their collectives."""
+    """Turns the check of Keras updates off inside the block, for callers whose updates need no such check."""
     _WATCH.depth += 1
     try:
         yield

@@ -106,7 +106,7 @@ class _CheckingEngine(SessionEngine):
 
 
 def _with_checks(session, function, find_run):
-    """Returns a function that makes due checks before it calls `function`, which runs a session, as TF 1 Keras does."""
+    """Wraps a function through which TF 1 Keras runs a session: the result first makes the checks that are due."""
 
     def run(*arguments, **keywords):
         _make_due_checks(session, find_run)

@@ -12,7 +12,7 @@ __all__ = ["LruCache"]
 
 
 class LruCache:
-    """Raises NotImplementedError: this cache of the NPU stack; look up rows with `tf.nn.embedding_lookup`."""
+    """Raises NotImplementedError: this cache needs a device of the NPU stack. Use `tf.nn.embedding_lookup` instead."""
 
     def __init__(self, cache_size: int = 100000, load_factor: float = 1, dtype: Any = tf.uint32):
         raise not_available_error(

@@ -84,7 +84,7 @@ def choose_tensors(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> l
 
 
 def run_function_at(number: tf.Tensor, runs: Sequence[Callable[[], Any]]) -> Any:
-    """Runs the function at position `number` (int32 scalar) of `runs`; returns the op, or eagerly its result."""
+    """Runs the function at position `number` (int32 scalar) of `runs`; returns the op, or in eager mode the result."""
     if tf.executing_eagerly():
         return runs[int(number)]()
     if not building_graph():

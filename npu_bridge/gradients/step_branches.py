@@ -22,7 +22,8 @@ def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
 
     Args:
       step: the step.
-      apply: function that updates the pairs in its argument. It can have no parameter if all variables are trained.
+      apply: function that updates a list of (gradient, variable) pairs, or a function without arguments if each step
+        trains all variables.
     Raises:
       ValueError: `apply` has no parameter, but the step leaves variables out.
     """

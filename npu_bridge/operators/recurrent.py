@@ -115,7 +115,7 @@ def attentional_gru(
 ) -> list[tf.Tensor]:
     """Runs a `gru` whose update gate is multiplied by 1 - attention, which is [T, B].
 
-    Returns the outputs of `gru`, with the multiplied update gate after `update`.
+    Returns the outputs of `gru`, and, inserted after `update`, the multiplied update gate.
     """
     return _gru(x, weights, h, rule, lengths, (attention[..., tf.newaxis],))
 

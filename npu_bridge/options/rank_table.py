@@ -56,7 +56,7 @@ class RankTable(NamedTuple):
         return tuple({p.server: p.local_size for p in self.placements}.items())
 
     def own_placement(self) -> Placement:
-        """Returns this process's placement: by `RANK_ID`, else by `POD_NAME`, else the only one in the table.
+        """Returns this process's placement, found by `RANK_ID`, else by `POD_NAME`; else the table's only placement.
 
         Raises:
           ValueError: the process is not in the table, or neither variable identifies its rank.

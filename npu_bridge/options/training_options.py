@@ -20,7 +20,7 @@ class TrainingOptions(Mapping):
     __slots__ = ("_set", "_values")
 
     def __init__(self, values: Mapping[str, Any], were_set: Iterable[str] = ()):
-        """Args: values: by option name; copied. were_set: names of options set to another value than their default."""
+        """Copies `values`, a dict by option name; `were_set` names the options that differ from their default."""
         object.__setattr__(self, "_values", MappingProxyType(dict(values)))
         object.__setattr__(self, "_set", tuple(were_set))
 

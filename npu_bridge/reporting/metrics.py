@@ -277,7 +277,7 @@ class _Entries:
         self._updates += updates
 
     def _sparse_interval(self) -> int:
-        """Returns the runs until the next entry: 1, then 2 and more, up to the next multiple of `most_steps`."""
+        """Returns the number of runs until the next entry: 1, later more, up to the next multiple of `most_steps`."""
         most = self._most_steps
         grown = 1 if self._runs < _ALL_OF_THE_FIRST else max(2, self._runs // 50)
         return min(grown, most - self._runs % most)

@@ -251,7 +251,7 @@ def copy_checkpoint(source: str, target: str) -> None:
 
 
 def remove_leftovers(folder: str, basename: str) -> None:
-    """Deletes half-written files, after a process that held the folder and is known to be dead."""
+    """Deletes the half-written files of a process that held the folder and is known to be dead."""
     of_checkpoint = rf"{re.escape(basename)}-\d+(_temp(_\w+)?|\..*\.(tempstate|tmp)\w+)"
     half_written = re.compile(rf"{of_checkpoint}|(checkpoint|graph\.pbtxt)\.tmp\w+")
     for name in tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ():

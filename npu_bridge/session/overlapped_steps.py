@@ -160,7 +160,7 @@ class OverlappedSteps:
     def _record_duration(self, overlaps, steps, secs):
         """Records how long steps took, and decides after enough trials.
 
-        The first loop of each way, for which TensorFlow prepares the graph, does not count.
+        The first loop with overlap and the first without do not count, because TensorFlow prepares the graph for them.
         """
         if self._overlaps is not None or self._loop is None or steps < LEAST_STEPS:
             return

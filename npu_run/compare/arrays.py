@@ -201,7 +201,10 @@ def compare_arrays(a: StoredArray, b: StoredArray, tolerance: float | None = Non
 
 
 def _finite_pairs(a: StoredArray, b: StoredArray, bad: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Yields elements that are finite in both arrays, as float64, and their number; counts the others in `bad`."""
+    """Yields pairs of pieces, as float64, with only the elements that are finite in both arrays, and their number.
+
+    Adds the numbers of all other elements to `bad`.
+    """
     for x, y in zip(read_pieces(a), read_pieces(b)):
         x, y = (piece.astype(np.complex128 if piece.dtype.kind == "c" else np.float64) for piece in (x, y))
         with np.errstate(over="ignore", invalid="ignore"):

@@ -67,7 +67,7 @@ def describe_no_process(error: OSError) -> str:
 
 
 def allow_files(slots: Sequence[Any], log_dir: str | None) -> contextlib.AbstractContextManager[Limit | None]:
-    """Allows a job's open files: for each rank a server connection and a log, for local ranks and hosts channels."""
+    """Allows the open files of a job: a connection and a log for each rank, pipes for each local rank and host."""
     here, hosts = sum(not slot.host for slot in slots), len({slot.host for slot in slots})
     count = FILES_OF_A_RANK * (here + hosts) + (1 + bool(log_dir)) * len(slots)
     return allow_open_files(count, f"{len(slots)} ranks")

@@ -82,7 +82,7 @@ def matplotlib_use(backend: str, *_: Any, **options: Any) -> None:
 def _returning_matrix(name: str, new_name: str | None = None) -> Any:
     """Returns a networkx function that returns a SciPy matrix as before networkx 3, not a sparse array.
 
-    The two differ: sums over an axis keep this axis only in a matrix.
+    Code can depend on the difference: a sum over an axis keeps the axis in a matrix, but not in an array.
     """
     networkx = importlib.import_module("networkx")
     real = getattr(networkx, new_name or name)

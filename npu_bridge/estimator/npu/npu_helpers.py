@@ -272,8 +272,8 @@ def npu_keras_optimizer(
       A Keras optimizer of the generation of `opt`.
     Raises:
       TypeError: `opt` is not a Keras optimizer, the manager is not a manager, or a switch is not True or False.
-      ValueError: `opt` averages gradients or scales the loss itself, `is_loss_scale` without a manager, `wire` is not a
-        wire format, or Keras 3 computes with another library.
+      ValueError: `opt` averages gradients or scales the loss itself, `is_loss_scale` is True without a manager, `wire`
+        is not a wire format, or Keras 3 computes with another library.
     """
     owner = "npu_keras_optimizer"
     is_loss_scale = loss_scale_manager is not None if is_loss_scale is None else is_loss_scale

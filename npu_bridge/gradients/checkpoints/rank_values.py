@@ -61,7 +61,9 @@ class RankValues:
                 setattr(self.module, f"rows_{len(self._kept) - 1}", rows)  # where object-based checkpoints find it
 
     def take_own_rows(self) -> Any:
-        """Sets each variable to this rank's row, if there are rows; with another number of ranks, to their mean.
+        """Sets each variable to the row with this rank's value, if a checkpoint filled the rows.
+
+        If the checkpoint is from another number of ranks, sets the variable to the mean of the rows.
 
         Returns:
           The op, for which readers of the variables must wait; None in eager execution or if there are no rows to take.
@@ -171,7 +173,7 @@ _RESTORE_CHECKS: weakref.WeakKeyDictionary[tf.Graph, list[RestoreOwnValues]] = w
 
 
 def expect_restored_rows(graph: tf.Graph | None, session: Any) -> None:
-    """Makes a session take rows again, because it has restored variables, which can include rows."""
+    """Makes a session take this rank's values from the rows again, as restored variables can include rows."""
     for restore_own in _RESTORE_CHECKS.get(graph, ()) if graph is not None else ():
         restore_own.done_in.discard(session)
 

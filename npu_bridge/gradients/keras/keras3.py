@@ -68,7 +68,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
 
     @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss):
-        """Returns the loss to differentiate: a tensor, with loss scaling multiplied by the loss scale."""
+        """Returns the loss to differentiate, a tensor; if the optimizer scales the loss, the scaled loss."""
         return self._pipeline.scale_loss(loss)
 
     @tf.autograph.experimental.do_not_convert

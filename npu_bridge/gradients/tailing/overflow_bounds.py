@@ -127,9 +127,9 @@ class OverflowBounds:
         return tf.reduce_all(tf.stack(parts)) if len(parts) > 1 else parts[0]
 
     def _is_vote_zero(self, votes):
-        """Returns whether this rank is certain to vote 0 in a sum of votes over the ranks that is compared with zero.
+        """Returns whether this rank's vote is certainly 0.
 
-        A vote is a boolean cast to an integer.
+        The ranks sum their votes, booleans cast to integers, and compare the sum with zero.
         """
         while votes.op.type in ("DeepCopy", *_SAME_VALUES):
             votes = votes.op.inputs[0]

@@ -216,7 +216,11 @@ class _Executors(SessionEngine):
         return lambda *arguments, **keywords: call(*arguments, *values, **keywords)
 
     def _adapt_request(self, session, request):
-        """Returns a request for the right executor, which is built if needed, with the policy and the kind of run."""
+        """Changes a request so that it uses the executor of the right precision; builds this executor if needed.
+
+        Returns:
+          The request, the policy, and the kind of run.
+        """
         debug_options = b""  # executors depend on these run options only
         if request.options is not None:
             given = tf.compat.v1.RunOptions.FromString(read_content(request.options))

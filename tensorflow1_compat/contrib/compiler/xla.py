@@ -6,7 +6,7 @@ from tensorflow1_compat.contrib.tpu.ops import rewrite
 
 
 def compile(computation, inputs=None):
-    """Returns a list of the tensors that `computation(*inputs)` returns; they wait for operations that it returns."""
+    """Calls `computation(*inputs)`; returns the tensors among its results, which wait for the operations among them."""
     return rewrite(computation, inputs)
 
 
