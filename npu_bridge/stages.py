@@ -70,7 +70,7 @@ def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) ->
 
     Args:
       optimizer: an optimizer with stages, or a pipeline. If optimizers are nested, the stages of the outermost come
-        last, because gradients reach them last.
+        last, because gradients reach these stages last.
       svg: a file for a picture of the stages. An existing file is overwritten only if it is such a picture.
       ranks: number of ranks with which to count bytes; by default the number of ranks of this job.
     Returns:

@@ -50,7 +50,7 @@ _tables: Tables = OF_1
 
 
 def serve(tree: SourceTree | None, tables: Tables = OF_1) -> None:
-    """Gives the files of `tree`, the script's source files, proxies for TensorFlow, which `tables` describe."""
+    """Makes the files of `tree` (the script's files) import proxies of TensorFlow, which `tables` describe."""
     global _tree, _tables
     _tree, _tables = tree, tables
     _proxies.clear()

@@ -160,7 +160,7 @@ def _fragment_secs(
 
 
 def _share_in_one_all_reduce(ranks: int, training: Training) -> float:
-    """Returns the largest share of all bytes in one all-reduce, rounded down to whole gradients, but at least one."""
+    """Returns the largest share of the bytes that one all-reduce can hold: whole gradients, at least one."""
     gradient_bytes = training.gradient_bytes * training.wire_share / training.tensors
     return max(1, math.floor(all_reduce_bytes(ranks) / gradient_bytes)) / training.tensors
 
@@ -276,9 +276,10 @@ def _trace_sizes(starts, number, end):
 
 
 def _shares_of_whole_gradients(percentages: Sequence[float], training: Training) -> list[float]:
-    """Returns the share of all gradients in each fragment, as gradients are never split at a percentage.
+    """Returns the share of the gradients in each fragment, which holds whole gradients only.
 
-    The rounded percentages cannot serve as shares: a sum just above 100 % would add an all-reduce.
+    Percentages with two decimals are too coarse as shares: a fragment a little too large for one all-reduce would take
+    two.
     """
     cut = split_by_size([1] * training.tensors, percentages)
     return [len(fragment) / training.tensors for fragment in cut]

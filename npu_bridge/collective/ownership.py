@@ -56,7 +56,7 @@ def _part_length(sizes, owners):
 def _fair_share(sizes, owners):
     """Returns an equal share of the sizes for each owner.
 
-    An item larger than all smaller items together gets an owner to itself, and neither of the two counts.
+    An item larger than all smaller items together gets a separate owner; the item and its owner do not count.
     """
     ascending = sorted(sizes)
     rest = sum(ascending)

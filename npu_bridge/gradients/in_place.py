@@ -84,7 +84,7 @@ class _AveragingMethods:
         self._replace(optimizer, method_name, name, method)
 
     def average_returned_gradients(self, optimizer, method_name, name):
-        """Replaces a method that returns gradients for `(loss, params)`, so that it averages them first."""
+        """Makes a method that returns gradients for `(loss, params)` return their averages over the ranks."""
 
         def method(original, pipeline, loss, params):
             gradients = self._call_original(original, (loss, params), {})

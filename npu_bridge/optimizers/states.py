@@ -43,7 +43,9 @@ def get_states(count: Any, slots: dict, session: tf.compat.v1.Session | None = N
 
 
 def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.compat.v1.Session | None = None) -> None:
-    """Assigns the result of `get_states`. Variables that `states` does not name stay unchanged; in an error, all do.
+    """Assigns the result of `get_states`. Variables that `states` does not name stay unchanged.
+
+    After an error, all variables are unchanged.
 
     Raises:
       TypeError: a value is not the expected dictionary, or has numbers of a kind that its variable cannot hold.

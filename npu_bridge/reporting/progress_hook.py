@@ -211,7 +211,7 @@ class Pace:
         self._marks: collections.deque[tuple[int, float]] = collections.deque(maxlen=window + 1)
 
     def mark(self, steps: int, now_secs: float) -> None:
-        """Records the number of steps tried until a time; both numbers must never decrease."""
+        """Records the number of steps tried until a time; neither number may decrease from call to call."""
         if self._first is None:
             self._first = (steps, now_secs)
         self._marks.append((steps, now_secs))

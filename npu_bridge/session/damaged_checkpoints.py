@@ -88,7 +88,7 @@ def check_checkpoint(path: str) -> None:
 
 @contextlib.contextmanager
 def mismatches_explained(folder: str) -> Iterator[None]:
-    """Names, in TensorFlow's error about a checkpoint of another model, the first variable that does not fit.
+    """Makes TensorFlow's error about a checkpoint of another model name the first variable that does not fit.
 
     The `with` block restores the checkpoint.
 
@@ -111,7 +111,7 @@ def mismatches_explained(folder: str) -> Iterator[None]:
 
 
 def _first_difference(graph, prefix, must_be_there):
-    """Returns texts for the first variable that differs: its graph side and its checkpoint side; None if all fit."""
+    """Returns two texts about the first variable that differs, for the graph and for the checkpoint; else None."""
     shapes = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
     for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
         name, shape = variable.op.name, variable.shape

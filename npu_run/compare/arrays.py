@@ -201,9 +201,9 @@ def compare_arrays(a: StoredArray, b: StoredArray, tolerance: float | None = Non
 
 
 def _finite_pairs(a: StoredArray, b: StoredArray, bad: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Yields pairs of pieces, as float64, with only the elements that are finite in both arrays, and their number.
+    """Yields (piece of a, piece of b, length), as float64, with only the elements that are finite in both arrays.
 
-    Adds the numbers of all other elements to `bad`.
+    Counts all other elements in `bad`.
     """
     for x, y in zip(read_pieces(a), read_pieces(b)):
         x, y = (piece.astype(np.complex128 if piece.dtype.kind == "c" else np.float64) for piece in (x, y))

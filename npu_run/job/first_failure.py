@@ -222,7 +222,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def is_consequence(ending: Ending) -> bool:
-    """Returns whether a rank failed only because another rank is gone, for example because Gloo aborted it."""
+    """Returns whether a rank failed only because another rank is gone; Gloo may have aborted the process then."""
     return ending.is_secondary or ending.signal_number == signal.SIGABRT
 
 

@@ -102,7 +102,7 @@ class RankValues:
         return None if tf.executing_eagerly() else tf.group(*filled)
 
     def counts(self) -> dict[str, int]:
-        """Returns for each variable, by name, its current number of ranks' rows; for eager execution only."""
+        """Returns, by variable name, the number of ranks whose values the rows hold now; for eager execution only."""
         return {variable.name: int(count) for (variable, _), count in zip(self._kept.values(), self._counts())}
 
     def _counts(self):
@@ -173,7 +173,7 @@ _RESTORE_CHECKS: weakref.WeakKeyDictionary[tf.Graph, list[RestoreOwnValues]] = w
 
 
 def expect_restored_rows(graph: tf.Graph | None, session: Any) -> None:
-    """Makes a session take this rank's values from the rows again, as restored variables can include rows."""
+    """Makes a session read this rank's values from the rows again, because a restore may have changed the rows."""
     for restore_own in _RESTORE_CHECKS.get(graph, ()) if graph is not None else ():
         restore_own.done_in.discard(session)
 

@@ -71,7 +71,7 @@ def batch_counters(optimizer: Any) -> list:
 
 
 def reset_restarting_state(optimizer: Any) -> None:
-    """Sets to zero, eagerly, those variables of an optimizer's stages that checkpoints do not restore.
+    """Sets to zero, eagerly, the variables of an optimizer's stages that restart at zero when training resumes.
 
     Does nothing for an optimizer without stages.
     """

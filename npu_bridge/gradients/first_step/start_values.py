@@ -41,7 +41,7 @@ _MAX_BATCH_BYTES = 256 * 2**20
 
 
 def plan_collectives(stages: Sequence[Stage], grads_and_vars: Sequence, has_numbered_names: bool) -> agreement.Plan:
-    """Lists the collectives that `stages` run for these gradients; ranks compare the lists before the first one."""
+    """Lists the collectives of `stages` for these gradients; ranks compare the lists before the first collective."""
     plan = agreement.Plan(has_numbered_names=has_numbered_names)
     for stage in stages:
         plan.owner = stage.transfer_name or plan.owner

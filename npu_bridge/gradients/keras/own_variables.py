@@ -73,7 +73,7 @@ def all_shapes_fit(variables: Sequence, values: Sequence[np.ndarray]) -> bool:
 
 
 def _names_in_files(variables):
-    """Returns names for files, made of kind and number; the variables' own names have layer names, which vary."""
+    """Returns names for files: kind and number, because the variables' own names differ between models."""
     counts: dict[str, int] = {}
     names = []
     for variable in variables:

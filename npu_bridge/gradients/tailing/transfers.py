@@ -108,6 +108,6 @@ def _passes_on(user, op):
 
 
 def _is_identity_without_transfer(merge, start):
-    """Returns whether a condition whose one branch sends a tensor returns this tensor unchanged in the other."""
+    """Returns whether a condition with a transfer in one branch passes the tensor on unchanged in the other branch."""
     others = [tensor.op for tensor in merge.inputs if tensor.op.type == "Switch"]
     return len(others) == 1 and others[0].inputs[0].name == start.inputs[0].name

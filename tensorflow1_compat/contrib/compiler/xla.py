@@ -6,7 +6,7 @@ from tensorflow1_compat.contrib.tpu.ops import rewrite
 
 
 def compile(computation, inputs=None):
-    """Calls `computation(*inputs)`; returns the tensors among its results, which wait for the operations among them."""
+    """Calls `computation(*inputs)`; returns its tensors, which also wait for the operations that the call returned."""
     return rewrite(computation, inputs)
 
 
