@@ -133,7 +133,7 @@ def folders_above_package(folder: str) -> list[str]:
 
 
 def take_choice() -> SourceChoice:
-    """Returns the launcher's choice, in a rank, and removes the choice from the environment of child processes."""
+    """Returns the settings that the launcher passed to this rank, and hides them from child processes."""
     text = os.environ.pop(_CHOICE, None)
     if text is None:
         return SourceChoice()

@@ -24,7 +24,7 @@ class Recording(NamedTuple):
 
     Attributes:
       first: the first step.
-      last: the first step after the recorded ones.
+      last: the end of the range, the first step that is not recorded any more.
       folder: absolute path of the folder for the files.
     """
 

@@ -32,7 +32,7 @@ def give() -> None:
 
 
 def give_those_of_2() -> None:
-    """Adds attributes of earlier versions of TensorFlow 2, each once its module is loaded."""
+    """Adds attributes of earlier versions of TensorFlow 2, each as soon as its module is loaded."""
     call_when_loaded("tensorflow.python.framework.ops", _add_to_graphs)
     call_when_loaded(f"{KERAS}.src.engine.sequential", _add_to_models)
     call_when_loaded(f"{KERAS}.src.optimizers.optimizer", _accept_old_keywords)

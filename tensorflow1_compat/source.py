@@ -1,8 +1,8 @@
 """Compiles the user's files so that their imports of TensorFlow and a few other packages go through `imports.py`.
 
-Only import statements, removed methods, old modes of `open`, and from numpy 2.4 on the arguments of `float`, `int` and
-`%` (`calls.py`) are replaced. The replacements keep line and column, so tracebacks, debuggers and profilers show the
-file unchanged. A file without any of these is compiled as usual.
+Four things are replaced: import statements, removed methods, old modes of `open`, and (from numpy 2.4 on) arguments of
+`float`, `int` and `%` (`calls.py`). The replacements keep line and column, so tracebacks, debuggers and profilers show
+the file unchanged. A file without any of these is compiled as usual.
 """
 
 from __future__ import annotations

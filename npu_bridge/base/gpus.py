@@ -32,8 +32,8 @@ def usable_gpus(devices: str = "/dev") -> list[str]:
 def gpu_of_rank(device: int, local_size: int, script: str) -> str | None:
     """Returns the GPU to assign to a rank; None if the rank keeps all GPUs that it sees.
 
-    The rank keeps all GPUs if it is the only rank, if there are fewer GPUs than ranks, or if the script chooses by
-    itself, counting the GPUs of the machine. A single visible GPU is kept, too: a cluster might have chosen it.
+    The rank keeps all GPUs if it is the only rank, if there are fewer GPUs than ranks, or if the script itself chooses
+    a GPU by its number on the machine. A single visible GPU is kept, too: a cluster might have chosen it.
 
     Args:
       device: number of the rank's device.

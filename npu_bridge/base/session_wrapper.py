@@ -74,7 +74,7 @@ class SessionEngine:
         return self.inner.run(session, fetches, feed_dict, options, run_metadata)
 
     def execute(self, session: Any, request: Request) -> list:
-        """Runs a request, for `run` and for functions of `make_callable`; returns the values of the fetches."""
+        """Runs a request of `Session.run` or of a callable from `make_callable`; returns the values of the fetches."""
         return self.inner.execute(session, request)
 
     def make_callable(self, session: Any, fetches: Any, feed_list: Any, accept_options: bool) -> Callable:
@@ -125,7 +125,7 @@ def find_engine(session: Any, kind: type[_Engine]) -> _Engine | None:
 
 
 def change_constructors(change: Callable[[Callable], Callable]) -> list[Any]:
-    """Replaces the constructors of `Session` and `InteractiveSession` by `change(constructor)`; returns both."""
+    """Replaces the constructors of `Session` and `InteractiveSession` by `change(constructor)`; returns the results."""
     import tensorflow as tf
 
     kinds = (tf.compat.v1.Session, tf.compat.v1.InteractiveSession)

@@ -110,7 +110,7 @@ def _op_of(element):
 
 
 def _is_read_only_by(variable, ops):
-    """Returns whether no operator outside of `ops` reads a variable, except initialisers."""
+    """Returns whether only operators of `ops`, and initialisers, read a variable."""
     handle = getattr(variable, "handle", variable).op
     reached = set(search([handle], lambda op: consumers(op) if op.type in (handle.type, *_PASSING_ON) else ()))
     readers = [op for op in reached if op.type not in (handle.type, *_PASSING_ON, *_INITIALISING) or op in ops]

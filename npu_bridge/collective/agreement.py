@@ -3,7 +3,7 @@
 If ranks build a collective differently, it waits forever, fails far from its cause, or sums unrelated values. So each
 rank writes a plan of its all-reduces to the job's key-value store and reads the plans of others. This adds nothing to a
 graph, and no rank waits: rank 0 reads all existing plans, the other ranks read the plan of rank 0. Each rank writes
-before it reads, so at least one of rank 0 and another rank sees both plans.
+before it reads, so of rank 0 and any other rank, at least one sees both plans.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _difference_of_gradients(reference, plan):
 
 
 def _gradients_by_label(plan):
-    """Returns the gradients in order, by labels that identify their variables alike on all ranks."""
+    """Returns a dict of the gradients in order; its keys name the variables in the same way on all ranks."""
     names = [gradient.name for gradient in plan.gradients]
     # A script can name the scope around the whole model after the rank.
     around = len(os.path.commonprefix([name.split("/")[:-1] for name in names]))

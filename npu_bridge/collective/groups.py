@@ -181,5 +181,5 @@ def members_label(communicator: Communicator) -> str:
 
 
 def _host_number():
-    """Returns a number that ranks share if they are on one machine: from the launcher's or its own host name."""
+    """Returns a number that is equal for ranks on one machine, made from the machine's name."""
     return zlib.crc32((environment.read_variable("HOROVOD_HOSTNAME") or platform.node()).encode())

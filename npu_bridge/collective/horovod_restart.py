@@ -19,7 +19,7 @@ from npu_bridge.collective.thread_priority import real_time_for_new_threads
 
 
 def can_restart() -> bool:
-    """Returns whether Horovod can be restarted: in a job of a Gloo launcher that is not elastic."""
+    """Returns whether Horovod can be restarted: only in a job that is not elastic and has a Gloo launcher."""
     return KeyValueStore("start").exists and not environment.is_flag_on("HOROVOD_ELASTIC")
 
 

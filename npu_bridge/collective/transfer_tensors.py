@@ -180,7 +180,7 @@ def prevent_merging(result: tf.Tensor) -> tf.Tensor:
 def prevent_pruning(result: tf.Tensor) -> tf.Operation:
     """Returns a stateful op that keeps the operator of `result` in the graph, for results that only other ranks need.
 
-    TensorFlow would remove an operator that is only a control dependency. The stateful op reads its result.
+    TensorFlow would remove an operator that is only a control dependency. The stateful op reads the operator's result.
     """
     first = tf.reshape(result, [-1])[:1]  # the op reads it on the host
     return tf.raw_ops.Assert(condition=True, data=[first])

@@ -38,7 +38,7 @@ class ScaleState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ScaleRule:
-    """A rule that changes a loss scale after each step. Growing and shrinking both set both counters to 0.
+    """A rule that changes a loss scale after each step. Each change of the scale sets both counters to 0.
 
     Attributes:
       growth_interval: number of good steps in a row after which the scale grows.
@@ -104,9 +104,9 @@ def _is_reached(steps, limit):
 def scale_variable(initial_value: Any) -> tuple[tf.Variable, tf.Tensor | None]:
     """Creates the variable of a loss scale and, in a TF 1 graph, the tensor `loss_scale:0` that reads it.
 
-    The op named `loss_scale` must be a read that the update waits for, not the op of the variable: a fetch of a
-    reference variable can return the scale of the next step, which the update has already written, and the handle of a
-    resource variable cannot be fetched. The variable is still named and saved as `loss_scale`.
+    The op named `loss_scale` is a read of the variable, and the update waits for this read. The variable itself would
+    not do: a fetch of a reference variable can return the scale of the next step, which the update has already
+    written, and the handle of a resource variable cannot be fetched. The variable is still saved as `loss_scale`.
 
     Returns:
       The variable, and the tensor, or None in eager execution.

@@ -37,7 +37,7 @@ class Moments(NamedTuple):
 
 
 def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
-    """Adds operators to a graph that measure when a training step begins and ends to send gradients.
+    """Adds operators to a graph that measure when a training step begins to send gradients, and when it has sent all.
 
     Args:
       graph: a TF 1 graph, which can be finalized.

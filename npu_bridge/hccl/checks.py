@@ -88,7 +88,7 @@ class Call:
             raise self.error(f"{name} is not a rank of the group", expected, repr(rank), fix)
 
     def find_pair(self, other: Any, name: str, sr_tag: Any) -> Communicator:
-        """Returns the communicator of this rank and one other rank; raises an error if they share no such group."""
+        """Returns the communicator of this rank and one other rank; raises an error if no group has just these two."""
         self.check_group_rank(other, name)
         if not is_integer(sr_tag):
             raise self.error("sr_tag is not an integer", "an integer", repr(sr_tag), "Use one tag in send and receive.")

@@ -63,8 +63,8 @@ class ParameterGroups:
     def check(self, variables: Sequence[Any]) -> None:
         """Checks that every group matches a variable.
 
-        Ranks that share the update make slots for a part of the variables at a time. So all trainable variables of the
-        graph are searched, too.
+        If ranks share the update, `variables` can be only a part of the trained variables. So all trainable variables
+        of the graph are searched, too.
 
         Raises:
           ValueError: a group matches no variable.

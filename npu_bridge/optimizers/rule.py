@@ -130,7 +130,7 @@ class Rule(KnownKeywords, abc.ABC):
         """
 
     def updated(self, parameter, gradient, slots: dict, at, tensors: PerTensor = ONE_TENSOR) -> tuple:
-        """Returns `amount` with the weight decay, and the new slots; the arguments are those of `amount`."""
+        """Returns the amount to subtract, with the weight decay, and the new slots; arguments as for `amount`."""
         decays = self.decays(at)
         if decays and self.decay == "coupled":
             gradient = gradient + at.weight_decay * parameter

@@ -127,7 +127,7 @@ def _number_kind(dtype):
 
 
 class DeferredStates:
-    """States that a Keras optimizer was given before it has slots."""
+    """States that a Keras optimizer was given before it had slots."""
 
     def __init__(self):
         self._kept: dict[str, Any] = {}

@@ -38,7 +38,7 @@ def publish(options: TrainingOptions, graph: Any = None) -> None:
 
 
 def options_of_current_graph() -> TrainingOptions | None:
-    """Returns the options of the graph that is being built; None if none were published, or in eager execution."""
+    """Returns the options of the graph that is being built; None without published options, or in eager execution."""
     record = _current_record()
     return record.options if record is not None else None
 

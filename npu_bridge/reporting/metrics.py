@@ -299,7 +299,7 @@ class _Entries:
             self._last = self._make_entry(values, skipped, precision)
 
     def add_last(self, values: dict[str, float | None] | None = None, skipped: float | None = None) -> None:
-        """Adds the kept numbers of the last step, with more `values` and another `skipped` if they are given."""
+        """Adds the kept numbers of the last step; `values` adds further numbers, `skipped` replaces the kept one."""
         last, self._last = self._last, None
         if last is not None:
             known = last.skipped if skipped is None else skipped

@@ -124,7 +124,7 @@ class TensorBoardWriter:
         events.flush()
 
     def close(self) -> None:
-        """Writes the kept entries and releases this writer's tags; others can still write to the file."""
+        """Writes the kept entries and releases this writer's tags; other writers can still use the file."""
         if self._waiting:
             self.flush()
         events = EventFiles.of(self._folder)

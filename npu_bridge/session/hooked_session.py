@@ -62,7 +62,7 @@ class TrainingHookEngine(SessionEngine):
             del self._in_hooked_run.session
 
     def prepare_call(self, session, callable_options):
-        """Prepares a callable, through which Keras trains in a graph; calls that train become runs with hooks."""
+        """Prepares a callable, which Keras uses to train in a graph; a call that trains becomes a run with hooks."""
         call = self.inner.prepare_call(session, callable_options)
         if callable_options.tensor_connection:
             return call

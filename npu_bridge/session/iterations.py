@@ -257,7 +257,7 @@ def _make_loop(graph, step, fed):
 
 
 def _make_overlapped_loop(graph, step, fed, waits):
-    """Returns a loop in which steps overlap, and whether this call made the loop; a known loop ignores `waits`."""
+    """Returns a loop in which steps overlap, and whether this call made the loop; an existing loop ignores `waits`."""
     return _find_or_make_loop(graph, (step, fed, "overlapped"), lambda: put_in_overlapped_loop(graph, step, fed, waits))
 
 

@@ -25,8 +25,8 @@ _FILES = rb'^\{\n  "fragments": '  # how they begin
 class TailingHook(tf.estimator.SessionRunHook):
     """A hook that calls `optimize_tail` once for a graph: when its session begins or runs for the first time.
 
-    A graph without an all-reduce of gradients, such as that of an evaluation, is not changed. Rank 0 logs the changes,
-    and writes them to `tailing.json` in `folder`, unless it is None.
+    A graph without an all-reduce of gradients, such as the graph of an evaluation, is not changed. Rank 0 logs the
+    changes, and writes them to `tailing.json` in `folder`, unless `folder` is None.
 
     Ranks: collective; the graphs of all ranks get the same all-reduces.
     """

@@ -299,7 +299,7 @@ class _Job:
         return self._hang_detector.is_hung(calls, stopped, endings, now, self._input_ends())
 
     def _end_hung_job(self) -> int:
-        """Ends a job that hangs and describes the hang: the exceptions of the waiting ranks name their tensors."""
+        """Ends a job that hangs, and describes the hang by the exceptions of waiting ranks, which name the tensors."""
         calls, stopped, input_ends = self._stuck_calls(), self._stopped_ranks(), self._input_ends()
         certain = is_deadlock(calls, stopped) and len(calls) == len(self.ranks)
         short = ""

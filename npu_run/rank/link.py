@@ -92,7 +92,7 @@ class RankLink:
 
 
 def _leave_horovod() -> None:
-    """Shuts Horovod down on all ranks, so that a rank waiting in a collective raises an error that names it."""
+    """Shuts Horovod down on all ranks, so that a rank that waits in a collective raises an error with its name."""
     hvd = sys.modules.get("horovod.tensorflow")
     if hvd is not None and hvd.is_initialized():
         threading.Thread(target=hvd.shutdown, name="npu-run shutdown", daemon=True).start()

@@ -123,7 +123,7 @@ def _threads_named(name):
 
 
 def _has_always_slept(thread):
-    """Returns whether a thread has slept since it began; TensorFlow 2.21 has a thread that works much later."""
+    """Returns whether a thread has only slept so far. TensorFlow 2.21 has a thread whose work begins much later."""
     switches = _read_thread_file(thread, "status").rpartition("\nvoluntary_ctxt_switches:")[2].split()[0]
     return int(switches) <= _FIRST_SWITCHES
 

@@ -98,7 +98,7 @@ def _real_name(name: str) -> str:
 
 
 def _prepare_exports() -> None:
-    """Adds the kind of exported names that Estimators use (`util.tf_export.API_ATTRS`)."""
+    """Lets Estimators export names, which needs an entry in TensorFlow's tables (`util.tf_export.API_ATTRS`)."""
     from tensorflow.python.util import tf_export
 
     if not hasattr(tf_export, "ESTIMATOR_API_NAME"):

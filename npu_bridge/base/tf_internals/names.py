@@ -10,7 +10,7 @@ import os
 
 
 def _has_estimators() -> bool:
-    """Returns whether TensorFlow's files include Estimators: later versions than 2.15 lack them, and Keras 2."""
+    """Returns whether TensorFlow's files include Estimators; versions after 2.15 include neither these nor Keras 2."""
     try:
         spec = importlib.util.find_spec("tensorflow")
     except ValueError:  # another module has its name

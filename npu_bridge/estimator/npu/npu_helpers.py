@@ -262,8 +262,8 @@ def npu_keras_optimizer(
     The attributes `loss_scale`, `skipped_steps` and `last_step_skipped` are saved with the model.
 
     Args:
-      opt: a `tf.keras.optimizers.Optimizer`, a `tf.keras.optimizers.legacy.Optimizer`, or, of Keras 3 on TensorFlow, a
-        `keras.optimizers.Optimizer`.
+      opt: a `tf.keras.optimizers.Optimizer`, a `tf.keras.optimizers.legacy.Optimizer`, or a
+        `keras.optimizers.Optimizer` of Keras 3 on TensorFlow.
       loss_scale_manager, is_distributed: as in `NPUOptimizer`.
       is_loss_scale: as in `NPUOptimizer`; None means True if a manager is given, else False.
       is_tailing_optimization, wire, stages, gradient_split_groups: as in `NPUOptimizer`.

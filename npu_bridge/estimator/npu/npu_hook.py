@@ -237,7 +237,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         """Makes the base class read the global step, which takes a separate run, only when a checkpoint can be due.
 
         By default the base class expects up to a million steps in a run, and so reads after every run. A value fetched
-        with a run can be older or newer than the run's update, so twice the largest increase is allowed for.
+        with a run can be older or newer than the run's update, so this method allows for twice the largest increase.
         """
         self._runs += 1
         if self._last_global_step is not None:

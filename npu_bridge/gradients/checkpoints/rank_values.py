@@ -179,7 +179,7 @@ def expect_restored_rows(graph: tf.Graph | None, session: Any) -> None:
 
 
 def gather_and_restore(values: RankValues, name: str, restore_own: RestoreOwnValues | None) -> Any:
-    """Calls `RankValues.gather` so that `restore_own`, or else the next step, restores the values of each rank."""
+    """Calls `RankValues.gather`; then `restore_own`, or without it the next step, restores each rank's values."""
     with wire_names.recorded_names() as transfers:
         op = values.gather(name, is_kept=True)
     if restore_own is not None:

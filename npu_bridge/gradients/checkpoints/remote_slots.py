@@ -276,7 +276,7 @@ class Part:
 
 
 class _Flag:
-    """A boolean in a session, False at the start: a resource that is initialised or not.
+    """A boolean in a session, False at the start. It is True while a resource without a value is initialised.
 
     The resource is in no collection, so it needs no initialisation and is not saved in checkpoints.
     """
@@ -327,7 +327,7 @@ def _packed_values(slots):
 
 
 def _assign_packed(slots_by_owner, words):
-    """Returns ops that assign slots the values in `words`, the concatenated `_packed_values` of their owners."""
+    """Returns ops that assign to the slots the values in `words`, the concatenated `_packed_values` of all owners."""
     specs = [[tf.TensorSpec(_full_shape(slot), slot.dtype.base_dtype) for slot in slots] for slots in slots_by_owner]
     return [
         tf.compat.v1.assign(slot, value).op

@@ -27,8 +27,8 @@ _NAMES = "npu_bridge_names"
 class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
     """An optimizer that passes gradients through a pipeline, around an optimizer of Keras 3.
 
-    As usual in Keras 3, `apply` expects gradients of the loss that `scale_loss` returned in the same function. Without
-    a call of `scale_loss`, `apply` takes them as gradients of the unscaled loss.
+    As usual in Keras 3, `apply` expects gradients of the loss that `scale_loss` returned in the same function. If
+    `scale_loss` was not called there, `apply` expects gradients of the unscaled loss.
     """
 
     _adapt = staticmethod(functools.partial(adapt, takes_keras3=True))
@@ -118,8 +118,8 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
     def variables(self):
         """All variables: of the inner optimizer, of the stages, and the stand-ins for 16-bit variables.
 
-        Variables with a row for each rank are left out, because Keras variables cannot change their shape; files
-        contain these variables, too.
+        Variables with a row for each rank are left out, because Keras variables cannot change their shape; these
+        variables are saved in files nevertheless.
         """
         return [
             *self._optimizer.variables,

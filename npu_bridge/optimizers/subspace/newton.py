@@ -189,7 +189,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
             return assigned + [state[key].assign(value) for key, value in kept_or_new.items()]
 
     def _project_gradient(self, gradient, variables):
-        """Returns the whole vector P g, this rank's rows of P, and the range of these rows in P."""
+        """Returns the product P g of basis and gradient, this rank's rows of P, and the range of these rows."""
         ranks = collective.current()
         first, end = part_range(len(self._basis.rows), ranks.rank, ranks.size)
         rows = self._local_rows(variables)

@@ -144,7 +144,7 @@ class GlobalBatches:
 
 
 def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
-    """Returns the number of updates for which a training has taken rows: rank 0's count, on all ranks.
+    """Returns the number of updates for which a training has consumed rows; all ranks get rank 0's count.
 
     Args:
       after: the folder of the training's checkpoints, of which the latest is read, or a compiled Keras model. If the

@@ -17,7 +17,7 @@ from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_c
 
 
 class MemoryCheckpointHook(tf.estimator.SessionRunHook):
-    """A hook that keeps a copy of all variables in memory, so that the loss of a rank or host costs few steps.
+    """A hook that keeps a copy of all variables in memory, so that a job that loses a rank or host repeats few steps.
 
     It works in a job that `npu-run` restarts (`--min-np`, `--hosts-from` or `--restarts`); in other jobs it does
     nothing. Rank 0 and the first rank of each other host write their variables to memory every N runs. N is chosen from

@@ -34,7 +34,7 @@ class StopRequest:
         self._last: int | None = None
 
     def attach(self, send: Callable[[dict[str, Any]], None]) -> None:
-        """Lets the launcher decide when to end from now on; `send` sends messages to the launcher."""
+        """From now on, lets the launcher decide when the training ends; `send` sends messages to the launcher."""
         self._send = send
 
     @contextlib.contextmanager

@@ -52,7 +52,7 @@ class ExecutedGraphs:
 
 
 def count(nodes: Iterable[Any], low_dtype: str) -> OperatorCounts:
-    """Counts the lowered and all floating-point operators among `NodeDef`s."""
+    """Counts, among `NodeDef`s, the lowered operators and all floating-point operators."""
     computing = [node for node in nodes if node.op not in PASSING_TYPES and "T" in node.attr and node.attr["T"].type]
     dtypes = [tf.as_dtype(node.attr["T"].type) for node in computing]
     lowered = sum(dtype.name == low_dtype for dtype in dtypes)

@@ -105,7 +105,7 @@ class Imitation:
         return other
 
     def count_rounded_functions(self) -> OperatorCounts:
-        """Returns the sum of the operator counts of all functions called eagerly so far."""
+        """Returns the operator counts of all functions called eagerly so far, added up."""
         return functools.reduce(OperatorCounts.add, self._called.values(), OperatorCounts(0, 0))
 
     def _round_ops(self, policy, layer, ops, graph):

@@ -68,7 +68,7 @@ def precision_of_session(session: tf.compat.v1.Session) -> Precision | None:
 
 
 def list_builds(session: tf.compat.v1.Session) -> list[Build]:
-    """Returns the executors that a session has built so far, in order; empty for a session without `attach`."""
+    """Returns the executors that a session has built so far, in order; [] unless `attach` was called for it."""
     executors = find_engine(session, _Executors)
     return list(executors.builds) if executors is not None else []
 
