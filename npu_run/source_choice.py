@@ -105,7 +105,7 @@ class SourceChoice(NamedTuple):
             child.lead(roots)
         elif older and rank == 0:
             for use, remark in era.switched(older):
-                echo(f"npu-run: {use.place}: {remark}; --as-installed leaves it as it is", err=True)
+                echo(f"npu-run: {use.place}: {remark}; --as-installed keeps the installed Keras", err=True)
         return True
 
     def conclude(self, script: str, rank: int) -> None:

@@ -261,7 +261,7 @@ def _check_nesting(optimizer, pipeline, owner):
     if is_distributed(optimizer):
         raise ValueError(
             f"{owner}: the gradients would be averaged over the ranks twice. Expected one distributed optimizer; got "
-            f"{type(optimizer).__name__} inside {owner}. Pass the optimizer that it wraps."
+            f"{type(optimizer).__name__} inside {owner}. Pass the optimizer that the inner one wraps."
         )
     if isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.scales_gradients:
         if pipeline.only_communicates:

@@ -82,7 +82,7 @@ def mixlist_needs_mixed_precision(s: Settings) -> None:
         return
     problem = f"{{}} needs mixed precision, but the precision mode is {_precision(s)!r}"
     fix = "Set precision_mode_v2='mixed_float16' or 'mixed_bfloat16', or leave modify_mixlist out."
-    raise s.error("modify_mixlist", problem, "no mixlist or a mixed precision mode", fix)
+    raise s.error("modify_mixlist", problem, "no mixlist, or a mixed precision mode", fix)
 
 
 def acceleration_fits_precision(s: Settings) -> None:

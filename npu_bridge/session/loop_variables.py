@@ -66,5 +66,5 @@ def load_loop_variables(session: Any, variables: dict[str, tf.Variable], steps_p
     train_in_loops(session, steps_per_run)
     if environment.probable_rank() == 0:
         _LOG.info(
-            "iterations_per_loop: a run trains %d steps, and then one more, from which it fetches.", steps_per_run - 1
+            "iterations_per_loop: a run trains %d steps, then one more, which yields the fetches.", steps_per_run - 1
         )

@@ -39,8 +39,8 @@ def allow_open_files(count: int, what: str) -> Iterator[Limit | None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     except (ValueError, OSError) as error:
         raise LaunchError(
-            f"{what} need {needed} open files here. Expected a limit of at least that; got {hard} (ulimit -Hn). Raise "
-            f"it as root, ulimit -n {needed}, or start fewer ranks on this machine."
+            f"{what} need {needed} open files here. Expected a limit (ulimit -Hn) of at least {needed}; got {hard}. "
+            f"Raise the limit as root, ulimit -n {needed}, or start fewer ranks on this machine."
         ) from error
     try:
         yield soft, hard

@@ -76,8 +76,8 @@ def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Sl
             host, address, interface = ways[slot.rank] if ways else way_to(slot.hostname)
             if not host and not has_address(name):  # Gloo crashes without such an address, on any interface
                 raise LaunchError(
-                    f"Horovod needs an address of this machine by its name. Expected one that {name} leads to; got "
-                    f"none. Add a line to /etc/hosts: 127.0.0.1 {name}"
+                    f"Horovod cannot find this machine by name. Expected an address for the name {name}; got none. Add "
+                    f"a line to /etc/hosts: 127.0.0.1 {name}"
                 )
             # Without a known route (a name that only ssh can resolve), the server listens on every interface.
             location = server.listen(address) if address else server.listen("", name=name)

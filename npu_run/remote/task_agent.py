@@ -99,8 +99,8 @@ def _find_task_0(task: environment.Task, wait_secs: float) -> socket.socket:
         f"at {first} ({environment.FIRST_TASK})" if first else f"by the file {address_file_name(task)} in {os.getcwd()}"
     )
     raise LaunchError(
-        f"task {task.number} of {task.count} has not found task 0 within {wait_secs:.0f} s. Expected it {where}. Start "
-        f"the same command in the same folder in every task, or use -np 1 for a separate training in each."
+        f"task {task.number} of {task.count} has not found task 0 within {wait_secs:.0f} s. Expected task 0 {where}. "
+        f"Start the same command in the same folder in every task, or use -np 1 for a separate training in each task."
     )
 
 

@@ -100,8 +100,8 @@ class Tasks:
                     file.write(self._text)
         except (OSError, ValueError, OverflowError) as error:
             raise LaunchError(
-                f"task 0 of {task.count} cannot be found by the others ({error}). Expected a current folder to "
-                f"write to, or {environment.FIRST_TASK}=host:port of this host. Correct that, or start one task."
+                f"the other tasks cannot find task 0 of {task.count} ({error}). Expected a writable current folder, or "
+                f"{environment.FIRST_TASK}=host:port of this host. Change folder or variable, or start one task."
             ) from error
         threading.Thread(target=self._accept_connections, name="npu-run tasks", daemon=True).start()
 
@@ -123,8 +123,8 @@ class Tasks:
             if waited >= self._wait_secs:
                 raise LaunchError(
                     f"{names} did not connect within {self._wait_secs:.0f} s. Expected the same command, in this "
-                    f"folder, in every task. Correct that, raise --wait, or use -np 1 for a separate training in each "
-                    f"task."
+                    f"folder, in every task. Start the same command, raise --wait, or use -np 1 for a separate "
+                    f"training in each task."
                 )
             if waited >= _SILENT_SECS and not has_told:
                 has_told = True

@@ -310,8 +310,8 @@ def test_a_rank_that_is_gone_without_a_word_is_named_and_not_those_that_notice(t
     [
         (
             "ip link set lo up",
-            "Horovod needs an address of this machine by its name. Expected one that nowhere.invalid leads to; got "
-            "none. Add a line to /etc/hosts: 127.0.0.1 nowhere.invalid",
+            "Horovod cannot find this machine by name. Expected an address for the name nowhere.invalid; got none. Add "
+            "a line to /etc/hosts: 127.0.0.1 nowhere.invalid",
         ),
         (
             "ip link set lo up; ip link set lo down; hostname localhost",

@@ -136,7 +136,7 @@ def test_a_limit_on_open_files_that_cannot_be_raised_is_told_at_the_start(tmp_pa
     code, lines = run_below(tmp_path, {resource.RLIMIT_NOFILE: (80, 100)})
     assert code == 2
     (line,) = lines
-    assert line.startswith("npu-run: 32 ranks need 195 open files here. Expected a limit of at least that; got 100")
+    assert line.startswith("npu-run: 32 ranks need 195 open files here. Expected a limit (ulimit -Hn) of at least 195;")
     assert "ulimit -n 195" in line
 
 

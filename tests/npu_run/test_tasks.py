@@ -148,7 +148,7 @@ def test_tasks_that_do_not_find_each_other_say_so_in_one_sentence(tmp_path):
         "npu-run: task 1 of 2 did not connect within 0 s. Expected the same command, in this folder"
     )
     assert outputs[1].startswith(
-        "npu-run: task 1 of 2 has not found task 0 within 0 s. Expected it by the file .npu-run-"
+        "npu-run: task 1 of 2 has not found task 0 within 0 s. Expected task 0 by the file .npu-run-"
     )
     assert [output.count("\n") for output in outputs] == [1, 1]
 

@@ -92,7 +92,7 @@ def test_what_is_switched_is_said_with_its_name_and_can_be_left(tmp_path):
     meaning = "what it had then" if KERAS == "keras" else "Keras 2 (tf_keras)"
     assert (code, "ModuleProxy" in output) == (0, True), output
     assert "train.py:4: only an older Keras has keras.saving.hdf5_format, so keras" in output
-    assert f"means {meaning}; --as-installed leaves it as it is" in output
+    assert f"means {meaning}; --as-installed keeps the installed Keras" in output
     code, output = npu_run("--as-installed", "train.py", cwd=tmp_path)
     assert code == 1 and "ModuleProxy" not in output and "AttributeError" in output, output
     code, output = npu_run("check", "train.py", cwd=tmp_path)
