@@ -31,5 +31,5 @@ def import_place(place: str) -> Any:
 
 
 def submodules(package: str, *names: str) -> dict[str, str]:
-    """Returns the `places` of a package's own modules, for `lazy_getattr`."""
+    """Returns the argument `places` of `lazy_getattr` for modules of a package: the full name of each module."""
     return {name: f"{package}.{name}" for name in names}

@@ -79,7 +79,7 @@ def _watch_sessions() -> None:
 
 
 class _CheckingEngine(SessionEngine):
-    """A session engine that makes the checks that are due before a run."""
+    """A layer around the runs of a session (a session engine) that first makes the checks that are due."""
 
     def execute(self, session, request):
         receiving = _make_due_checks(session, lambda: run_of(session.graph, request.asked, request.fed))

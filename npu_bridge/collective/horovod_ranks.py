@@ -28,7 +28,7 @@ _NO_FUSION_OF_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"
 
 
 class HorovodUnavailableError(RuntimeError):
-    """An error for a job of several ranks without a Horovod that works with this TensorFlow."""
+    """Raised if a job has several ranks, but there is no Horovod that works with this TensorFlow."""
 
 
 class HorovodCommunicator(SeveralRanks):

@@ -86,7 +86,7 @@ class KerasOptimizerBase:
         return update(variable, gradient, self._slots_of(variable), treatment, at)
 
     def _settable_rate(self, treatment):
-        """Returns the learning rate that can be set; None for variables whose group has a rate of its own."""
+        """Returns the learning rate that can be set; None for variables whose group has a separate rate."""
         return self._current_rate() if treatment.rule.learning_rate is self.rule.learning_rate else None
 
     def _slots_by_name(self) -> dict:

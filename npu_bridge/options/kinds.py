@@ -39,7 +39,7 @@ def _int_cure(value: Any) -> str:
 
 
 class Kind:
-    """Any value; the base class of all other kinds."""
+    """The kind of an option that accepts any value; the base class of all other kinds."""
 
     session_field: str | None = None
     choices: tuple[Any, ...] = ()

@@ -47,7 +47,7 @@ class EventFiles:
         return own
 
     def begin_with(self, graph: tf.Graph) -> None:
-        """Opens the file with a graph as its first entry, as TensorFlow's own writer does, unless it is open."""
+        """Unless the file is open, opens it with a graph as the first entry, as TensorFlow's own writer does."""
         if self._writer is None:
             self._secondary.attempt(self._open, graph)
 

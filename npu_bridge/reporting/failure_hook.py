@@ -69,7 +69,7 @@ class FailureHook(tf.estimator.SessionRunHook):
 
 
 class _ErrorWatchingEngine(SessionEngine):
-    """A session engine that calls a function with the error that ends the session."""
+    """A layer around the calls of a session (a session engine): reports the error that ends the session."""
 
     place = Place.HOOKS
 

@@ -42,7 +42,7 @@ class CsvWriter:
         self._file: Any = None  # a GrowingFile from `begin` to `close`
 
     def begin(self, step: int) -> None:
-        """Opens the file and keeps its lines up to `step`. If this fails, the next entry tries again.
+        """Opens the file and keeps its lines up to `step`. If the file cannot be opened, the next entry tries again.
 
         Raises:
           FileExistsError: the file has other columns; it is not changed.

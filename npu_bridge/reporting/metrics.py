@@ -193,7 +193,7 @@ class MetricsCallback(tf.keras.callbacks.Callback):
 
 
 class _Entry(NamedTuple):
-    """Numbers of a step, and the updates, runs and skipped steps up to this step."""
+    """The numbers of one step, and how many updates, runs and skipped steps there were up to this step."""
 
     updates: int
     runs: int

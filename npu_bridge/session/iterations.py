@@ -92,7 +92,7 @@ def take_run_metadata(session: Any) -> config_pb2.RunMetadata | None:
 
 
 class _LoopEngine(SessionEngine):
-    """A session engine for runs of several steps: trains all but the last step, then executes the run for the last."""
+    """A layer around session runs of several steps: trains all but the last step, then makes the run for the last."""
 
     place = Place.LOOPS
 

@@ -194,7 +194,7 @@ def machine_section(gpus: list[str] | None, description: str | None = None) -> S
 
 
 def _config_section_of_trial(path: str, trial: Trial) -> tuple[Section, list[Problem]]:
-    """Returns the section about the configuration file, which the trial on one rank has read with TensorFlow."""
+    """Returns the page's section about the configuration file, which the test run on one rank has read."""
     found = trial.facts.get("config")
     if found is None:
         failed = trial.facts.get("failed", {}).get(f"read {path}", "that needs TensorFlow")

@@ -124,7 +124,7 @@ class Replay(tf.train.SessionRunHook):
         self.load_weights(session)
 
     def before_run(self, run_context):
-        """Feeds the inputs of a recorded step; ends the training after the last one."""
+        """Feeds the inputs of a recorded step; ends the training after the last recorded step."""
         graph = run_context.session.graph
         self._is_step = self.is_step(graph, run_context.original_args.fetches)
         if not self._is_step:

@@ -126,7 +126,7 @@ def prefix_of_slots(variable: Any) -> str:
 
 
 def copy_constraint(stand_in: Any, variable: Any) -> None:
-    """Gives a stand-in the constraint of its Keras 3 variable (`tf.Variable.constraint`, Keras 3.15)."""
+    """Copies the constraint of a Keras 3 variable to its float32 stand-in (`tf.Variable.constraint`, Keras 3.15)."""
     stand_in._constraint = getattr(variable, "constraint", None)
 
 

@@ -86,7 +86,7 @@ def npu_weight_prefetch_scope(
 
 
 def op_specified_engine_scope(engine_name: str, kernel_lib_name: str) -> AbstractContextManager[None]:
-    """Marks operators with an engine and a kernel library."""
+    """Marks operators with the names of an engine and a kernel library."""
     marks = {"_specified_engine_name": str(engine_name), "_specified_kernel_lib_name": str(kernel_lib_name)}
     return _mark_new_operators(marks)
 

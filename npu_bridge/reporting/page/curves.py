@@ -81,7 +81,7 @@ class Curves(NamedTuple):
 
 
 def make_curves(history: History, most_buckets: int = MOST_BUCKETS) -> Curves:
-    """Divides a history into buckets with the same number of rows.
+    """Divides the steps of a history into buckets with the same number of recorded steps.
 
     Args:
       history: the history of a run, which can have several sessions.

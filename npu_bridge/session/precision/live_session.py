@@ -114,7 +114,7 @@ def as_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
 
 
 class _Executors(SessionEngine):
-    """A session engine that builds and chooses the executors of a session."""
+    """A layer around the runs of a session (a session engine): builds executors, and chooses one for each run."""
 
     place = Place.PRECISION
 

@@ -70,7 +70,7 @@ _PERMISSIONS = ("allow_fp32_to_fp16",)
 
 
 def configured_mode(options: TrainingOptions) -> str | None:
-    """Returns the precision mode that one of the two options sets; None if neither option is set."""
+    """Returns the value of `precision_mode_v2` or `precision_mode`; None if neither option is set."""
     return options.precision_mode_v2 or options.precision_mode
 
 

@@ -200,7 +200,7 @@ class Precision:
         return plan
 
     def _make_imitation(self) -> Imitation | None:
-        """Makes an imitation of the low dtype if TensorFlow cannot lower to it, or lacks a kernel that a file needs."""
+        """Makes an imitation of the low dtype if TensorFlow cannot lower to this dtype, or lacks a required kernel."""
         dtype = self.low_dtype
         if dtype is None:
             return None

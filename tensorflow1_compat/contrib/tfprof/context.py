@@ -97,7 +97,7 @@ class _ProfileEngine(SessionEngine):
 
 @functools.cache
 def _profile_engine():
-    """Returns the session engine of this process for profile contexts; installs it at the first call."""
+    """Returns the layer around session runs that serves all profile contexts; installs it at the first call."""
     watch = _ProfileEngine()
     add_engine(None, watch)
     return watch
