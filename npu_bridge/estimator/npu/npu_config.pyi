@@ -401,7 +401,7 @@ class NPURunConfig(tf.estimator.RunConfig):
     def session_config(self) -> Any:
         """A copy of the given ConfigProto with an `NpuOptimizer` entry; None if no ConfigProto was given.
 
-        For None, an Estimator sets its default ConfigProto and reads this property again.
+        If the property is None, an Estimator sets its default ConfigProto and reads the property again.
         """
         ...
     @property
