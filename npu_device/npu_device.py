@@ -84,7 +84,7 @@ class NpuDeviceHandle:
 
 @functools.cache
 def _open_devices() -> types.SimpleNamespace:
-    """Returns a namespace: `handle`, the opened device or None, and `is_default`, whether it is the default."""
+    """Returns an object with `handle` (the opened device, or None) and `is_default` (whether it is the default)."""
     return types.SimpleNamespace(handle=None, is_default=False)
 
 

@@ -124,7 +124,7 @@ def _path_problem(path: str) -> str:
 
 
 def _choose_keras_2() -> None:
-    """Makes `tf.keras` Keras 2, unless the user has chosen."""
+    """Makes `tf.keras` Keras 2, unless the user has chosen a version of Keras."""
     from npu_bridge.base import environment
 
     if environment.read_variable(_KERAS_CHOICE) is None:
