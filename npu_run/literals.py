@@ -153,7 +153,7 @@ class Values:
         return compute(*pair) if compute and all(map(_is_small, pair)) else Unknown()
 
     def _evaluate_call(self, node: ast.Call) -> Any:
-        """Returns a new result of a call each time, as wrappers mark the wrapped object; only managers are shared."""
+        """Evaluates a call. Only loss-scale managers are reused: other objects are made anew, as wrappers mark them."""
         if node in self._made:
             return self._made[node]
         self._made[node] = Unknown()  # an object made of itself

@@ -217,7 +217,7 @@ def _can_be_checked(function: Any) -> bool:
 
 
 def _replace_job_arguments(given: inspect.BoundArguments) -> inspect.BoundArguments:
-    """Replaces arguments that can only be checked in the real job: ranks, groups and folders."""
+    """Replaces arguments that only the real job can check (ranks, groups, folders) by sample values or `Unknown`."""
     result: Any = {}
     for name, value in given.arguments.items():
         of_one = _SINGLE_RANK_VALUES.get(name)

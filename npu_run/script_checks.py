@@ -46,7 +46,7 @@ class _Setting(NamedTuple):
 
     @property
     def key(self) -> str | None:
-        """The key in a session's `parameter_map`; None if the key is computed, or for another object."""
+        """The key that is set in a `parameter_map`; None if the key is computed, or another object is set."""
         at = self.target.value
         key = at.slice if self.session and isinstance(at, ast.Subscript) else None
         return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None

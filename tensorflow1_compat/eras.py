@@ -9,7 +9,7 @@ __all__ = ["ONLY_1", "ONLY_2"]
 
 
 def _by_namespace(text: str) -> dict[str, frozenset[str]]:
-    """Groups names by module; a word that ends with a colon is the module, below `tf`, of the words after it."""
+    """Groups names by module: in the text, each module below `tf` ends with a colon, and its names follow."""
     found: dict[str, set[str]] = {}
     for word in text.split():
         if word.endswith(":"):

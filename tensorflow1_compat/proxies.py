@@ -73,7 +73,7 @@ def is_plain(name: str) -> bool:
 
 
 def is_of_tree(path: str) -> bool:
-    """Returns whether a file belongs to the user's tree that gets proxies."""
+    """Returns whether a file belongs to the user's files, whose imports get proxies."""
     return _tree is not None and _tree.holds(path)
 
 

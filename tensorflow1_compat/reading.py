@@ -298,7 +298,7 @@ def _read_call(node: ast.Call) -> Call:
 
 
 def _names_bound_in(tree: ast.Module) -> set[str]:
-    """Returns the names that a file binds other than by imports; star imports do not determine their meaning."""
+    """Returns the names that a file itself binds, without imports; these names do not come from a star import."""
     bound: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -98,7 +98,7 @@ def _rewrite_old_proto(tree: ast.Module) -> ast.Module:
 def _hide_from_tracebacks(*functions: Any) -> None:
     """Makes tracebacks of syntax errors omit frames of these functions, as they omit frames of Python's own loader.
 
-    CPython recognises frames of its import system by their file name, which these functions get, too.
+    CPython recognises frames of its import system by their file name. So these functions get the same file name.
     """
     for function in functions:
         function.__code__ = function.__code__.replace(co_filename="<frozen importlib._bootstrap_external>")

@@ -136,10 +136,10 @@ class DynamicLossScaleManager(MovingLossScaleManager):
 
     @classmethod
     def keras(cls, initial_scale: float = 2.0**15, dynamic_growth_steps: int = 2000) -> DynamicLossScaleManager:
-        """Makes the scale of `tf.keras.mixed_precision.LossScaleOptimizer`: halved down to 1, doubled without bound.
+        """Makes a scale that changes as in Keras's `LossScaleOptimizer`: halved down to 1, doubled without upper bound.
 
         Args:
-          initial_scale, dynamic_growth_steps: as in `LossScaleOptimizer`.
+          initial_scale, dynamic_growth_steps: as in `tf.keras.mixed_precision.LossScaleOptimizer`.
         Raises:
           TypeError, ValueError: as for the constructor.
         """

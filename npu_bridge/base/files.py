@@ -77,13 +77,13 @@ def rename_unfinished(unfinished: str, path: str) -> None:
 
 
 def check_output(path: str | os.PathLike, ours: bytes, option: str = "") -> None:
-    """Checks that a file can be written without loss: its folder exists, and its name is not taken by a foreign file.
+    """Checks that a file can be written without loss: its folder exists, and no foreign file has its name.
 
-    An empty file can be replaced.
+    A foreign file that is empty can be replaced.
 
     Args:
       path: the file to write.
-      ours: a pattern at the beginning of the files that this package made.
+      ours: a pattern that matches the beginning of a file made by this package.
       option: the option that named the file, for messages.
     Raises:
       NotOursError: a foreign file has the name.

@@ -202,7 +202,7 @@ _PROCESS_LOCKS = _ProcessLocks()
 
 
 def _acquire(path: str, what: str) -> _Lock | None:
-    """Makes the lock file; returns None if the folder takes no files."""
+    """Makes the lock file; returns None if no file can be made in the folder."""
     text = json.dumps({**describe_this_process(), "what": what, "token": secrets.token_hex(8)})
     own = _unique_name_beside(path)
     try:
@@ -293,7 +293,7 @@ def _is_alive(owner: Owner, path: str, own: str) -> bool:
         return False
     seen: Owner | None = owner
     if owner.silent_secs < SILENT_SECS:
-        _LOG.warning("%s: waiting for a sign of life of %s.", os.path.dirname(path), owner.name)
+        _LOG.warning("%s: waiting for a sign of life from %s.", os.path.dirname(path), owner.name)
     while seen is not None and seen.text == owner.text and seen.silent_secs < SILENT_SECS:
         if seen.modified != owner.modified:
             return True

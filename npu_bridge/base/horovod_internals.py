@@ -61,8 +61,8 @@ def call_before_collectives(operators: types.ModuleType, note: Callable[[Any], A
 def call_before_averaging(horovod: types.ModuleType, note: Callable[[list], Any]) -> bool:
     """Makes new optimizers and tapes of Horovod call `note` before they average gradients.
 
-    Horovod keeps its averaging functions for all optimizers, so the operators can exist already. Seen in
-    Horovod 0.28: `_make_allreduce_grads_fn`.
+    Horovod caches its averaging functions, so a new optimizer can use operators that an earlier optimizer built. Seen
+    in Horovod 0.28: `_make_allreduce_grads_fn`.
 
     Args:
       horovod: the module `horovod.tensorflow`.

@@ -38,8 +38,8 @@ def open_file(
     Args:
       path: the file. With `within`, a path below that folder, with or without the folder in front.
       mode: "r" or "rb".
-      within: the folder in which the name was found, in a file or in a list of the folder. Links below this folder, and
-        paths that lead out of it, are refused. None for a path from the user, which can be a link.
+      within: the folder that must contain the file, for a path that was read from a file or a listing. Links below this
+        folder, and paths that lead out of the folder, are refused. None for a path from the user, even a link.
       **text: passed to `open`: `encoding` (by default UTF-8), `errors`, `newline`.
     Raises:
       RefusedFileError: the file is not regular, or outside of the folder.

@@ -31,7 +31,7 @@ class Secondary:
     """A file or group of files written beside a training.
 
     Args:
-      what: the name in the two lines, such as "the log logs/rank_0.log".
+      what: the name of the file in log lines, such as "the log logs/rank_0.log".
       failures: exception classes besides `OSError` that mean a failed write.
       say: prints a line; None logs a warning.
       clock: returns seconds that never decrease.

@@ -18,7 +18,7 @@ from npu_bridge.base.tf_internals.names import SESSION_MODULE
 
 
 class Place(enum.IntEnum):
-    """The place of an engine. The first place is the innermost, next to TensorFlow."""
+    """The place of an engine in the layers around a session. The first place is the innermost, next to TensorFlow."""
 
     ALL_SESSIONS = 0
     DETERMINISM = 1
@@ -78,7 +78,7 @@ class SessionEngine:
         return self.inner.execute(session, request)
 
     def make_callable(self, session: Any, fetches: Any, feed_list: Any, accept_options: bool) -> Callable:
-        """Replaces `Session.make_callable`; a function made without `feed_list` does not call `execute`."""
+        """Replaces `Session.make_callable`. The result calls `execute` only if `feed_list` is given."""
         return self.inner.make_callable(session, fetches, feed_list, accept_options)
 
     def prepare_call(self, session: Any, callable_options: Any) -> Callable:
@@ -102,11 +102,11 @@ _Engine = TypeVar("_Engine", bound=SessionEngine)
 
 
 def add_engine(session: Any, engine: SessionEngine) -> None:
-    """Passes all further calls of a session through an engine.
+    """Passes all further calls of a session through an engine, a layer between the caller and TensorFlow.
 
     Args:
       session: an existing session; None for all sessions, also existing ones.
-      engine: a new engine. Among engines of all sessions, an engine added later is outside of earlier ones.
+      engine: a new engine. If `session` is None, it gets calls before engines added earlier for all sessions.
     """
     _change_sessions()
     if session is None:

@@ -111,7 +111,7 @@ def _keras_problem(tensorflow: types.ModuleType) -> str:
 
 
 def _path_problem(path: str) -> str:
-    """Returns why TensorFlow, which reads its own path as UTF-8, cannot do so, and the cure; "" if it can."""
+    """Returns why TensorFlow cannot read its own path, which must be UTF-8, and the cure; "" if TensorFlow can."""
     with contextlib.suppress(UnicodeEncodeError):
         if path.encode() == os.fsencode(path):
             return ""

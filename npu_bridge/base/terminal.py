@@ -82,7 +82,7 @@ def flush_or_silence() -> None:
 
 
 def silence(stream: TextIO | None) -> None:
-    """Discards a stream's unwritten output, which Python would otherwise try to write when it ends."""
+    """Discards a stream's unwritten output, which Python would otherwise try to write at its exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -120,7 +120,7 @@ def _names_in(part):
 
 
 def _is_reference(part):
-    """Returns whether a list refers to a layer's output: the layer's name, number of the call, number of the output."""
+    """Returns whether a list refers to a layer's output, by the layer's name, the call number and the output number."""
     return len(part) >= 3 and isinstance(part[0], str) and all(isinstance(number, int) for number in part[1:3])
 
 

@@ -80,7 +80,7 @@ def match_blocks(nodes: Mapping[str, Node], outputs: Collection[str] = ()) -> Ma
 
 @dataclasses.dataclass
 class _Path:
-    """One path through a block: its start, and the following nodes without nodes of kind PASS."""
+    """One path through a block: the start node, and the later nodes, except nodes of kind PASS."""
 
     start: str
     names: list

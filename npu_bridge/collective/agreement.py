@@ -86,7 +86,7 @@ class Plan:
         return plan
 
     def difference_from(self, reference: Plan) -> Difference | None:
-        """Returns the first difference from rank 0's plan, or None; causes come before their consequences."""
+        """Returns the first difference from rank 0's plan, or None: in the gradients, then settings, then fragments."""
         return (
             _difference_of_gradients(reference, self)
             or _difference_of_settings(reference.settings, self.settings)
@@ -160,7 +160,7 @@ class Agreements:
 
 @functools.cache
 def process_agreements() -> Agreements:
-    """Returns the plans that this process has posted; they are counted as long as the process lives."""
+    """Returns the object that exchanges and compares the plans of this process; it is made at the first call."""
     return Agreements()
 
 

@@ -13,7 +13,7 @@ from npu_bridge.collective.transfer_tensors import move_as_bits
 def sum_over_ranks(communicator: Communicator, tensor: tf.Tensor, name: str) -> tf.Tensor:
     """Sums a dense tensor over the ranks; the gradient of the sum is summed over the same ranks.
 
-    `name` names the all-reduce, equally on every rank; the all-reduce of the gradient is named with `_grad` appended.
+    `name` is the name of the all-reduce, equal on all ranks. The all-reduce of the gradient is named `<name>_grad`.
     """
 
     @tf.custom_gradient

@@ -185,7 +185,11 @@ _COUNT = _Counter()
 
 
 class _KerasUpdates:
-    """The counts at which each Keras optimizer was made, and the number of enclosing `unchecked_updates` blocks."""
+    """Checks updates of Keras optimizers, each with the number of collectives since the optimizer was made.
+
+    Attributes:
+      depth: number of enclosing `unchecked_updates` blocks, in which updates are not checked.
+    """
 
     def __init__(self):
         self.depth = 0

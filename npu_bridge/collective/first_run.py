@@ -42,10 +42,10 @@ class Check:
         return bool(self.transfers & collectives_in(run))
 
     def make_check(self, session: tf.compat.v1.Session, run: Run) -> list[tf.Tensor] | None:
-        """Makes the check before a run. Can run the session with `run_without_engines`.
+        """Makes the check before a run. A subclass can run the session here with `run_without_engines`.
 
         Returns:
-          Tensors to fetch in addition in this run, for `receive`; None if `receive` is not to be called.
+          Tensors that this run must also fetch, whose values `receive` gets. None: `receive` is not called.
         """
 
     def receive(self, fetched: list, fed: list) -> None:

@@ -26,7 +26,7 @@ LONGEST_NAME = 127
 
 
 class Groups:
-    """The named groups of this process and the member sets opened by the job.
+    """The named groups of this process, and the sets of ranks for which the job has opened communicators.
 
     Attributes:
       strategies: the ways to split gradients into fragments, by group name.

@@ -31,7 +31,7 @@ class PlannedCollective(NamedTuple):
     shape: list | None
 
     def matches(self, other: PlannedCollective) -> bool:
-        """Returns whether one rank can run this while another rank runs `other`, as one collective."""
+        """Returns whether this collective on one rank can run together with `other` on another rank."""
         shapes = tf.TensorShape(self.shape), tf.TensorShape(other.shape)
         return self[:2] == other[:2] and shapes[0].is_compatible_with(shapes[1])
 

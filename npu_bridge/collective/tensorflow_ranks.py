@@ -191,7 +191,10 @@ class _Group(TensorFlowCommunicator):
 
 
 class _RunCounter(SessionEngine):
-    """An engine that makes TensorFlow count runs by their set of collectives, because sessions can run in any order."""
+    """A session engine that makes TensorFlow count runs separately for each set of collectives.
+
+    Each rank can run its sessions in another order.
+    """
 
     def execute(self, session, request):
         options = tf.compat.v1.RunOptions()
@@ -288,7 +291,7 @@ def _move_any_dtype(tensor, move, is_noted=False):
 
 
 def _pad_to_size(tensor):
-    """Pads a tensor without static shape to a size of `_SIZES`; returns the result and the size's index, else None."""
+    """Returns a tensor padded to a size of `_SIZES`, and the size's index; with a static shape, the tensor and None."""
     if tensor.shape.is_fully_defined():
         return tensor, None
     size, number = _fitting_size(tf.size(tensor))

@@ -48,11 +48,12 @@ _of_owner: contextvars.ContextVar[str] = contextvars.ContextVar("label of an opt
 class Owner:
     """The owner of collectives: an optimizer or an Estimator, whose label keeps its collectives apart from others.
 
-    An owner gets its number when it is made. A restored owner gets it later, because perhaps only rank 0 has read the
-    file.
+    An owner gets its number when it is made. An owner restored from a file gets its number later, because perhaps only
+    rank 0 has read the file.
 
     Args:
-      is_counted: whether the owner runs collectives. Others get no number, because one rank can make more of them.
+      is_counted: whether the owner runs collectives. Owners without collectives get no number, because ranks can make
+        different numbers of such owners.
     """
 
     def __init__(self, is_counted: bool = True):
@@ -127,7 +128,7 @@ def label_of(graph: tf.Graph) -> str:
 
 @contextlib.contextmanager
 def labelled(whose: str | tf.Graph) -> Iterator[None]:
-    """Gives all collectives inside the block a label: `whose`, or the label of the TF 1 graph `whose`."""
+    """Gives all collectives inside the block a label: the text `whose`, or the label of `whose` if it is a graph."""
     before = _in_force.set(whose)
     try:
         yield

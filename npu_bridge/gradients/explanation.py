@@ -90,7 +90,7 @@ def format_stage_rows(rows: Sequence[StageRow]) -> str:
 
 
 def list_pipelines(optimizer: Any) -> list:
-    """Lists the pipelines of an optimizer, innermost first; a pipeline is returned as a list of one.
+    """Lists the pipelines of an optimizer, innermost first. For a pipeline, returns a list with this pipeline.
 
     Raises TypeError for any other object.
     """

@@ -29,7 +29,7 @@ def distribute_in_place(optimizer: Any, owner: str) -> Any:
       optimizer: a `tf.compat.v1.train.Optimizer`, or a Keras optimizer of either generation.
       owner: name of the caller, for messages.
     Returns:
-      The optimizer passed in. With one rank at the time of the call, its methods stay.
+      The optimizer passed in. If the job has one rank at the time of the call, the methods are not replaced.
     Raises:
       TypeError: `optimizer` is not such an optimizer.
     """

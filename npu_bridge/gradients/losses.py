@@ -34,7 +34,7 @@ class Losses:
     is_backward_by_optimizer: bool = False
 
     def record_usable(self, number: int, gradients: Sequence, scale: Any) -> None:
-        """Records whether scaled gradients are finite; combines with earlier gradients of the same number.
+        """Records whether the gradients of a loss or group are finite: True only if all its recorded gradients are.
 
         Args:
           number: number of the loss or group.

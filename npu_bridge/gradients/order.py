@@ -42,11 +42,11 @@ def sort_stages(stages: Sequence[Any], owner: str) -> tuple:
 
 
 def check_stage(stage: Any, owner: str) -> None:
-    """Checks that an object is a stage with a known place.
+    """Checks that an object is a stage, and that its `place` in the order of stages is known.
 
     Raises:
       TypeError: `stage` is not a stage, but a class, for example.
-      ValueError: the place of the stage is unknown.
+      ValueError: `place` of the stage is not in `PLACES`.
     """
     if not isinstance(stage, Stage):
         fix = f"Write {stage.__name__}(...)." if isinstance(stage, type) else "Pass objects of npu_bridge.stages."

@@ -190,7 +190,7 @@ def _assign_received(joined, pieces, rank):
 
 
 def _size_bytes(variable):
-    """Returns the bytes of a variable, or 0 for a scalar, as documented for the division among ranks."""
+    """Returns the size of a variable in bytes, by which variables are divided among ranks; a scalar counts as 0."""
     if not variable.shape.is_fully_defined():
         problem, expected = "is_weight_update_sharding divides variables by their sizes", "a variable of known shape"
         got, fix = f"{variable.shape} for {variable.name}", "Give the variable a shape."

@@ -53,7 +53,7 @@ def check_takes_stand_ins(optimizer: Any, owner: str) -> None:
 
 
 class StandIns:
-    """The stand-ins of one optimizer.
+    """The stand-ins of one optimizer: variables that it updates in place of 16-bit variables and reference variables.
 
     Args:
       optimizer: the optimizer, with which checkpoints save the stand-ins.
@@ -100,7 +100,7 @@ class StandIns:
         )
 
     def change(self, variables: Sequence, change: Callable[[list], Any]) -> Any:
-        """Calls `change` with the stand-ins of variables, then copies the results to the variables.
+        """Calls `change` with the variables, or stand-ins in their place; then copies the stand-ins to the variables.
 
         Returns:
           The result of `change`. In a TF 1 graph with stand-ins: an op.

@@ -93,7 +93,7 @@ class _Branch:
 
 
 def _last_groups_of_operators(graph, ends, top):
-    """Returns a dict from each operator that some groups do not need to the last group that needs it."""
+    """Maps operators to the last group that needs the operator; leaves out operators that every group needs."""
     numbers = {op: number for number, op in enumerate(graph.get_operations())}
     operators = list(numbers)
     # Latest first, so that all users of an operator are visited before the operator; an unvisited user is in a loop.

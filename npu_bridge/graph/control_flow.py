@@ -46,7 +46,7 @@ class Depth(NamedTuple):
 def measure_depths(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -> dict[tf.Operation, Depth]:
     """Returns the depth of each operator in control flow; `ops` must be in the order of `computed_ops`.
 
-    A condition inside a loop ends at the loop's exit at the latest.
+    The switches of a loop count as one condition, which ends at the loop's exit.
     """
     found: dict[tf.Operation, Depth] = {}
     for op in ops:
@@ -86,7 +86,7 @@ def guards_of(ops: Iterable[tf.Operation], fed: Collection[str]) -> dict[tf.Oper
 
 
 def _guards_of_tensor(tensor, found):
-    """Returns the guards of a tensor; None if it comes from a later operator, as at the end of a loop's body."""
+    """Returns the guards of a tensor, the decisions it depends on; None if a later operator makes it, as in a loop."""
     op = tensor.op
     if op not in found or op.type not in ("Switch", "RefSwitch"):
         return found.get(op)

@@ -35,7 +35,7 @@ class GraphIndex:
         return [reader for tensor in op.outputs for reader, _ in self.readers(tensor)]
 
     def descendants(self, ops: Iterable[tf.Operation]) -> set:
-        """Returns the names of `ops` and of all ops that depend on them through data alone."""
+        """Returns the names of `ops` and of all ops that depend on their outputs; control dependencies do not count."""
         return {op.name for op in search(ops, self.users)}
 
     def ancestors(self, ops: Iterable[tf.Operation]) -> set:

@@ -232,7 +232,7 @@ def _find_states(copied: Sequence[tf.Operation]) -> list[_SharedState]:
 
 
 def _record_access(op, position, found, known, is_use):
-    """Records that an operator gets access to a state, and whether it uses the state or passes access on."""
+    """Records that an operator gets access to a state; without `is_use`, the operator can merely pass the access on."""
     (source,) = (each for each in search([op.inputs[position].op], _access_sources) if not _access_sources(each))
     state = found.setdefault(source, _SharedState(source, source.type in VARIABLE_TYPES))
     if op.inputs[position].op not in known:
@@ -262,7 +262,7 @@ def _token_name(state):
 
 
 def _token_after(token: tf.Tensor, ops: Iterable[Any]) -> tf.Tensor:
-    """Returns a token that exists once `token` exists and all `ops` are done."""
+    """Returns a copy of `token`, a tensor that sets the order of operators; the copy waits for all `ops`, too."""
     with tf.control_dependencies(list(ops)):
         return tf.identity(token)
 

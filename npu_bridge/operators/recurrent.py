@@ -28,7 +28,7 @@ class LstmState(NamedTuple):
 
 
 class GruWeights(NamedTuple):
-    """The weights of a GRU, with those of the three gates side by side.
+    """The weights of a GRU. The columns of the three gates are side by side.
 
     Attributes:
       of_input: [D, 3H].

@@ -45,7 +45,7 @@ class Pending:
 
 
 class _Rows(PerTensor):
-    """Sums over tensors of the same size, which are the rows of a matrix."""
+    """Computes a sum for each tensor of a batch; the tensors have one size and are the rows of a matrix."""
 
     def sum(self, values):
         return tf.reduce_sum(values, 1, keepdims=True)
@@ -130,7 +130,7 @@ def _uses_norms(treatment):
 def _update_joined(batch, at):
     """Updates variables of equal treatment, dtype and device as one tensor; returns the ops.
 
-    All writes depend on all reads, so TF 1 reference variables need no further order.
+    Every write depends on all reads, so no control dependencies are needed for TF 1 reference variables.
     """
     rule, sizes = batch[0].treatment.rule, [one.elements for one in batch]
     own_dtype = batch[0].variable.dtype.base_dtype

@@ -1,4 +1,4 @@
-"""Makes the constructors of config classes from the option table, with the checks of `NPURunConfig` in their order."""
+"""Makes the constructors of config classes from the option table; checks arguments in the documented order."""
 
 from __future__ import annotations
 

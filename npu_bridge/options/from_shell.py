@@ -1,4 +1,4 @@
-"""Implements `npu-run --set NAME=VALUE`, which sets options of every `NPURunConfig` of a run and overrides its script.
+"""Implements `npu-run --set NAME=VALUE`: sets options of every `NPURunConfig` in a run, whatever the script sets.
 
 The launcher checks names and values, and passes them to the ranks in an environment variable.
 """

@@ -96,7 +96,7 @@ class LossScaleCollapseHook(StepHook):
         )
 
     def _compute_local(self, session):
-        """Computes those parts of a batch that need no other rank, as this computation can fail on one rank alone.
+        """Computes the parts of a batch that need no other rank: if one rank fails here, no other rank waits for it.
 
         TensorFlow does not lower the precision of fetched operators. So operators that check the outputs of the
         original operators are added, and only the added ones are fetched.

@@ -265,7 +265,7 @@ class _Entries:
 
     @property
     def is_second(self) -> bool:
-        """Whether the next run is the second one, if `every_n_steps` is None."""
+        """Whether `every_n_steps` is None and the next run is the second one."""
         return self._every_n_steps is None and 0 < self._runs == self._first
 
     def count(self, steps: int, updates: int) -> None:

@@ -131,10 +131,10 @@ class StepTrace:
 
 
 def on_one_clock(traces: Sequence[StepTrace]) -> list[StepTrace]:
-    """Returns traces of one rank with times from the beginning of the first trace; `duration_ms` becomes the end.
+    """Returns traces of one rank with all times counted from the beginning of the first trace.
 
-    All transfers go one after the other, across steps, too: no transfer is on the wire before the previous one has
-    ended.
+    `duration_ms` becomes the time at which the step ended. All transfers go one after the other, across steps, too: no
+    transfer is on the wire before the previous one has ended.
     """
     start, arrived, moved = min(trace.start_secs for trace in traces), 0.0, []
     for trace in traces:
@@ -196,7 +196,7 @@ def _with_wire_times(trace, start_secs, handed_over):
 def _are_sent_together(before, transfer, all_here_ms):
     """Returns whether Horovod joined two transfers; their results then arrive shortly after each other.
 
-    Fragments and decisions are never joined. The limit of the delay is ours.
+    Fragments and decisions are never joined. This function, not Horovod, sets the limit for the delay.
     """
     is_joinable = all(each.fragment is None and not each.is_decision for each in (before, transfer))
     unpacking_ms = max(0.5, 0.25 * (before.end_ms - before.wire_ms))

@@ -220,7 +220,7 @@ def _draw_row(row, top):
 
 
 def _draw_exposed(trace, scale, first, bottom):
-    """Draws the exposed tail as one path, as it can have as many gaps as there are operators."""
+    """Draws the exposed tail, the waits after the backward pass, as one path, since there can be many short waits."""
     intervals = trace.exposed
     if not intervals:
         return []

@@ -17,7 +17,7 @@ class Tail(NamedTuple):
 
     Attributes:
       steps: numbers of the recorded steps, ascending.
-      exposed_ms: exposed tail of the step in the picture, which is the median step.
+      exposed_ms: time after the backward pass in which the step in the picture, the median step, waits for transfers.
       step_ms: duration of the step in the picture.
       overlaps: whether overlapping steps were recorded, too.
     """

@@ -50,7 +50,7 @@ class TensorBoardHook(MetricsHook):
 
 
 class TensorBoardCallback(MetricsCallback):
-    """A callback that writes curves of `model.fit`: those of `TensorBoardHook` but the gradient norm, and of epochs.
+    """A callback that writes the curves of `TensorBoardHook`, except the gradient norm, and curves of epochs.
 
     Metrics are `training/NAME`, the means of Keras since the epoch began. At the end of an epoch, they are written as
     `epoch_NAME`. Validation metrics have the same names, in the subfolder `validation`, so that TensorBoard draws both

@@ -159,7 +159,7 @@ def resume_from_copy(folder: str, step: int, copy: Callable[[], str]) -> None:
     """Makes a copy the newest checkpoint of a folder, if the copy is later than the newest intact checkpoint there.
 
     Args:
-      folder: the folder of a job that may go back (see `check_newest_checkpoint`, which then finds no damage).
+      folder: folder of a job that may resume from an older checkpoint (see `may_go_back` of `check_newest_checkpoint`).
       step: the step of the copy.
       copy: writes the copy, over a damaged checkpoint of this step, and returns its path.
     """

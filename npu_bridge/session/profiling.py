@@ -24,9 +24,9 @@ PROFILED_RUNS = 20
 class ProfilingHook(tf.estimator.SessionRunHook):
     """A hook that traces the first session runs into the folder `output` of `profiling_options`, created if missing.
 
-    The trace ends after `PROFILED_RUNS` runs. It ends earlier before a run that the script itself traces, with the
-    session, when `end` is called after an error, or with the process. With several ranks each rank writes to its own
-    folder `rank_<n>`.
+    The trace ends after `PROFILED_RUNS` runs, or earlier: before a run that the script itself traces, at the end of the
+    session, when `end` is called after an error, or at the end of the process. With several ranks each rank writes to a
+    separate folder `rank_<n>`.
 
     Ranks: local.
     """

@@ -37,8 +37,8 @@ class StoredArray(NamedTuple):
 
     Attributes:
       path: path of the file.
-      offset: bytes before its first element.
-      dtype: the dtype in the file, `|`, and the dtype in which the numbers were computed.
+      offset: bytes before the first element of the array.
+      dtype: two dtypes separated by `|`: of the numbers in the file, and of the computation that made them.
       shape: the dimensions of the array.
       is_fortran: whether the first dimension varies fastest (Fortran order).
       folder: the folder in which the file must be; None if the user gave the path.

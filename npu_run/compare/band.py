@@ -101,7 +101,7 @@ def judge_losses(band: Band, runs: Sequence[Losses], name: str = "A") -> Verdict
     Args:
       band: the band of A.
       runs: the runs of B.
-      name: "A" or "B", the training to which the band belongs, for the sentence.
+      name: "A" or "B", the training to which the band belongs, for the text of the verdict.
     Returns:
       A verdict on "losses". In its `facts`, `step` is the global step at which B left the band, or None.
     Raises:
@@ -256,7 +256,7 @@ def _find_beginning(z: np.ndarray, outside: np.ndarray) -> int:
 
 
 def _find_clearest_step(z: np.ndarray, first: int, last: int) -> int:
-    """Returns the first step of a departure with at least half of the largest z near the departure's beginning."""
+    """Returns the first step whose z is at least half of the largest z near the beginning of a departure."""
     near = np.abs(z[first : min(last, first + _SHORTEST_WINDOW) + 1])
     finite = np.where(np.isfinite(near), near, 0.0)
     return first + int(np.argmax(finite >= finite.max() / 2))
@@ -322,7 +322,7 @@ def _compare_without_band(a: Losses, b: Losses) -> Verdict:
 
 
 def _is_beyond_rounding(first: int, steps: np.ndarray, of_a: np.ndarray, of_b: np.ndarray, precisions: set) -> bool:
-    """Returns whether the first difference, after changing losses that were equal bit for bit, is far beyond rounding.
+    """Returns whether the first difference between losses, after equal losses that changed, is far beyond rounding.
 
     A rounding difference begins in the last bits and grows, perhaps by a factor of two in each unrecorded step.
     """

@@ -78,7 +78,7 @@ class Dump(NamedTuple):
 
 
 def read_dumps(folder: str) -> list[Dump]:
-    """Reads all dumps in a folder and its subfolders, in the order of writing; of equal keys only the latest dump.
+    """Reads the dumps in a folder and its subfolders, in the order of writing; keeps only the latest dump of each key.
 
     Raises:
       CannotTell: there is no dump, or an index cannot be read.
@@ -160,7 +160,7 @@ def write_named_outputs(dump: Dump, folder: str) -> int:
 
 
 def _folders_with_files(folder: str) -> list[tuple[str, set[str]]]:
-    """Returns each folder that has files, with the names of its files; sorted by path, with numbers by value."""
+    """Returns each folder that has files, and the names of these files; paths are sorted, numbers in them by value."""
     found = []
     for path, below, files in os.walk(folder):
         depth = 0 if path == folder else len(os.path.relpath(path, folder).split(os.sep))

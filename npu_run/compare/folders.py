@@ -43,13 +43,13 @@ class Comparison(NamedTuple):
 
     @property
     def is_inside(self) -> bool | None:
-        """False if any verdict is outside, else None if any verdict cannot be told, else True."""
+        """False if any verdict is "outside", else None if any verdict is "cannot be told", else True."""
         found = [verdict.is_inside for verdict in self.verdicts]
         return False if False in found else None if None in found or not found else True
 
     @property
     def exit_code(self) -> int:
-        """Exit code: 0 for inside, 1 for outside, 2 if it cannot be told."""
+        """Exit code: 0 if `is_inside` is True, 1 if it is False, 2 if it is None."""
         return {True: 0, False: 1, None: 2}[self.is_inside]
 
     def as_json_facts(self) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def _split_into_words(text: str, known: Mapping[str, str], lengths: Sequence[int
 
 
 def _pairs_by_scope(free_a, free_b) -> list[tuple[str, str]]:
-    """Returns pairs in which one name is the other name with scopes in front, if there is only one such partner."""
+    """Returns pairs in which one name is the other name with scopes in front; omits names with several partners."""
     found: list[tuple[str, str]] = []
     for shorts, longs, is_swapped in ((free_a, free_b, False), (free_b, free_a, True)):
         by_end: dict[str, list[str]] = defaultdict(list)

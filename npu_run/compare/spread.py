@@ -13,7 +13,7 @@ _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 
 
 def count_independent(rows: np.ndarray, length: int = 1) -> tuple[float, int]:
-    """Estimates how many independent numbers a piece of the training has; returns this and the number of pieces.
+    """Divides the steps into pieces; returns the estimated independent numbers in a piece, and the number of pieces.
 
     Args:
       rows: deviations, a row for each repeat.
@@ -54,7 +54,7 @@ def _correlations(rows: np.ndarray) -> np.ndarray:
 
 
 def _sum_correlations(correlations: np.ndarray) -> float:
-    """Sums correlations up to the first distance without correlation; if there is none, returns twice the length."""
+    """Sums correlations up to the first distance without correlation; returns twice their number if all correlate."""
     none = np.flatnonzero(correlations < 0.05)
     if not len(none):
         return 2.0 * len(correlations)

@@ -174,7 +174,7 @@ class AvailableSlots:
         return Plan(size, {} if list(slots) == [""] else slots)
 
     def avoid_lost_slots(self, hosts: tuple[str, ...], now: float) -> None:
-        """Avoids slots for a while: on each host as many slots as `hosts` names the host; "" is this machine."""
+        """Avoids a slot for each entry of `hosts` for a while; a host can have several entries; "" is this machine."""
         here = next(filter(is_this_machine, filter(None, self._slots())), "")
         hosts = tuple(host or here for host in hosts)
         for host in set(hosts):

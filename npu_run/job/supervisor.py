@@ -183,7 +183,7 @@ class _Job:
             self._watch.add(rank.process)
 
     def start_remote_ranks(self, host: str, slots: Sequence[Slot], script, arguments, plan: Plan, logs: list) -> None:
-        """Starts the ranks on another host or in another task."""
+        """Starts the ranks on another host, or the rank of another cluster task."""
         connect = RemoteHost if self._tasks is None else self._tasks.open
         connection = connect(host, self._streams["stderr"])
         self.hosts.append(connection)

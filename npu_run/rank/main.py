@@ -109,7 +109,7 @@ def _warn_about_unread_settings() -> None:
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Switches garbage collection off while TensorFlow is loaded: its objects all stay, and collections take 0.4 s."""
+    """Switches garbage collection off while TensorFlow is loaded, which saves 0.4 s: the loaded objects all stay."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

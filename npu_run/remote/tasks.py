@@ -282,8 +282,8 @@ class _TaskConnection(RemoteHost):
 
     Args:
       agent: the task.
-      errors: unused: a task prints its own messages.
-      facts: the job message's fields for a task, which has its own environment variables.
+      errors: not used, because a task prints its own messages.
+      facts: fields of the job message for a task; unlike a host, a task already has environment variables.
     """
 
     def __init__(self, agent: _Agent, errors: JointStream, facts: Mapping[str, Any]):

@@ -149,7 +149,7 @@ class RecordSteps(TrainingHook):
         return tf.estimator.SessionRunArgs(fetches)
 
     def _find_raced_operators(self, run):
-        """Returns operators that read a variable while the run writes it in no order; notes races and updates."""
+        """Returns operators that race with a write to the variable they read; adds races and updates to the record."""
         if run not in self._raced:
             races, graph = find_races(run), self._session.graph
             self._facts["races"].update(races)

@@ -156,7 +156,7 @@ def test_a_holder_elsewhere_is_believed_as_long_as_it_gives_signs_of_life(tmp_pa
     finally:
         ended.set()
         thread.join()
-    assert "waiting for a sign of life of process 1 on elsewhere" in caplog.text
+    assert "waiting for a sign of life from process 1 on elsewhere" in caplog.text
     monkeypatch.setattr(held_folders, "SILENT_SECS", 0.6)  # which the signs of a busy machine might not keep to
     with take(tmp_path) as hold:  # it has died: not at once, but after its silence
         assert hold.has_taken_over

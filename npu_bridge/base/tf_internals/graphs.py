@@ -267,6 +267,6 @@ def original_of(variable: Any) -> Any:
 
 
 def owner_of_slots(variable: Any) -> Any:
-    """Returns the variable whose key finds the slots: the original of a `stand_in` with `has_key`, else `variable`."""
+    """Returns the variable to which slots belong: the original of a `stand_in` with `has_key`, else `variable`."""
     is_stand_in = hasattr(variable, "stands_for") and hasattr(variable, "_distributed_container")
     return variable.stands_for if is_stand_in else variable

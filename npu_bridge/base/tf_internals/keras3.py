@@ -46,7 +46,7 @@ def when_keras3_loaded(change: Callable[[types.ModuleType], None]) -> None:
 
 
 def is_tf_keras(tensorflow: types.ModuleType) -> bool:
-    """Returns whether the first use made `tf.keras` Keras 3 (`KerasLazyLoader._tfll_keras_version`, TF 2.21)."""
+    """Returns whether `tf.keras` became Keras 3 at its first use (`KerasLazyLoader._tfll_keras_version`, TF 2.21)."""
     module = vars(tensorflow).get("keras")
     settled = {} if module is None else object.__getattribute__(module, "__dict__")
     return settled.get("_tfll_keras_version") == "keras_3" or settled.get("__name__") == f"{_MODULE}._tf_keras.keras"

@@ -40,8 +40,8 @@ def is_remote(session: tf.compat.v1.Session) -> bool:
 def can_build_without_running(session: tf.compat.v1.Session) -> bool:
     """Returns whether a session can build an executor without running it.
 
-    A session without a server builds it and then refuses a run that names a missing thread pool; a server would run it
-    (`BaseSession._target`, TF 2.15).
+    If the run names a missing thread pool, a session without a server builds the executor and then refuses the run. A
+    server would run the executor (`BaseSession._target`, TF 2.15).
     """
     return not session._target
 

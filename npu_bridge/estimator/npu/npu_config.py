@@ -153,7 +153,7 @@ class NPURunConfig(tf.estimator.RunConfig):
 
     @property
     def stages(self) -> tuple:
-        """The stages from `[[stages]]` in a file, for an optimizer: `NPUOptimizer(..., stages=config.stages)`."""
+        """The stages in the `[[stages]]` tables of a TOML file; for `NPUOptimizer(..., stages=config.stages)`."""
         return self.__dict__.get("_stages", ())
 
     def _set_up(self, values: dict[str, Any], **of_base: Any) -> None:

@@ -395,7 +395,7 @@ class NPURunConfig(tf.estimator.RunConfig):
         ...
     @property
     def stages(self) -> tuple:
-        """The stages from `[[stages]]` in a file, for an optimizer: `NPUOptimizer(..., stages=config.stages)`."""
+        """The stages in the `[[stages]]` tables of a TOML file; for `NPUOptimizer(..., stages=config.stages)`."""
         ...
     @property
     def session_config(self) -> Any:

@@ -51,7 +51,7 @@ def describe_stage_state(name: str) -> str | None:
 
 
 def belongs_to_optimizer_state(name: str, variables: Iterable[str]) -> bool:
-    """Returns whether a name is of the state of a stage, of a slot of `variables`, or of a count of an optimizer."""
+    """Returns whether a name in a checkpoint belongs to a stage, a slot of `variables` or an optimizer's count."""
     if (
         describe_stage_state(name)
         or re.fullmatch(_BY_NAME, name)
@@ -92,7 +92,7 @@ def _warn_on_rank_0(text):
 
 
 def _format_kinds(names, others, words=_SLOTS):
-    """Formats names as kinds with counts; names in `others` that belong to no stage count as the kind `words`."""
+    """Formats names by kind of state, with counts; `words` is the kind of names in `others` that belong to no stage."""
     kinds: dict[str, int] = {}
     for name in names:
         kind = describe_stage_state(name) or (words if name in others else name)

@@ -202,7 +202,9 @@ def _empty_rows(variable):
 
 
 def _own_row(variable, rows):
-    """Returns the value to restore: this rank's row; with another number of ranks, the mean; without rows, the value.
+    """Returns the value of a variable after a restore: the restored row of this rank.
+
+    If the number of ranks has changed, the value is the mean of the rows. Without rows, the value stays.
 
     Avoids a `tf.cond` for each variable, which would make graph construction slow.
     """

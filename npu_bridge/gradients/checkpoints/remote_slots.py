@@ -121,7 +121,7 @@ class RemoteSlots:
         return [slot for part in self._parts for slots in part.slots_by_owner for slot in slots]
 
     def distribute(self) -> tf.Operation:
-        """Returns an op that sends the values of staging variables, unless empty, to the owners; collective."""
+        """Returns an op that sends initial or restored slots from rank 0 to the ranks that own them; collective."""
         return tf.group(*self.distributions())
 
     def distributions(self) -> list[tf.Operation]:
@@ -133,7 +133,7 @@ class RemoteSlots:
         return tf.group(self._is_stale.set(), self._has_moved.set())
 
     def enable_rounds(self, session) -> None:
-        """Enables `end_round` after each step of this session, in which other ranks send slots to rank 0."""
+        """Enables `end_round` after each step of this session; in a round, other ranks send their slots to rank 0."""
         session.run(self._hook)
 
     def end_round(self, session, is_last: bool) -> bool:
@@ -177,7 +177,7 @@ class RemoteSlots:
         session.run(self.asked, {self._is_done: True})
 
     def _request_slots(self, may_ask):
-        """Broadcasts 1 if rank 0 requests slots, 0 if it ends the round; nothing if staging variables are current."""
+        """Broadcasts 1 to request slots from other ranks, or 0 to end the round. Sends nothing if there is no need."""
 
         def broadcast_request():
             with tf.compat.v1.name_scope(_SCOPE):
@@ -241,7 +241,7 @@ class Part:
         return tf.group(emptied, self._whole.note_update())
 
     def _refresh(self, name):
-        """Makes every read of a staging variable for a checkpoint gather the current values first."""
+        """Makes savers gather the current slots of other ranks before they read a staging variable."""
 
         def gather():
             with tf.compat.v1.name_scope(_SCOPE):
@@ -303,7 +303,7 @@ def _on_host():
 
 
 def _make_staging_variable(next_creator, **arguments):
-    """Creates a variable in host memory that can be empty; a variable creator."""
+    """Creates a variable in host memory whose value can be empty; for `tf.variable_creator_scope`."""
     arguments.update(shape=tf.TensorShape(None), validate_shape=False)
     if "use_resource" in arguments:
         arguments["use_resource"] = True

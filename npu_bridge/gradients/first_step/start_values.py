@@ -143,11 +143,11 @@ class RankComparison:
             agreement.process_agreements().check(plan, ranks.rank, ranks.size, training=wire_names.label())
 
     def compare_variables(self, variables: Iterable[Any], kept: Iterable[Any] = (), is_quiet: bool = False) -> None:
-        """Compares variables between ranks that were not compared before; for functions and eager execution.
+        """Compares variables between ranks, each variable only once; for functions and eager execution.
 
         Args:
           variables: the variables.
-          kept: the variables whose values differ between ranks; see `_copy_to_ranks_without_values`.
+          kept: variables that differ between ranks by design; only `_copy_to_ranks_without_values` handles them.
           is_quiet: log no differences, because the script itself broadcasts the values of one rank.
         Raises:
           RanksDisagreeError: shapes or dtypes of variables differ between ranks.
@@ -298,10 +298,10 @@ def _broadcast_differing(owner, variables, read, write, line):
 
 
 def _copy_to_ranks_without_values(variables, read, write):
-    """Copies variables whose values differ between ranks from rank 0 to ranks where they are still zero.
+    """Copies values of rank 0 to ranks where variables are still zero; for variables meant to differ between ranks.
 
-    A checkpoint of one rank contains only one value, and rank 0 can be the only rank that restored it. If there are
-    rows for all ranks, each rank sets its variables to its own row afterwards.
+    A checkpoint of one rank contains only one value, and rank 0 can be the only rank that restored the value. If a
+    checkpoint has a row for each rank, each rank sets its variables to its own row afterwards.
     """
     if not variables:
         return

@@ -138,7 +138,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
             variable.assign(value)
 
     def save_own_variables(self, store):
-        """Writes the values into a `.keras` or `.weights.h5` file, with the names of the stages' variables."""
+        """Writes all variables into a `.keras` or `.weights.h5` file, and the names of the variables of stages."""
         for number, variable in enumerate(self._all_variables()):
             store[str(number)] = variable.numpy()
         names = "\n".join(numbered_names(len(self._inner_variables()), self._own_variables()))

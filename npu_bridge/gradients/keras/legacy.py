@@ -16,7 +16,7 @@ _KerasLossScaling = next(
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class LegacyPipelineOptimizer(PipelineMixin, _Base):
-    """An optimizer that passes gradients through a pipeline, around a legacy optimizer; also works in TF 1 graphs."""
+    """A wrapper of a legacy optimizer that first passes gradients through a pipeline; also works in TF 1 graphs."""
 
     _HAS_AGGREGATE_GRAD = True
 

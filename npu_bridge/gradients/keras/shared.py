@@ -162,7 +162,7 @@ class PipelineMixin(delegating_trackable()):
         return [*self.state_variables, *self._pipeline.inner.stand_ins.kept]
 
     def _variables_of(self, shapes):
-        """Returns the variables that fit the shapes of values in a file; stages and stand-ins can be missing there."""
+        """Returns the variables whose values a file holds, found by their shapes; it can lack stages and stand-ins."""
         own, stages, kept = self._inner_variables(), self.state_variables, self._pipeline.inner.stand_ins.kept
         for held in (self._all_variables(), [*own, *stages], [*own, *kept], own):
             if [tuple(variable.shape) for variable in held] == list(map(tuple, shapes)):

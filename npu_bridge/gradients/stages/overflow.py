@@ -129,7 +129,7 @@ class OverflowCheck(Stage):
 
 
 def _are_usable(gradients, step):
-    """Returns whether gradients are usable, and also the gradients of each single loss in their sums."""
+    """Returns whether gradients are finite, and, if they are sums over losses, the gradients of each loss as well."""
     return functools.reduce(tf.logical_and, step.losses.usable.values(), has_finite_norm(pieces_to_flats(gradients)))
 
 

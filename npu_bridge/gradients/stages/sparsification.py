@@ -99,7 +99,7 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
             return run_if(step.should_apply, keep)
 
     def _means(self, pairs, step, ranks, name):
-        """Averages the gradients of a fragment over the ranks; one all-gather sends the selected values of all."""
+        """Averages the gradients of a fragment over the ranks; one all-gather sends all their selected values."""
         flats = [tf.reshape(grad, [-1]) for grad, _ in pairs]
         if self._has_feedback:
             flats = [

@@ -192,7 +192,7 @@ class OverflowBounds:
 
 
 def _votes_compared_with_zero(op):
-    """Returns the votes of this rank if `op` compares the sum of all ranks' votes with zero, else None."""
+    """Returns this rank's term of an integer sum over the ranks if `op` compares the sum with zero, else None."""
     if op.type != "Equal":
         return None
     for one, other in ((0, 1), (1, 0)):

@@ -47,7 +47,7 @@ def _no_garbage_collection():
 
 @_no_garbage_collection()
 def optimize_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
-    """Moves a graph's decisions about overflows forward, and orders its all-reduces of gradients.
+    """Makes a graph decide about overflows before its last all-reduce, and orders the all-reduces of gradients.
 
     The graph must not have been run by a session; it is changed in place. The report says what was changed, or why
     nothing was. If the ranks make different decisions in their graphs, nothing is changed.

@@ -22,7 +22,7 @@ class Transfer:
         sent.
       entry: the op whose inputs are sent; usually `op` itself.
       routes: for each tensor, its position among the outputs of `op` and among the inputs of `entry`.
-      factor: the factor of the sum over the ranks, besides a mean's division.
+      factor: the factor by which the sum over the ranks is multiplied, without the division for a mean.
       wire_dtype: the dtype in which the tensors are sent.
       adds_up: whether the sum is computed in `wire_dtype`, so that it can overflow. Otherwise no result is larger than
         the largest number sent.
@@ -100,7 +100,7 @@ def _extend_to_branch_ends(transfer):
 
 
 def _passes_on(user, op):
-    """Returns whether `user` passes on the output of `op` without enlarging it, as a division for the mean does."""
+    """Returns whether `user` only divides the output of `op` by at least 1, converts its dtype, or merges branches."""
     if user.type == "RealDiv" and user.inputs[0].op is op:
         divisor = tf.get_static_value(user.inputs[1])
         return divisor is not None and divisor.ndim == 0 and abs(divisor) >= 1

@@ -106,10 +106,10 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         self._loss, self._value = loss, value
 
     def restore_after_trials(self, variables: Callable[[], Sequence[Any]]) -> None:
-        """Sets the variables, such as moving statistics, that change when a loss function is evaluated.
+        """Sets which variables get their old values back after each trial step, such as moving statistics.
 
         Args:
-          variables: a function that returns these variables, which get their values back after each trial.
+          variables: a function that returns these variables, which change when a loss function is evaluated.
         """
         self._kept = variables
 

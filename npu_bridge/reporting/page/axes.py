@@ -54,7 +54,10 @@ def without_margins(low: float, high: float, start: float, end: float) -> Axis:
 
 
 def logarithmic(numbers: Iterable[float], start: float, end: float) -> Axis:
-    """Makes a logarithmic axis for positive numbers; ticks are 1, 2 and 5 times powers of ten, or fewer."""
+    """Makes a logarithmic axis for positive numbers, with ticks at 1, 2 and 5 times powers of ten.
+
+    If these are too many, the ticks are at 1 and 3 times powers of ten, or at powers of ten only.
+    """
     low, high = _ends(numbers)
     room = max((high / low) ** 0.04, 1.05)
     low, high = low / room, high * room

@@ -80,10 +80,10 @@ def note_options(folder: str, config: Any, options: Mapping[str, Any] | None) ->
 def note_failure(folder: str, failure: Mapping[str, Any]) -> bool:
     """Adds a failure to `report.json` of a running training; the file is replaced as a whole.
 
-    A failure that is not secondary is never replaced.
+    A secondary failure, which another rank caused, never replaces an earlier one. A primary failure is never replaced.
 
     Returns:
-      False if there is no such file, or it has a failure that is not replaced.
+      False if there is no such file, or it keeps its earlier failure.
     Raises:
       OSError: the file cannot be written.
     """

@@ -75,7 +75,7 @@ class GlobalBatches:
         return -(-(self.batch // self.micro) // collective.current().size)
 
     def stages(self) -> list:
-        """Makes new stages with which an optimizer makes one update from `batch` rows, and counts updates."""
+        """Returns new stages for an optimizer: they make one update from every `batch` rows, and count the updates."""
         share = _Share(self.batch // self.micro, collective.current().size, collective.current().rank)
         return [*([] if share.is_whole else [_AccumulateShares(share)]), _CountUpdates()]
 

@@ -45,7 +45,9 @@ class SwitchDecision(NamedTuple):
 
 
 def read_progress(trigger: str, goal_text: str | None, now_text: str | None) -> Progress:
-    """Parses the texts of a trigger's two environment variables; a text is None if its variable is unset.
+    """Parses the two environment variables of a trigger: its goal, and the present step or loss.
+
+    A text is None if its variable is unset.
 
     Raises:
       ValueError: a variable is unset or not a number of the right kind; the goal is checked first.

@@ -44,7 +44,7 @@ def policy_applied(precision: Precision, policy: Policy) -> Iterator[None]:
 def call_under_policy(
     precision: Precision, policy: Policy, function: Callable, *inputs: Any, trains: bool = True
 ) -> Any:
-    """Calls a function under a policy of the training; counts the lowered operators in the first call that trains."""
+    """Calls a function under a precision policy; counts the lowered operators if this is the first call that trains."""
     with policy_applied(precision, policy):
         if not trains or not precision.needs_count(policy):
             precision.log_plan()

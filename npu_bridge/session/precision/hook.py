@@ -1,4 +1,4 @@
-"""Session hooks that apply mixed precision to sessions made by others, and record for TensorBoard when it is active."""
+"""Defines hooks that apply mixed precision to new sessions, and that show in TensorBoard when precision is low."""
 
 from __future__ import annotations
 

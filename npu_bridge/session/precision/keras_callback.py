@@ -76,7 +76,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         return self._policy if self._precision is None else self._precision.effective_policy(self._policy)
 
     def on_train_begin(self, logs=None):
-        """Replaces the train function, or checks that the session has the same mode."""
+        """Replaces the train function of the model; if Keras trains in a session, checks the mode of the session."""
         if self._plan is None:
             return
         self._restore_train_function()

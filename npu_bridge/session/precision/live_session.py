@@ -1,10 +1,10 @@
 """Makes a live session build each of its executors in the current precision.
 
 TensorFlow keeps one executor for each set of fetches and targets, and builds the executor at the first run of the set.
-So the executor of a set is built ahead of its first run in a precision; during this time only, the rewriter's lists are
-in the environment. To build the executor of a set again in another precision, an operator that does nothing is added to
-the set. For an imitated dtype one more value is fed to the run, which also makes another set. Nothing else changes in
-the session, which keeps its variables, its iterators and the state of its random operators.
+During the build, TensorFlow's rewriter for mixed precision reads its lists from the environment. So this module builds
+executors ahead of the first run, and sets the lists in the environment only meanwhile. A second executor of one set, in
+another precision, needs a different set: an operator that does nothing is added, or one more value is fed for an
+imitated dtype. The session keeps its variables, its iterators and the state of its random operators.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
 
 @contextlib.contextmanager
 def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
-    """Keeps the same policy, in a block, for all runs of a session that train the same variables; for loops.
+    """Makes all runs inside the block that train the same variables follow one policy; used for loops of steps.
 
     Ranks: collective; the ranks decide once, before the first run of the block.
     """

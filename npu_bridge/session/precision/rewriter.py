@@ -113,7 +113,7 @@ def lacks_kernel(op_type: str, low_dtype: str) -> bool:
 
 @functools.cache
 def _lowers_bfloat16() -> bool:
-    """Tries whether the rewriter lowers to bfloat16, which depends on the processor, oneDNN and TensorFlow's build."""
+    """Finds by a trial whether the rewriter lowers to bfloat16, which depends on processor, oneDNN and build."""
     config = tf.compat.v1.ConfigProto()
     name = _SWITCHES["CPU", BFLOAT16]
     rewrites = config.graph_options.rewrite_options
@@ -152,7 +152,7 @@ def make_lists(
     requested_types: dict[str, str],
     registered: Mixlist | None = None,
 ) -> RewriterLists:
-    """Returns the changes to the rewriter's lists with which it follows a policy.
+    """Returns the changes to the rewriter's lists that make the rewriter follow a policy.
 
     Args:
       policy: the policy to follow.
@@ -188,7 +188,7 @@ def is_imitation_on() -> bool:
 
 
 def list_variables(lists: RewriterLists) -> dict[str, str]:
-    """Returns the environment variables that pass list changes to the rewriter, in addition to their present values."""
+    """Returns the environment variables that pass list changes to the rewriter; their present values are included."""
     wanted = {"ALLOWLIST": lists.allow, "INFERLIST": lists.infer, "DENYLIST": lists.deny, "CLEARLIST": frozenset()}
     everywhere = lists.allow | lists.infer | lists.deny | lists.removed
     variables = {IMITATION: "0"}

@@ -33,7 +33,7 @@ def functions_run_by(op: tf.Operation) -> list[str]:
 
 
 class _FunctionNode(NamedTuple):
-    """An operator of a function definition: as a node, with the names of its outputs in the definition."""
+    """An operator of a function definition, as a `Node`, and the names that the definition gives to its outputs."""
 
     node: Node
     outputs: tuple[str, ...]

@@ -83,7 +83,7 @@ def select_ts(*args, graph=None, positive_filter=None, **_):
 
 
 def select_ops_and_ts(*args, **kwargs):
-    """Returns operations and tensors, given as objects or regular expressions; `(?#ts)` begins those for tensors."""
+    """Returns operations and tensors, given as objects or regular expressions; `(?#ts)` begins one for tensors."""
 
     def selects_tensors(arg):
         return arg.startswith(_TENSOR_PREFIX) if isinstance(arg, str) else tf.is_tensor(arg)
