@@ -233,7 +233,7 @@ class Bisection:
         return path
 
     def _print_result(self, found: Found, count: int) -> None:
-        """Prints the operators to keep in float32 and how to do so, and tries whether listing their types is enough."""
+        """Prints the operators to keep in float32 and how to do so; tests whether listing their types is enough."""
         if not found.kept:
             self._print_always(f"none of {count} operators must stay float32: {self._low} passes as it is")
             return

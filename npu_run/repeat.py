@@ -129,7 +129,7 @@ def repeat_folder(folder: str, number: int) -> str:
 
 
 def _prepare_folder(trial: Trial, own: OwnFolder) -> None:
-    """Empties the folder of a run, so that it does not resume from an earlier job, and writes a note of the trial."""
+    """Empties the folder of a run, so that no run resumes from an earlier job, and writes a note of the trial."""
     own.clear(os.path.basename(trial.folder))
     try:
         os.makedirs(trial.folder)

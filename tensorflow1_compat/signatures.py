@@ -45,7 +45,7 @@ class _Parameters(NamedTuple):
 
 
 def complaint_about(name: str, call: Call) -> str | None:
-    """Returns why a call cannot work, in a few words; None if the call can work or the files do not tell.
+    """Returns why a call cannot work, in a few words; None if the call can work, or its signature is unknown.
 
     Args:
       name: a dotted name, such as `tensorflow.nn.dropout`.

@@ -223,7 +223,7 @@ def launcher_placement() -> Placement | None:
 
 
 def cluster_task() -> Task | None:
-    """Returns which task of a cluster this process is: of Open MPI, a PMI launcher, Slurm's srun, or Kubernetes.
+    """Returns the task that this process is in a cluster of Open MPI, a PMI launcher, Slurm's srun, or Kubernetes.
 
     Returns:
       None if this is the only task, if no variable describes tasks, or if each task is a rank already, which

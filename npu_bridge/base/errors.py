@@ -158,7 +158,7 @@ class KnownKeywords:
 def check_keywords(
     owner: str, signature: inspect.Signature, keywords: Mapping[str, Any], others: Mapping[str, Callable[[Any], str]]
 ) -> None:
-    """Raises TypeError for a keyword that a function does not take; `others` is `KnownKeywords.other_keywords`."""
+    """Raises TypeError for a keyword that a function does not take, with a cure if the keyword is in `others`."""
     parameters = signature.parameters
     is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in () if is_open else keywords:

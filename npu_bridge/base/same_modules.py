@@ -61,7 +61,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module):
-        """Executes no code; restores the module's own spec, which the import under this name has replaced."""
+        """Executes no code; restores the module's own spec, which the import under the second name has replaced."""
         own = module.__spec__.loader_state
         if isinstance(own, importlib.machinery.ModuleSpec):
             module.__spec__ = own

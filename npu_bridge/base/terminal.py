@@ -40,7 +40,7 @@ def escape_del(text: str) -> str:
 
 
 def write_escaped(stream: TextIO | None, text: str, before: str = "", after: str = "") -> None:
-    """Writes a text to a stream with control characters escaped. A stream of None, as for closed streams, discards it.
+    """Writes a text to a stream with control characters escaped. If `stream` is None, discards the text.
 
     Args:
       before, after: cursor movements, written unchanged, in one write with the text.

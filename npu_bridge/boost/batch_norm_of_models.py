@@ -61,7 +61,7 @@ def without_layers(
     Args:
       model: the functional model, which stays unchanged.
       removed: names of the removed layers, whose input and output must have the same shape.
-      replaced: new layers by the names of the layers they replace; they keep their own weights.
+      replaced: new layers, with their own weights, by the names of the layers that they replace.
     """
     config = model.get_config()
     source = {layer["name"]: _find_calls(layer)[0][0] for layer in config["layers"] if layer["name"] in removed}

@@ -100,7 +100,7 @@ class AdasumTree:
         return tf.constant([int(rank in others) for rank in range(self.ranks.size)], tf.int32)
 
     def _exchange_parts(self, tensor, others, name):
-        """Sends equal parts of a tensor to the ranks in `others`, and returns the parts received; all in rank order."""
+        """Sends equal parts of a tensor to the ranks in `others`, and returns the received parts, in rank order."""
         counts = self._membership_vector(others) * (tf.size(tensor) // len(others))
         received = self.ranks.all_to_all(tensor, counts, name)[0]
         return tf.reshape(received, tf.shape(tensor))

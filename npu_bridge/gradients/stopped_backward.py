@@ -38,7 +38,7 @@ def stop_backward(grads_and_vars: Sequence, last_groups: Sequence[int], group: t
     inputs.
 
     Args:
-      grads_and_vars: pairs of the current graph or function, which no other code has used yet.
+      grads_and_vars: (gradient, variable) pairs of the current graph or function, not yet used by other code.
       last_groups: for each pair, the number of the last group that trains the variable.
       group: number of the group of the step, an int32 scalar.
       losses: the differentiated losses, which are computed in all steps.

@@ -90,8 +90,8 @@ def allgather(tensor, rank_size, group=WORLD, fusion=0, fusion_id=-1):
     """Joins the tensors of all ranks along the first dimension, in rank order.
 
     Args:
-      tensor: of rank 1 or more and the same shape on all ranks, with a dtype of `allreduce` or an unsigned integer
-        dtype.
+      tensor: of rank 1 or more and the same shape on all ranks, with a dtype that `allreduce` accepts, or an unsigned
+        integer dtype.
       rank_size: number of ranks in the group.
       group, fusion, fusion_id: as in `reduce`.
     Returns:

@@ -138,7 +138,9 @@ class MetricsHook(StepHook):
 
 
 class MetricsCallback(tf.keras.callbacks.Callback):
-    """A callback that passes the numbers of `MetricsHook`, except the gradient norm, and the metrics of `model.fit`.
+    """A callback that passes to a writer the metrics of `model.fit` and the numbers of `MetricsHook`.
+
+    The gradient norm is not passed.
 
     Args:
       writer: as in `MetricsHook`.

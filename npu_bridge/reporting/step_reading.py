@@ -116,8 +116,8 @@ class _OpPurposes:
     Attributes:
       transfers: names of the operators that communicate with other ranks.
       decisions: names of the transfers of one integer.
-      updates: names of the operators that wait for a transfer, or change variables. Copies of a gradient that wait for
-        another transfer are among them, as such a copy does not show when the gradient was ready.
+      updates: names of the operators that wait for a transfer, or change variables. Includes copies of a gradient
+        that wait for another transfer: such a copy does not show when the gradient was ready.
       before: names of the other operators from which gradients are computed: forward and backward pass.
     """
 

@@ -19,7 +19,7 @@ _LARGE_BYTES, _RUNS = 4 * 2**20, 20
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the trial and prints each failure. Sums the tensor only if TensorFlow and the engine could be imported.
+    """Runs the trial, in which the ranks sum a tensor, and prints each failure. After a failed import there is no sum.
 
     Args:
       arguments: empty; or, for the checks of a single rank, "all", optionally followed by a configuration file.

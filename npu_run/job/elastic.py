@@ -139,7 +139,7 @@ class AvailableSlots:
 
     Args:
       slots: returns all current slots by host; "" is this machine.
-      bounds: the bounds of the job.
+      bounds: the smallest and largest number of ranks of the job, and its waiting times.
     """
 
     def __init__(self, slots: Callable[[], Mapping[str, int]], bounds: Bounds):
@@ -160,8 +160,8 @@ class AvailableSlots:
     def plan(self, now: float) -> Plan | None:
         """Plans a job with as many ranks as possible; returns None if there are too few slots.
 
-        Hosts that already had ranks come first. If hosts share no folder, one of these hosts has the checkpoints, which
-        rank 0, on the first host, needs.
+        Hosts that already had ranks come first. Rank 0, on the first host, needs the checkpoints, and if hosts share no
+        folder, one of these hosts has them.
         """
         slots = self.available(now)
         size = min(self._bounds.most, sum(slots.values()))

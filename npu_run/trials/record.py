@@ -261,7 +261,7 @@ def find_sources(
 
 
 def _will_run(op, values):
-    """Returns whether a step runs an operator inside conditions; None if that is unknown before the step."""
+    """Returns whether a step runs an operator that is inside conditions; None if this is unknown before the step."""
     for predicate, branch in enclosing_branches(op):
         while predicate is not None and predicate.op.type == "Identity" and predicate.name not in values:
             predicate = predicate.op.inputs[0]

@@ -29,10 +29,10 @@ def _argument(name: str) -> property:
 
 
 class _DynamicLayer(tf.keras.layers.Layer):
-    """The base class of the layers, which keeps and checks arguments and makes the variable common to all layers.
+    """A base class of layers: checks and stores their arguments, and makes the variable that all of them have.
 
     Args:
-      given: `locals()` of the layer's constructor, for its arguments.
+      given: `locals()` of the layer's constructor, which include the arguments.
     """
 
     hidden_size, direction, cell_depth = _argument("hidden_size"), _argument("direction"), _argument("cell_depth")

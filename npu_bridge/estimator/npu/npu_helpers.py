@@ -72,8 +72,8 @@ experimental_options = {
 def npu_config_proto(config_proto: Any = None) -> tf.compat.v1.ConfigProto:
     """Prepares session settings for the NPU stack, with an `NpuOptimizer` entry.
 
-    Changes and returns the object passed in. Adds the entry if it is missing, and sets `memory_optimization` to
-    `RewriterConfig.OFF` with it. Switches soft placement on; switches the placement log, remapping and XLA off.
+    Changes and returns the object passed in. If the entry is missing, adds it and sets `memory_optimization` to
+    `RewriterConfig.OFF`. Switches soft placement on; switches the placement log, remapping and XLA off.
 
     Args:
       config_proto: a ConfigProto; anything else is replaced by a new one.
@@ -166,7 +166,7 @@ def init_resource(config: Any = None) -> tuple[tf.compat.v1.Session, tf.Operatio
 
 
 def shutdown_resource(sess: tf.compat.v1.Session, npu_shutdown: tf.Operation) -> None:
-    """Does nothing, the counterpart of `init_resource`: communication ends with the process.
+    """Does nothing, because communication ends with the process; the counterpart of `init_resource`.
 
     Args:
       sess, npu_shutdown: the results of `init_resource`.

@@ -113,7 +113,7 @@ def _restore(restore, saver, session, path):
 
 
 def _plan(saver, graph, pipelines, path):
-    """Returns the plan of a restore; None if TensorFlow alone must restore the file, or report an error in it."""
+    """Returns the plan of a restore; None if TensorFlow alone must restore the file, or report its damage."""
     try:
         reader = tf.train.load_checkpoint(path)
         shapes = reader.get_variable_to_shape_map()

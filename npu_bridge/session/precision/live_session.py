@@ -199,7 +199,7 @@ class _Executors(SessionEngine):
         return lambda *arguments, **keywords: current_call()(*arguments, **keywords)
 
     def _prepare_for_policy(self, session, callable_options, kind, policy):
-        """Prepares a callable, from a CallableOptions, that follows one policy."""
+        """Makes a callable from a CallableOptions; the callable follows one policy."""
         options = type(callable_options)()
         options.CopyFrom(callable_options)
         feeds = self._guard_feeds(policy)
