@@ -80,7 +80,7 @@ class _Tree:
 
 
 def _find_files(name: str, folders: Sequence[str]) -> list[str]:
-    """Returns the files that an import of a dotted name loads from the first folder that has any of them."""
+    """Returns the files that an import of a dotted name loads, from the first folder with any of these files."""
     for folder in folders:
         found, at = [], folder
         for part in name.split(".") if name else ():

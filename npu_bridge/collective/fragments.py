@@ -183,7 +183,7 @@ def split_by_size(sizes_bytes: Sequence[int], percentages: Sequence[float] = DEF
 
 
 def all_reduce_bytes(world_size: int, overlaps: bool = False) -> int:
-    """Returns the largest number of bytes in one all-reduce; `FUSION_TENSOR_SIZE` overrides it.
+    """Returns the largest number of bytes in one all-reduce; `FUSION_TENSOR_SIZE` overrides this default.
 
     The number grows with the number of ranks, because a ring of n ranks splits the bytes into n parts.
 

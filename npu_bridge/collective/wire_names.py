@@ -3,7 +3,7 @@
 Horovod matches collectives by the full names of their operators, in whatever order ranks run them. If two models of a
 process shared names, ranks that run the models in different orders, perhaps in threads, would average the gradients of
 one model with gradients of the other. So graphs and optimizers are numbered, in the order in which a thread makes them;
-the names for the first one have no number.
+names for the first graph or optimizer have no number.
 
 In a graph, all collectives are built in one scope at its root, in whatever name scopes the ranks build them.
 Collectives of the same name are numbered in the order in which they are built. Branches of a `tf.cond` and bodies of a

@@ -80,9 +80,9 @@ def average_sparse_rows(
 def in_true_units(grad, divisor):
     """Divides a dense or sparse gradient by `divisor`, usually the loss scale; the dtype does not change.
 
-    16-bit gradients are divided in float32: float16 has no scale above 65504, and the reciprocal of a scale above 2**24
-    is zero there. Multiplying by the reciprocal would be wrong in float32, too: the reciprocal of 2**127 is zero on
-    processors that flush denormals.
+    16-bit gradients are divided in float32: in float16 there is no scale above 65504, and the reciprocal of a scale
+    above 2**24 is zero. Multiplying by the reciprocal would be wrong in float32, too: the reciprocal of 2**127 is zero
+    on processors that flush denormals.
     """
 
     def divided(values):

@@ -100,7 +100,7 @@ class TomlReader:
     def constructor_values(
         self, owner: str, content: Mapping[str, Any], section: str, skip: Container[str] = ()
     ) -> dict[str, Any]:
-        """Returns the constructor values of an owner, whose table has the prefix `section`, such as "dump_config."."""
+        """Returns the constructor values of an owner from its table; `section` is a prefix such as "dump_config."."""
         names = [option.name for option in self._table.of(owner)]
         values = {}
         for key, value in content.items():

@@ -37,7 +37,7 @@ class NonFiniteOrigin(NamedTuple):
 
 
 class OverflowHook(TensorWatch):
-    """A hook that searches every step for NaN and Inf, names the operator that made the first, and writes its tensors.
+    """A hook that names the operator that made the first NaN or Inf of a step, and writes the operator's tensors.
 
     This operator is the earliest with finite inputs and a non-finite output, in an order in which every operator comes
     after its inputs; constants are never named. Its inputs and outputs are written like a dump, with an

@@ -50,7 +50,7 @@ def seed_operators(graph: tf.Graph, seed: int) -> list[str]:
 
 
 def _second_seed(rank: int, name: str) -> int:
-    """Computes the second seed of an operator from its name and the rank; at least 1."""
+    """Computes the second seed of an operator from its name and the rank; the seed is at least 1."""
     return zlib.crc32(f"{rank} {name}".encode()) & 0x7FFFFFFF or 1
 
 

@@ -274,7 +274,7 @@ def _compiler_without_debug_info(folder: str) -> dict[str, str]:
     """Returns an environment variable with a compiler command that leaves out debug information, so compiles faster.
 
     Horovod's build requests debug information with its last option, so only a wrapper around the compiler can leave it
-    out. The code is the same.
+    out. The compiled code is the same.
     """
     compiler = os.environ.get("CXX") or next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
     if compiler is None or not re.fullmatch(r"[\w./-]+", folder, re.ASCII):  # cmake splits the variable at spaces

@@ -305,7 +305,8 @@ class ExponentialUpdateLossScaleManager(MovingLossScaleManager):
       ValueError: an argument is out of its range.
     Graph: three global variables, saved with the model: `loss_scale` (float32), `good_steps` and `bad_steps` (int32).
       In a TF 1 graph `loss_scale:0` is a tensor that can be fetched. Fetched in a training step, it is the scale that
-      this step used; fetched alone, the scale of the next step. The operators of the variable have names below it.
+      this step used; fetched alone, the scale of the next step. The operators of the variable have names below
+      `loss_scale`.
     Source: documentation of the NPU stack's loss-scale manager.
     """
 

@@ -14,7 +14,7 @@ _SMALLEST_NORM = 1e-8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AdamP(Rule):
-    """Adam, without the part of the step along weights whose gradient is nearly orthogonal to them.
+    """Adam that leaves out the part of a step along the weights if their gradient is nearly orthogonal to them.
 
     In a tensor of two or more dimensions, each output channel (last axis) is treated separately; otherwise the tensor
     as a whole. If the largest `|cos(g, p)|` is below `delta / sqrt(elements)`, the part of the step along `p` is

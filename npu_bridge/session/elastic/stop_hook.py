@@ -83,7 +83,7 @@ class StopHook(tf.estimator.SessionRunHook):
         self._request.leave(self.step)
 
     def _exit_after_other_hooks(self):
-        """Lets the session's coordinator raise the `SystemExit` after the `end` of later hooks, such as savers."""
+        """Makes the session's coordinator raise `SystemExit` only after the `end` of later hooks, such as savers."""
         try:
             self.leave()
         except SystemExit:

@@ -15,7 +15,7 @@ class PrecisionHook(tf.estimator.SessionRunHook):
     """A hook that applies mixed precision to every new session of a loop, also after a failure.
 
     The settings of these sessions must have gone through `Precision.prepare`. Evaluation and prediction also need the
-    hook if they use the same settings; with it, the acceleration of a training does not affect them.
+    hook if they use the same settings; otherwise the acceleration of a training affects them.
 
     Args:
       precision: the precision of the training; give the same object to every loop of the training.

@@ -69,7 +69,7 @@ class OpLists(NamedTuple):
         write_whole(path, json.dumps(content, indent=2) + "\n")
 
     def write_operator_dtypes(self, path: str, low_dtype: str) -> None:
-        """Writes a file for the option `customize_dtypes`, which all precision modes allow; omits types in `promote`."""
+        """Writes a file for the option `customize_dtypes`, which all precision modes allow; omits `promote` types."""
         dtypes = {**dict.fromkeys(sorted(self.floats), "float32"), **dict.fromkeys(sorted(self.half), low_dtype)}
         rules = (f"OpType::{name}:InputDtype:{dtype},OutputDtype:{dtype}\n" for name, dtype in dtypes.items())
         write_whole(path, "".join(rules))

@@ -171,7 +171,7 @@ class RoundingLayer:
 
 
 def round_values(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
-    """Adds the rounding of `customize_dtypes` to the new operators of a graph, even if it is finalized.
+    """Adds the rounding of `customize_dtypes` to the new operators of a graph, even of a finalized graph.
 
     Each operator is changed once, so rules of a later call apply to later operators only.
 

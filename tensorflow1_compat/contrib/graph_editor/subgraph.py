@@ -46,7 +46,7 @@ class SubGraphView:
         return self.remap(None, new_output_indices)
 
     def remap_default(self, remap_inputs=True, remap_outputs=True):
-        """Returns a view with its original inputs and outputs."""
+        """Returns a view with the original inputs (`remap_inputs`) and the original outputs (`remap_outputs`)."""
         first, made = SubGraphView(self.ops, self._passthrough), copy.copy(self)
         made.inputs = first.inputs if remap_inputs else self.inputs
         made.outputs = first.outputs if remap_outputs else self.outputs
