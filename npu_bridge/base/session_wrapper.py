@@ -106,7 +106,7 @@ def add_engine(session: Any, engine: SessionEngine) -> None:
 
     Args:
       session: an existing session; None for all sessions, also existing ones.
-      engine: a new engine. If `session` is None, it gets calls before engines added earlier for all sessions.
+      engine: a new engine. If `session` is None, calls reach this engine before engines added earlier for all sessions.
     """
     _change_sessions()
     if session is None:
@@ -120,7 +120,7 @@ def add_engine(session: Any, engine: SessionEngine) -> None:
 
 
 def find_engine(session: Any, kind: type[_Engine]) -> _Engine | None:
-    """Returns the engine of a kind that was added to a session, or None."""
+    """Returns the engine of class `kind` that was added to a session, or None."""
     return next((engine for engine in _engines_of(session) if isinstance(engine, kind)), None)
 
 

@@ -119,7 +119,7 @@ class Communicator(abc.ABC):
           groups: for each group, its members' ranks in this communicator, ascending: at least 2, and not all ranks.
           meeting: as in `exchange`.
         Returns:
-          The groups in the order of `groups`, without local ranks. A group has the `rank` None in processes outside it.
+          The groups in the order of `groups`, without local ranks. In a process outside the group, `rank` is None.
         Raises:
           RuntimeError: the script started Horovod in a way that allows no groups.
         """

@@ -106,7 +106,7 @@ def check_first_parameters(owner: str, first_parameters: Any) -> tuple | None:
 
 
 def are_ascending_positions(positions: Sequence[Any]) -> bool:
-    """Returns whether positions are strictly ascending whole numbers from 1 on; False for no position."""
+    """Returns whether positions are strictly ascending whole numbers above 0; False if there are no positions."""
     are_whole = all(type(position) is int and position >= 1 for position in positions)
     return bool(positions) and are_whole and all(low < high for low, high in zip(positions, positions[1:]))
 

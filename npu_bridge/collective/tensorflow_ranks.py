@@ -193,7 +193,7 @@ class _Group(TensorFlowCommunicator):
 class _RunCounter(SessionEngine):
     """A session engine that makes TensorFlow count runs separately for each set of collectives.
 
-    Each rank can run its sessions in another order.
+    So ranks can run their sessions in different orders.
     """
 
     def execute(self, session, request):

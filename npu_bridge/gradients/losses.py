@@ -20,8 +20,8 @@ class Losses:
       scales: float32 scalars, the loss scales of all losses, or of all groups of variables; empty without loss scaling.
       common_scale: the scale of sums of gradients of several losses; None without loss scaling.
       latest: position in `scales` of the last loss that was scaled.
-      usable: for each number of a loss or group, whether its gradients are finite: on this rank, or, after the ranks
-        have agreed, on all ranks. Empty if gradients are checked only all together.
+      usable: dict from the number of a loss or group to whether its gradients are finite on this rank, or, after the
+        ranks have agreed, on all ranks. Empty if gradients are checked only all together.
       is_backward_by_optimizer: whether the optimizer itself computed the gradients, so no other code has used them.
     """
 

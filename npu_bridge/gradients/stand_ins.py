@@ -184,7 +184,7 @@ class _StandIn:
             self.seen = stand_in(variable, self.values, dtype, has_key)
 
     def copy_from_variable(self):
-        """Sets the stand-in to the variable where the variable differs from the rounded stand-in; returns the op."""
+        """Copies elements of the variable to the stand-in where the rounded stand-in differs; returns the op."""
         value = (value_before_update if is_reference(self._variable) else tf.identity)(self._variable)
         if self.is_kept:
             kept = self.values.read_value()

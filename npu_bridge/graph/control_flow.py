@@ -86,7 +86,7 @@ def guards_of(ops: Iterable[tf.Operation], fed: Collection[str]) -> dict[tf.Oper
 
 
 def _guards_of_tensor(tensor, found):
-    """Returns the guards of a tensor, the decisions it depends on; None if a later operator makes it, as in a loop."""
+    """Returns the guards of a tensor, the decisions it depends on; None for a tensor that a later operator makes."""
     op = tensor.op
     if op not in found or op.type not in ("Switch", "RefSwitch"):
         return found.get(op)

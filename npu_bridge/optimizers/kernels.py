@@ -110,7 +110,7 @@ def _apply_to_scratch(start, gradient, slots, rule, at, name):
 
 
 def _apply_kernel(handle, gradient, slots, rule, at):
-    """Applies the rule's kernel to a variable, without weight decay. For LAMB, subtracts the step at a rate of 1."""
+    """Applies the rule's kernel to a variable, without weight decay. For LAMB, the learning rate is 1."""
     return _KERNELS[type(rule)][1](handle, gradient, slots, rule, at)
 
 

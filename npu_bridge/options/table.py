@@ -164,7 +164,7 @@ class Place(NamedTuple):
         return "NpuOptimizer parameter_map" if self.is_session or option.owner == SESSION else option.owner
 
     def spelling(self, option: Option) -> str:
-        """Returns the option's name in this place."""
+        """Returns the option's name as a user writes it in this place."""
         return (option.key if self.is_session else option.name) or option.name
 
 

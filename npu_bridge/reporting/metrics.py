@@ -122,7 +122,7 @@ class MetricsHook(StepHook):
             self._entries.write(self.read_step(session))
 
     def leave_out(self, secs: float) -> None:
-        """Excludes some seconds since the last entry (an evaluation, say) from the pace."""
+        """Excludes the time of an evaluation since the last entry, for example, from the steps per second."""
         self._entries.paused += secs
 
     def end(self, session):

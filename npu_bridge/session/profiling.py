@@ -25,7 +25,7 @@ class ProfilingHook(tf.estimator.SessionRunHook):
     """A hook that traces the first session runs into the folder `output` of `profiling_options`, created if missing.
 
     The trace ends after `PROFILED_RUNS` runs, or earlier: before a run that the script itself traces, at the end of the
-    session, when `end` is called after an error, or at the end of the process. With several ranks each rank writes to a
+    session, at a call of `end` after an error, or at the end of the process. With several ranks each rank writes to a
     separate folder `rank_<n>`.
 
     Ranks: local.

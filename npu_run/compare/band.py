@@ -322,7 +322,7 @@ def _compare_without_band(a: Losses, b: Losses) -> Verdict:
 
 
 def _is_beyond_rounding(first: int, steps: np.ndarray, of_a: np.ndarray, of_b: np.ndarray, precisions: set) -> bool:
-    """Returns whether the first difference between losses, after equal losses that changed, is far beyond rounding.
+    """Returns whether the first difference between two losses is far beyond rounding; False after constant losses.
 
     A rounding difference begins in the last bits and grows, perhaps by a factor of two in each unrecorded step.
     """

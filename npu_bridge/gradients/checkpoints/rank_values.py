@@ -53,7 +53,7 @@ class RankValues:
         return [variable for variable, _ in self._kept.values()]
 
     def create_rows(self, variables: Sequence[tf.Variable]) -> None:
-        """Creates, for each variable that lacks one, an empty variable for the rows."""
+        """Creates an empty variable for the rows of each variable, one row for a rank, unless it exists."""
         for variable in variables:
             if variable.ref() not in self._kept:
                 rows = _empty_rows(variable)

@@ -117,7 +117,7 @@ class RemoteSlots:
         return part
 
     def variables(self) -> list:
-        """Returns the sharded slots in the graph of this rank, and the staging variables."""
+        """Returns this rank's sharded slots and, on rank 0, the variables that hold slots of other ranks for savers."""
         return [slot for part in self._parts for slots in part.slots_by_owner for slot in slots]
 
     def distribute(self) -> tf.Operation:
@@ -129,7 +129,7 @@ class RemoteSlots:
         return [part.distributed for part in self._parts]
 
     def note_update(self) -> tf.Operation:
-        """Returns an op that records an update, after which staging variables are out of date."""
+        """Returns an op that records an update, after which rank 0's copies of other ranks' slots are out of date."""
         return tf.group(self._is_stale.set(), self._has_moved.set())
 
     def enable_rounds(self, session) -> None:
@@ -177,7 +177,7 @@ class RemoteSlots:
         session.run(self.asked, {self._is_done: True})
 
     def _request_slots(self, may_ask):
-        """Broadcasts 1 to request slots from other ranks, or 0 to end the round. Sends nothing if there is no need."""
+        """Broadcasts 1 to request slots, or 0 to end the round. Requests nothing if rank 0 already has current slots."""
 
         def broadcast_request():
             with tf.compat.v1.name_scope(_SCOPE):
@@ -312,7 +312,7 @@ def _make_staging_variable(next_creator, **arguments):
 
 
 def _delay_reads_until(staging, op):
-    """Makes the tensor that savers read from a staging variable wait for `op`."""
+    """Makes savers wait for `op` before they read a staging variable."""
     with tf.control_dependencies([op]):
         value = tf.raw_ops.ReadVariableOp(resource=staging.handle, dtype=staging.dtype)
     set_read_tensor(staging, value)

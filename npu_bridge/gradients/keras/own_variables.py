@@ -37,7 +37,7 @@ def load_matching_values(store: Any, inner: Sequence, state: Sequence, noted: Se
       store: mapping from numbers to the arrays of a file.
       inner: the variables of the inner optimizer; the file must contain them all, with their shapes.
       state: the variables of the stages.
-      noted: the result of `numbered_names` when the file was saved; None reads the names that `store_names` wrote.
+      noted: the result of `numbered_names` when the file was saved; None takes the names that `store_names` wrote.
     Returns:
       True if values were loaded; False if Keras can load all values, or the file has another inner optimizer.
     """

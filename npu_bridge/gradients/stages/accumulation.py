@@ -162,7 +162,7 @@ class Accumulate(Stage):
         return None if self._reduces_batches else self._store_sums(step)
 
     def _add_batch(self, step):
-        """Returns the window with the unscaled gradients of this batch added."""
+        """Returns the sums of the gradients since the last update, with the unscaled gradients of this batch."""
 
         def addend(grad, dtype, counted):
             wide = map_values(grad, lambda values: tf.cast(values, dtype))

@@ -272,7 +272,7 @@ def _callbacks_with_counters(callbacks):
 
 
 def _read_best_weights(path, key, model):
-    """Reads the best weights that a callback had kept, on rank 0, and returns them on every rank."""
+    """Reads on rank 0 the best weights that a callback has kept, and returns them on every rank."""
     weights = model.get_weights()  # with the dtypes and shapes of the saved weights
     if path is not None:
         with zipfile.ZipFile(path) as saved:

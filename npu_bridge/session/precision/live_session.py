@@ -2,9 +2,9 @@
 
 TensorFlow keeps one executor for each set of fetches and targets, and builds the executor at the first run of the set.
 During the build, TensorFlow's rewriter for mixed precision reads its lists from the environment. So this module builds
-executors ahead of the first run, and sets the lists in the environment only meanwhile. A second executor of one set, in
-another precision, needs a different set: an operator that does nothing is added, or one more value is fed for an
-imitated dtype. The session keeps its variables, its iterators and the state of its random operators.
+executors ahead of the first run, and sets the lists in the environment only for the build. A second executor of one
+set, in another precision, needs a different set: an operator that does nothing is added, or one more value is fed for
+an imitated dtype. The session keeps its variables, its iterators and the state of its random operators.
 """
 
 from __future__ import annotations
