@@ -138,7 +138,7 @@ class _SparseSum:
         self._addend = addend
 
     def total(self):
-        """Returns the sum as sparse rows: the rows that any gradient of this window has, each once, in ascending order."""
+        """Returns the sum as sparse rows: all rows of the gradients of this window, each once, in ascending order."""
         indices = tf.cast(self._addend.indices, tf.int64)
         rows = tf.where(self._mark_rows_of_addend(self._kept.touched.read_value()))[:, 0]
         positions = tf.searchsorted(rows, indices)[:, tf.newaxis]

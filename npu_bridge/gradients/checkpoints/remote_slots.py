@@ -177,7 +177,7 @@ class RemoteSlots:
         session.run(self.asked, {self._is_done: True})
 
     def _request_slots(self, may_ask):
-        """Broadcasts 1 to request slots, or 0 to end the round. Requests nothing if rank 0 already has current slots."""
+        """Broadcasts 1 to request slots, or 0 to end the round. Requests nothing if rank 0 has current slots."""
 
         def broadcast_request():
             with tf.compat.v1.name_scope(_SCOPE):
