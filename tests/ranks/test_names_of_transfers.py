@@ -54,7 +54,9 @@ def _by_hand(loss, variables):
 
 
 TRAINERS = [_with_overflow_check, _rounded_on_the_way, _in_place, _by_hand]
-if environment.collective_engine() != "tensorflow":  # which refuses to share slots in a TF 1 graph
+# TensorFlow's collectives refuse to share slots in a TF 1 graph, and need loops with equal scopes (docs/install.md).
+IS_HOROVOD = environment.collective_engine() != "tensorflow"
+if IS_HOROVOD:
     TRAINERS.append(_sharded)
 
 
@@ -84,13 +86,14 @@ def in_scopes_of_ranks():
             "broadcast": hccl_ops.broadcast([value], ranks.size - 1)[0],
             "gradient": tf.gradients(hccl_ops.allreduce(value, "sum") * value, value)[0],
             "in a branch": tf.cond(value > 0.0, lambda: hccl_ops.allreduce(value, "sum"), lambda: value),
-            "in a loop": tf.while_loop(
+            **{train.__name__: _trained(train, value) for train in TRAINERS},
+        }
+        if IS_HOROVOD:
+            results["in a loop"] = tf.while_loop(
                 lambda count, _: count < 2,
                 lambda count, total: (count + 1, total + hccl_ops.allreduce(value + 0.0 * total, "sum")),
                 (0, 0.0),
-            )[1],
-            **{train.__name__: _trained(train, value) for train in TRAINERS},
-        }
+            )[1]
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         return session.run(results)
@@ -100,7 +103,8 @@ def in_scopes_of_ranks():
 def test_scopes_may_differ_between_ranks(on_ranks, size):
     total = sum(range(1, size + 1))
     for rank, results in enumerate(on_ranks(size, in_scopes_of_ranks)):
-        assert results["sum"] == results["in a branch"] == total and results["in a loop"] == 2 * total
+        assert results["sum"] == results["in a branch"] == total
+        assert results.get("in a loop", 2 * total) == 2 * total
         assert results["max"] == results["broadcast"] == size
         assert results["gathered"].tolist() == list(range(1, size + 1)) and results["scattered"] == [total]
         assert results["gradient"] == total + total  # by the product's other factor, and summed over the ranks
