@@ -144,7 +144,7 @@ def _make_finding(error: Exception, what: str, place: Place) -> Finding:
 
 
 def _find_session_error(settings: Iterable[_Setting], values: Values) -> Exception | None:
-    """Returns the error that a session with these options raises whatever its other options are; else None."""
+    """Returns the error that these options of a session raise whatever its other options are; None without one."""
     from tensorflow.compat.v1 import ConfigProto
 
     from npu_bridge.options.reading import ENTRY_NAME, collect_settings, entry_values

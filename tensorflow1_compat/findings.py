@@ -209,7 +209,7 @@ def _describe_call_error(use: Use) -> str | None:
 
 
 def _find_missing_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
-    """Yields a finding for each imported package that is not installed, or in a folder that Python does not search."""
+    """Yields a finding for each imported package that is not installed or whose folder Python does not search."""
     adds_folders = any(map(_mentions_path, files))
     own, *others = map(os.path.realpath, roots)
     searched = {own, *(root for root in others if not own.startswith(os.path.join(root, "")))}

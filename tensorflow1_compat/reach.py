@@ -82,7 +82,7 @@ def _is_call_of(node: ast.expr, *names: str) -> bool:
 
 
 def _names_mentioned_in(part: ast.stmt) -> Iterator[str]:
-    """Yields the names, attributes, and possible names in texts of a statement; `_ANYTHING` for a computed name."""
+    """Yields a statement's names, its attributes and the words of its texts; `_ANYTHING` for a computed name."""
     for node in ast.walk(part):
         if isinstance(node, ast.Name):
             yield node.id

@@ -78,7 +78,7 @@ class JobStarts:
         self._job, self._number, self._still_running = secrets.token_hex(8), 0, []
 
     def begin(self) -> None:
-        """Begins a start: ranks that are launched next get its number from the environment."""
+        """Begins a start of the job: ranks launched from now on get the number of this start from the environment."""
         self._number += 1
         environment.write_variable(environment.START, f"{self._job}:{self._number}:{','.join(self._still_running)}")
 

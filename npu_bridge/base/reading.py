@@ -169,7 +169,7 @@ def _open_regular(path: str) -> int:
 
 
 def _open_below(path: str, folder: str) -> int:
-    """Opens a file below a folder, folder by folder, so that no folder can become a link in between."""
+    """Opens a file below a folder, folder by folder, so that no folder can be replaced by a link meanwhile."""
     *folders, name = _path_below(folder, path).split(os.sep)
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     shown = folder
@@ -212,7 +212,7 @@ def _checked_descriptor(file: int, path: str) -> int:
 
 
 def _check_kind(found: os.stat_result, path: str, kind: int = stat.S_IFREG) -> None:
-    """Checks a file's kind: before it is opened, because opening can already move a device, and again afterwards."""
+    """Checks a file's kind; called before a file is opened, as opening acts on some devices, and again afterwards."""
     if stat.S_IFMT(found.st_mode) != kind:
         expected = "a regular file" if kind == stat.S_IFREG else "a folder"
         got = _KINDS.get(stat.S_IFMT(found.st_mode), "another kind of file")

@@ -90,7 +90,7 @@ class SessionEngine:
         return self.inner.set_up_partial_run(session, fetches, feeds)
 
     def call_kernels(self, session: Any, call: Callable, *arguments: Any) -> Any:
-        """Calls a function that builds executors or runs kernels; functions of `prepare_call` do not use it."""
+        """Calls a function that builds executors or runs kernels; functions from `prepare_call` bypass this method."""
         return self.inner.call_kernels(session, call, *arguments)
 
     def close(self, session: Any) -> None:

@@ -141,8 +141,11 @@ def step_secs(shares: Sequence[float], ranks: int, training: Training, link: Lin
 def _fragment_secs(
     start: float, end: float, flight: float, ranks: int, training: Training, link: Link
 ) -> tuple[float, float]:
-    """Models the fragment from share `start` to share `end` of the bytes; one all-reduce holds a share of `flight`.
+    """Models a fragment that is sent in several all-reduces.
 
+    Args:
+      start, end: shares of all bytes at which the fragment begins and ends.
+      flight: share of all bytes in one full all-reduce.
     Returns:
       The total time of the fragment's all-reduces, and the earliest time at which they can end. All-reduces become
       ready at equal intervals, so the first, the last or the last full all-reduce determines the end.
@@ -267,7 +270,7 @@ def _earliest_arrival(end, arrivals, fragments):
 
 
 def _trace_sizes(starts, number, end):
-    """Returns the number of pieces in each fragment of the best plan; `starts` has the best first piece by last one."""
+    """Returns the pieces in each fragment of the best plan; a fragment i that ends at e begins at `starts[i][e]`."""
     sizes = []
     for row in reversed(starts[: number + 1]):
         sizes.append(end - row[end])

@@ -183,7 +183,7 @@ def named_collective(stem: str) -> Iterator[dict]:
 
 @contextlib.contextmanager
 def recorded_names() -> Iterator[list]:
-    """Yields a list; after the block it has the full names of the collectives built inside, for `first_run`."""
+    """Yields a list, which the end of the block fills with the full names of the collectives built in the block."""
     graph, names = counting_graph(), []
     given = [] if graph is None else _names_of(graph).given
     start = len(given)

@@ -75,7 +75,7 @@ class BackwardPasses:
         return self._combine(step, step.grads_and_vars)
 
     def _delayed(self, step):
-        """Returns a dict from `loss_id` to the gradients of delayed passes, which are still scaled."""
+        """Returns the gradients of passes with `delays_unscale`, which are still scaled, in a dict by `loss_id`."""
         return step.notes.setdefault(self, {})
 
 

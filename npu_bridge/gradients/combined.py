@@ -34,7 +34,7 @@ class CombinedGradients:
         self._key_of = key_of
 
     def unscale(self, step: Step) -> None:
-        """Divides the gradients of a step by its divisor, and replaces them by pieces of flat tensors."""
+        """Divides a step's gradients by the step's divisor, and replaces the gradients by pieces of flat tensors."""
         pairs = step.grads_and_vars
         made = {position: grad for position, (grad, _) in enumerate(pairs)}
         batches = self._positions_to_join(pairs)

@@ -161,7 +161,7 @@ class FreezeSchedule(KnownKeywords):
         return made.astype(np.int8 if self.group_count < 128 else np.int32)
 
     def _draw_sequence(self, length):
-        """Draws a random sequence that freezes layers in an update when the share of freezing updates is too low."""
+        """Draws each update's group: one that freezes layers if too few updates did so far, else 0 (all layers)."""
         count = self.group_count
         random = np.random.Generator(np.random.PCG64(self._seed))
         weights = np.arange(count - 1, 0, -1, dtype=np.float64)

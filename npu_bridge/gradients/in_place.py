@@ -96,7 +96,7 @@ class _AveragingMethods:
         self._replace(optimizer, method_name, name, method)
 
     def average_before_update(self, optimizer, method_name, name):
-        """Makes the method that gets the pairs of every update average gradients that are not averaged yet."""
+        """Wraps a method that gets the pairs of every update, so that gradients not averaged yet are averaged first."""
 
         def method(original, pipeline, grads_and_vars):
             pairs = list(grads_and_vars)

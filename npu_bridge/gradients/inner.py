@@ -103,7 +103,7 @@ class InnerOptimizer(abc.ABC):
         return self.optimizer.variables()
 
     def combine_key(self, variable: Any) -> Any:
-        """Returns a key that is equal for variables whose update uses one flat tensor, or None."""
+        """Returns a key that is equal for variables updated in one flat tensor; None for a variable updated alone."""
         key_of = getattr(self.optimizer, "combine_key", None)
         return None if key_of is None else key_of(variable)
 

@@ -58,7 +58,7 @@ class Losses:
         return [(grad if grad is None else in_true_units(grad, ratio), variable) for grad, variable in pairs]
 
     def scales_without_overflow(self, should_apply: tf.Tensor | None, is_due: tf.Tensor | None) -> dict:
-        """Returns for each number in `usable` whether its loss scale caused no overflow in this step.
+        """Returns, for each loss or group in `usable`, whether its loss scale caused no overflow in this step.
 
         If the step is skipped although all these gradients are finite, their sum overflowed: every scale was too large.
         """

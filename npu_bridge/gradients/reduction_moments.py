@@ -77,7 +77,7 @@ def _exchanges_gradients(op):
 
 
 def _operators_around_collectives(run: Run, sent: Sequence[tf.Operation], sure: Collection[tf.Operation]):
-    """Returns operators before the collectives that wait for no other rank, and operators after the collectives.
+    """Returns operators before the collectives, none of which waits for other ranks, and operators after them.
 
     Operators inside a condition are replaced by the operators that lead into it and out of it, since these always run.
     """
@@ -100,7 +100,7 @@ def _operators_around_collectives(run: Run, sent: Sequence[tf.Operation], sure: 
 
 
 def _any_alternative_runs(alternatives: Iterable[Guards], known: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns a tensor, whether one of the alternatives runs: whether all its guards in `known` have their values."""
+    """Returns a boolean tensor: whether, in some alternative, all tensors in `known` have the required values."""
     sure = {frozenset(pair for pair in guards if pair[0] in known) for guards in alternatives}
     if not all(sure):
         return tf.constant(True)

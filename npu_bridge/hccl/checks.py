@@ -58,9 +58,9 @@ class Call:
             )
 
     def check_divisible(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns `tensor`; raises an error if the group's size does not divide its first dimension.
+        """Returns `tensor`; raises an error if the size of the group does not divide the first dimension of `tensor`.
 
-        The error is a ValueError, or an InvalidArgumentError of the run if the dimension is unknown before.
+        The error is a ValueError. If only the run shows the dimension, the run raises an InvalidArgumentError.
         """
         self.check_has_rows(tensor)
         rows, size = tensor.shape.as_list()[0], self.communicator.size

@@ -20,7 +20,7 @@ from npu_bridge.base.own_tensorflow import tf
 
 
 class PerTensor:
-    """Computes sums and norms of whole tensors, for rules that need them; here the values are one tensor."""
+    """Computes sums and norms of one tensor, for rules that need them; a subclass handles several joined tensors."""
 
     def sum(self, values: tf.Tensor) -> tf.Tensor:
         """Returns the sum of the elements of each tensor, in a shape that broadcasts to `values`."""

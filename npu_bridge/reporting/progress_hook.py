@@ -184,7 +184,7 @@ class ProgressHook(StepHook):
         self._shown_runs, self._shown_at = self._runs, now
 
     def _samples_per_sec(self) -> float | None:
-        """Returns the pace in samples; a run has `iterations_per_loop` batches, a global step one batch or more."""
+        """Returns the samples per second. A run has `iterations_per_loop` batches, a global step one batch or more."""
         tried, pace, samples = self._count_tried(), self._pace.recent, self.samples_per_step
         if not pace or samples is None or tried <= 0:
             return None

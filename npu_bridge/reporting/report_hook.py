@@ -285,7 +285,7 @@ class _Page:
             self._update_peaks()
 
     def leave_out(self, secs: float) -> None:
-        """Moves the beginning of the current run by some seconds."""
+        """Excludes some seconds from the duration of the current run."""
         self._run_began += secs
 
     def _update_peaks(self) -> None:

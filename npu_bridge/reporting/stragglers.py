@@ -39,10 +39,10 @@ class OwnWork:
         Args:
           ready, done: when this rank's gradients were ready, and when the reductions ended, in seconds since the epoch.
           is_update: whether gradients were exchanged; otherwise the batch is part of a later update.
-          steps: steps of the run; the waiting of the last step stands for all.
+          steps: steps of the run; each counts as waiting as long as the last step.
         Returns:
-          None, or the numbers that ranks compare (own work in each part, in seconds per step, and the fraction of
-          waiting).
+          The numbers that ranks compare, once there are enough steps, else None: own work in each part, in seconds
+          per step, and the fraction of waiting.
         """
         began, self._done, self._runs = self._done, done, self._runs + 1
         if not self._counts:
@@ -77,7 +77,7 @@ def compare_ranks(
 
     Args:
       step, time: step and time of the comparison.
-      own_secs: for each rank, its own work in a typical step of each part.
+      own_secs: for each rank, its own work in a typical step of each part of the compared steps.
       waiting: for each rank, the fraction of a typical step that it waited.
       slow: the ranks that were slow before.
     """

@@ -77,8 +77,8 @@ class Thinning:
         """Returns the steps to write, each with its global step.
 
         Args:
-          step: the current global step. None: one more for each update. Between reads, updates are counted; if the
-            global step does not grow by one with each update, rows are spread evenly.
+          step: the current global step; None adds one for each update since the last known step. If the global step
+            does not grow by one with each update, the rows are spread evenly over its growth.
           is_over: whether to include the latest step.
         """
         if is_over and self._latest:

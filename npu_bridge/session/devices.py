@@ -35,7 +35,7 @@ def choose_devices(options: TrainingOptions, session_config: Any) -> None:
 
 
 def provide_cpu_devices(strategy: Any, session_config: Any) -> None:
-    """Gives a session one CPU device for each replica of a strategy, if it has one; with fewer, it would hang."""
+    """Gives a session a CPU device for each CPU replica of a strategy; with fewer devices, the session would hang."""
     if strategy is None:
         return
     devices = [tf.DeviceSpec.from_string(device) for device in strategy.extended.worker_devices]

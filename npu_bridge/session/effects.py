@@ -30,8 +30,8 @@ def prepare_session_config(options: TrainingOptions, session_config: Any = None)
     """Returns a copy of session settings (a ConfigProto) with the effects of options.
 
     The copy has no `NpuOptimizer` entries, as TensorFlow has no such plug-in. It has soft placement, because scripts of
-    this interface place operators on devices that this machine can lack. It has the settings of single options.
-    Everything else stays, including `log_device_placement` and the rewriter's switches.
+    this interface place operators on devices that this machine can lack. The options set its devices and
+    constant folding. Everything else stays, including `log_device_placement` and the rewriter's switches.
     """
     prepared = tf.compat.v1.ConfigProto()
     if session_config is not None:

@@ -112,7 +112,7 @@ class _LoopEngine(SessionEngine):
             return self.inner.execute(session, request)
 
     def take_run_metadata(self):
-        """Returns the RunMetadata of the first kind of steps that has one, and drops it here."""
+        """Returns a RunMetadata that overlapped steps have recorded, and keeps it no longer; None without one."""
         for steps in self._earlier_steps.values():
             if isinstance(steps, OverlappedSteps) and steps.record is not None:
                 record, steps.record = steps.record, None
@@ -179,7 +179,7 @@ class _StepsInGraph:
 
 
 class _StepsOneByOne:
-    """Trains steps one by one through a prepared call; each choice of threads has its own call."""
+    """Trains steps one by one through prepared calls of the session: one call for each choice of `LoopThreads`."""
 
     def __init__(self, step: Sequence[str], fed: Sequence[str], threads: LoopThreads):
         self._step = step

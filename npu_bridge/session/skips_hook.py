@@ -14,7 +14,9 @@ _SKIPS_BEFORE_LOSS = 5
 
 
 class SkipsHook(tf.estimator.SessionRunHook):
-    """A hook that counts skipped steps, and warns, with `SkipsInARow`; only in runs that decide about skipping anyway.
+    """A hook that counts skipped steps with `SkipsInARow`, and warns.
+
+    The hook reads only runs that decide about skipping anyway.
 
     Graph: adds nothing; reads collections.
     Ranks: local; only rank 0 warns.

@@ -85,7 +85,7 @@ def _install_missing(page: Page) -> None:
     except InstallError as error:
         if log.exists() and not error.is_explained:
             echo(installer.last_lines(), err=True)
-        fail(f"npu-run doctor: {error}. The full log is {log}; the same command begins again.", 1)
+        fail(f"npu-run doctor: {error}. The full log is {log}. Run the same command to begin again.", 1)
     _say("Horovod works. Next: npu-run doctor, which lets two ranks sum a tensor, or npu-run -np 2 train.py")
     sys.exit(0)
 

@@ -1,4 +1,4 @@
-"""Detects hangs: decides, from the calls in which ranks are stuck, that a job cannot continue, and says who waits."""
+"""Detects hangs: decides, from the calls in which ranks are stuck, that a job cannot continue; names waiting ranks."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class RankProcess:
             os.killpg(self._process.pid, number)
 
     def ask(self, order: str) -> None:
-        """Sends the rank an order, one of those in `rank.link`."""
+        """Sends the rank one of the orders that `rank/link.py` carries out, such as "hold"."""
         for file, name in list(self._channels.items()):
             if name == "link":
                 with contextlib.suppress(OSError):
@@ -197,7 +197,7 @@ class Watch:
             self._running[source.pid] = source
 
     def wait_for_news(self, secs: float) -> list[RankProcess]:
-        """Passes on output that arrives within `secs`; returns the processes that have ended, early if all have."""
+        """Passes on output for `secs`, or until all processes have ended. Returns the processes that have ended."""
         ended: list[RankProcess] = []
         limit = time.monotonic() + secs
         while True:

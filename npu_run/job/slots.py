@@ -90,7 +90,7 @@ def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Sl
 
 @contextlib.contextmanager
 def _local_slots(plan: Plan) -> Iterator[tuple[list[Slot], KeyValueServer]]:
-    """Yields slots and server as `open_slots` does, without Horovod's launcher, for ranks on this machine."""
+    """Yields a slot for each rank, all on this machine, and a key-value server; does not need Horovod's launcher."""
     server = KeyValueServer()
     try:
         address, port = server.listen(_LOCAL)

@@ -43,7 +43,7 @@ class Process(Protocol):
         """Sends a signal to the process and to every process of its process session."""
 
     def ask(self, order: str) -> None:
-        """Sends the rank an order, one of those in `rank.link`."""
+        """Sends the rank one of the orders that `rank/link.py` carries out, such as "hold"."""
 
     def drain(self, *names: str) -> None:
         """Reads and passes on the rest of the output."""
@@ -175,7 +175,10 @@ class WatchedRank:
             self._log.close()
 
     def open_channel(self, name: str) -> tuple[int, int] | None:
-        """Opens a pipe for `RankProcess`; rank 0 keeps its terminal, for progress bars, or with a log gets a copy."""
+        """Opens a pipe for an output of the rank; for rank 0 on a terminal with a log, opens a pseudo-terminal.
+
+        Returns None if rank 0 writes directly to the terminal, on which progress bars then work.
+        """
         stream = getattr(sys, name)
         if self.rank > 0 or not stream.isatty():
             return os.pipe()

@@ -66,7 +66,7 @@ class MainThreadSampler:
         self._is_collecting = phase == "start"
 
     def end(self) -> None:
-        """Releases the last frame and the script's objects in it, which TensorFlow cannot delete after its modules."""
+        """Releases the last frame with the script's objects: they must be deleted before the modules of TensorFlow."""
         self._is_over, self._frame = True, None
         gc.callbacks.remove(self._note_collection)
 

@@ -102,7 +102,7 @@ class RemoteHost:
         return list(self._pipes)
 
     def read(self, file: int) -> bool:
-        """Handles the available text of a descriptor; returns False after the end, and drops it from `files()`."""
+        """Handles the available text of a descriptor. Returns False at the end; `files()` then lacks the descriptor."""
         try:
             text = self._receive(file)
         except BlockingIOError:
@@ -248,7 +248,7 @@ class RemoteProcess:
         self._host.send_message(signal=number, rank=self._rank)
 
     def ask(self, order: str) -> None:
-        """Sends the rank an order of `rank.link`, such as "hold"."""
+        """Sends the rank one of the orders that `rank/link.py` carries out, such as "hold"."""
         self._host.send_message(order=order, rank=self._rank)
 
     def drain(self, *channels: str) -> None:

@@ -1,4 +1,4 @@
-"""Finds the code that called this package, from the stack frames. TensorFlow 2.15.1, Keras 2.15 and 3.15."""
+"""Finds the code that called this package, from the stack frames. Seen in TensorFlow 2.15.1, Keras 2.15 and 3.15."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wraps private parts of eagerly called functions, and of TensorFlow's graph rewriter. TensorFlow 2.15.1."""
+"""Wraps private parts of eagerly called functions, and of TensorFlow's graph rewriter. Seen in TensorFlow 2.15.1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wraps private parts of graphs, operators, functions and variables. TensorFlow 2.15.1."""
+"""Wraps private parts of graphs, operators, functions and variables. Seen in TensorFlow 2.15.1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wraps private parts of savers, checkpoints and event files. TensorFlow 2.15.1, Estimator 2.15.0."""
+"""Wraps private parts of savers, checkpoints and event files. Seen in TensorFlow 2.15.1, Estimator 2.15.0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wraps private parts of the TensorFlow servers that collective operators use. TensorFlow 2.15.1."""
+"""Wraps private parts of the TensorFlow servers that collective operators use. Seen in TensorFlow 2.15.1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wraps private parts of sessions, of their runs and of the process's settings. TensorFlow 2.15.1."""
+"""Wraps private parts of sessions, of their runs and of the process's settings. Seen in TensorFlow 2.15.1."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ _COLLECTIONS: list[tf.compat.v1.RunMetadata] = []  # the open ones, the innermos
 
 @contextlib.contextmanager
 def collected_function_graphs() -> Iterator[tf.compat.v1.RunMetadata]:
-    """Yields a message; after the block it holds the graphs of functions that were first called inside.
+    """Yields a RunMetadata; after the block it holds the graphs of functions that were first called inside.
 
-    With nested blocks, each message gets the functions called in its own block. Seen in TF 2.15:
+    With nested blocks, each RunMetadata gets the functions called in its own block. Seen in TF 2.15:
     `context.enable_graph_collection`, `export_run_metadata` and `disable_graph_collection`.
     """
     import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Wraps private parts of optimizers, models and estimators. TensorFlow 2.15.1, Keras and Estimator 2.15.0."""
+"""Wraps private parts of optimizers, models and estimators. Seen in TensorFlow 2.15.1, Keras and Estimator 2.15.0."""
 
 from __future__ import annotations
 

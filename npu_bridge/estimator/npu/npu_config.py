@@ -124,8 +124,8 @@ class NPURunConfig(tf.estimator.RunConfig):
     def from_file(cls, path: str | os.PathLike, **overrides: Any) -> NPURunConfig:
         """Makes a configuration from a TOML file.
 
-        Top-level keys are parameters. A table holds the parameters of the configuration object whose parameter it is
-        named after:
+        Top-level keys are parameters. A table such as `[dump_config]` holds the arguments of the object that is passed
+        as the parameter of the same name:
 
             save_checkpoints_steps = 500
             precision_mode_v2 = "mixed_bfloat16"
@@ -220,6 +220,6 @@ _HELPERS = {
 
 
 def _wait_for_last_checkpoint() -> None:
-    """Waits for rank 0's last checkpoint, which other ranks can read next, if the ranks train together."""
+    """Waits, if the ranks train together, for rank 0's last checkpoint, because other ranks can read it next."""
     if any(pipeline.communicates for pipeline in collections.pipelines_in(tf.compat.v1.get_default_graph())):
         wait_for_ranks("training_is_saved")

@@ -371,8 +371,8 @@ class NPURunConfig(tf.estimator.RunConfig):
     def from_file(cls, path: str | os.PathLike, **overrides: Any) -> NPURunConfig:
         """Makes a configuration from a TOML file.
 
-        Top-level keys are parameters. A table holds the parameters of the configuration object whose parameter it is
-        named after:
+        Top-level keys are parameters. A table such as `[dump_config]` holds the arguments of the object that is passed
+        as the parameter of the same name:
 
             save_checkpoints_steps = 500
             precision_mode_v2 = "mixed_bfloat16"

@@ -16,7 +16,7 @@ __all__ = ["NPUBulkSaverBuilder", "NPUSaver"]
 
 
 class NPUBulkSaverBuilder(bulk_saver_builder()):  # type: ignore[misc]  # a class of TensorFlow, looked up
-    """Builds the ops of a saver, with one save op for all variables; the class of TensorFlow unchanged."""
+    """TensorFlow's class, unchanged: builds the ops of a saver, with one save op for all variables."""
 
 
 class NPUSaver(tf.compat.v1.train.Saver):

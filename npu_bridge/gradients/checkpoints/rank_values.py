@@ -156,7 +156,7 @@ class RestoreOwnValues(first_run.Check):
 
 
 class _RowsFilled(first_run.Check):
-    """A check that makes a session take rows again after a run that fills the rows."""
+    """A check of runs that fill the rows: lets the session restore its values from the rows before it next trains."""
 
     def __init__(self, restore_own):
         super().__init__()

@@ -8,8 +8,8 @@ sharding, and jobs with any number of ranks, sharding or not, can resume from th
 
 Scripts save with any saver, at any time, on rank 0 alone. So reading a staging variable must itself gather the slots:
 by a broadcast of 1 from rank 0, then one all-to-all for each sharded optimizer. The owners of the slots must take part:
-they call `end_round` after steps in sessions with hooks, else `listen`, and a broadcast of 0 ends both. A read while
-the owners do not listen must fail instead of waiting for ever or saving an outdated slot.
+in sessions with hooks they call `end_round` after steps, otherwise `listen`. A broadcast of 0 ends either call. A read
+while the owners do not listen must fail instead of waiting for ever or saving an outdated slot.
 """
 
 from __future__ import annotations

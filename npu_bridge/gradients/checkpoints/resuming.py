@@ -192,7 +192,7 @@ def _check_missing(keys, path, shapes):
 
 
 def _restore_by_plan(plan, saver, session, path):
-    """Reads available values in a separate graph, as the session's can be finalized, and feeds them to the saver."""
+    """Feeds available values to the saver; a separate graph reads them, as the session's graph can be finalized."""
     there = [read for read in plan.reads if (read.key, read.part) not in plan.begun and read.key not in plan.rows_of]
     merged = [read for read in plan.reads if read.key in plan.rows_of]
     keys = [*(read.key for read in there), *(plan.rows_of[read.key] for read in merged)]

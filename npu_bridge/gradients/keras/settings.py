@@ -1,4 +1,4 @@
-"""Defines the settings of a Keras optimizer with a pipeline, which can be saved with a model."""
+"""Defines the settings of a Keras optimizer with a pipeline. The settings can be saved with a model."""
 
 from __future__ import annotations
 

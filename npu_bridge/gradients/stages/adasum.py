@@ -143,7 +143,7 @@ class Adasum(AllReduce):
 
 
 def _count_averaged_ranks(wanted: Any, ranks: Communicator) -> int:
-    """Returns the number of neighbouring ranks that average their gradients; raises ValueError if it does not fit."""
+    """Returns how many neighbouring ranks average their gradients; raises ValueError if ranks cannot be grouped so."""
     averaged = ranks.local_size if wanted == "host" else wanted
     groups, left = divmod(ranks.size, averaged)
     if left or groups & (groups - 1) or not groups:

@@ -1,4 +1,4 @@
-"""Centralises gradients: subtracts from the gradient of each layer output its mean."""
+"""Centralises gradients: subtracts the mean from the gradient of each layer output."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class OverflowBounds:
         return op.name in self._transfers
 
     def is_made_of_transfers(self, tensor: tf.Tensor) -> bool:
-        """Returns whether the value of a tensor depends on all-reduces, not only the condition that computes it."""
+        """Returns whether a tensor's value depends on all-reduces; a condition around the tensor does not count."""
 
         def sources(op):
             data = op.inputs[:1] if op.type in ("Switch", "RefSwitch") else op.inputs

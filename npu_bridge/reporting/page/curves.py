@@ -66,7 +66,7 @@ class Curves(NamedTuple):
     """The curves of a history.
 
     Attributes:
-      buckets: in the order of steps; empty for a history without steps.
+      buckets: groups of consecutive steps, in order; empty for a history without steps.
       speeds: speeds in the order of steps, without the starts of sessions.
       restarts: positions at which the sessions after the first began.
       steps_per_bucket: rows of the history in each bucket except the last; 1 if no rows were joined.

@@ -300,7 +300,7 @@ def _number_row(group: Sequence[Bucket]) -> list[str]:
 
 
 def _script_data(curves: Curves) -> str:
-    """Returns the data of the script as JSON; the JSON cannot close its HTML element."""
+    """Returns the data for the page's script, as JSON that cannot close the HTML element around it."""
     rows = [
         [
             *(bucket.first, bucket.last, bucket.step),
@@ -323,7 +323,7 @@ def _script_data(curves: Curves) -> str:
 
 
 def _describe_evaluation(evaluation: Evaluation) -> str:
-    """Describes an evaluation for the pointer's text, which can be shown at a later step."""
+    """Describes an evaluation for a tooltip, which can be shown at a later step."""
     shown = [f"{name} {format_loss(number)}" for name, number in evaluation.metrics.items()][:_TIP_METRICS]
     what = f"evaluation {evaluation.name}".strip()
     return "\n  ".join([f"{what} at step {evaluation.step}", *shown])

@@ -21,7 +21,7 @@ STOPPED_EXIT_CODE = 75
 
 
 class StopRequest:
-    """The request to end this process. Counts training runs from the start of the process.
+    """A receiver of requests to end this process; it also counts the training runs that this process has begun.
 
     Methods can be called from any thread; `handle_requests` and `begin_run` only from the thread that trains.
     """

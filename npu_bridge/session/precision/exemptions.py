@@ -52,7 +52,10 @@ def requested_types(dtypes: OperatorDtypes, graph: tf.Graph) -> dict[str, str]:
 def ops_keeping_dtype(
     dtypes: OperatorDtypes, policy: Policy, ops: Iterable[tf.Operation], allowed: Collection[str] = ()
 ) -> list[tf.Operation]:
-    """Returns the operators of a run that keep their dtype regardless of the lists, to which `allowed` adds types."""
+    """Returns the operators of a run that keep their dtype, whatever the rewriter's lists of operator types say.
+
+    `allowed` holds the types that the script added to those with which the rewriter starts to lower operators.
+    """
     ops = list(ops)
     types_let_in = {op.type for op in ops if dtypes.by_name.get(op.name, "float32") != "float32"} - set(dtypes.by_type)
     if policy.reach == "all":

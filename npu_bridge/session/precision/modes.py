@@ -86,5 +86,5 @@ def configured_policy(options: TrainingOptions, gains_from_float16: bool) -> Pol
 
 
 def only_permits_float16(options: TrainingOptions) -> bool:
-    """Returns whether the configured mode only permits a lower precision."""
+    """Returns whether the configured mode permits a lower precision without requiring it."""
     return configured_mode(options) in _PERMISSIONS

@@ -38,15 +38,15 @@ class OpLists(NamedTuple):
     promote: frozenset[str] = frozenset()
 
     def with_half(self, *op_types: str) -> OpLists:
-        """Returns lists with these types added to `half`; raises ValueError for a type that cannot be lowered."""
+        """Returns lists with `op_types` added to `half`; raises ValueError for a type that cannot be lowered."""
         return self._with_types_in("register_half_function", "half", op_types)
 
     def with_float(self, *op_types: str) -> OpLists:
-        """Returns lists with these types added to `floats`; raises ValueError for a type that cannot be lowered."""
+        """Returns lists with `op_types` added to `floats`; raises ValueError for a type that cannot be lowered."""
         return self._with_types_in("register_float_function", "floats", op_types)
 
     def with_promote(self, *op_types: str) -> OpLists:
-        """Returns lists with these types added to `promote`; raises ValueError for a type that cannot be lowered."""
+        """Returns lists with `op_types` added to `promote`; raises ValueError for a type that cannot be lowered."""
         return self._with_types_in("register_promote_function", "promote", op_types)
 
     def register(self, graph: tf.Graph | None = None) -> None:

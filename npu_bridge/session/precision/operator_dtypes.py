@@ -106,7 +106,7 @@ def read_operator_dtypes(path: str) -> OperatorDtypes:
 
 
 def _resolve_rule(where: str, inputs: str, outputs: str) -> tuple[str, Rounding | None]:
-    """Returns the dtype in which an operator computes, and its rounding if the dtypes of a rule differ."""
+    """Returns the dtype in which an operator computes, and, for a rule with several dtypes, the rounding, else None."""
     asked = Rounding(_parse_dtypes(where, inputs), _parse_dtypes(where, outputs))
     dtypes = {dtype for dtype in (*asked.inputs, *asked.outputs) if dtype is not None}
     if not dtypes:

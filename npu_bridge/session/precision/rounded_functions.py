@@ -74,7 +74,7 @@ class RoundedFunctions:
         return self._names[name]
 
     def count(self, name: str) -> OperatorCounts:
-        """Counts the rounded and all floating-point operators of a function, with those of functions that it calls."""
+        """Counts the floating-point operators of a function and its callees: the rounded operators, and all of them."""
         return self._counts.get(name, OperatorCounts(0, 0))
 
     def take_new_definitions(self) -> list[Any]:

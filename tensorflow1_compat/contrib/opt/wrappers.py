@@ -143,7 +143,7 @@ class MultitaskOptimizerWrapper(WrappingOptimizer):
         return self._opt.apply_gradients(*args, **kwargs)
 
     def variables(self):
-        """Calls the inner optimizer."""
+        """Returns the variables of the inner optimizer."""
         return self._opt.variables()
 
     def __getattr__(self, name):

@@ -97,11 +97,11 @@ class BeamSearchDecoder(Decoder):
     """A decoder that keeps the `beam_width` most likely sequences at each step.
 
     Args:
-      cell: an RNN cell; the memory of an attention cell must be tile with `tile_batch`.
+      cell: an RNN cell; the memory of an attention cell must be tiled with `tile_batch`.
       embedding: an embedding table, or a function from ids to embeddings.
       start_tokens: int32 [batch].
       end_token: int32 scalar.
-      initial_state: the initial state of the cell, tile to [batch * beam_width, ...].
+      initial_state: the initial state of the cell, tiled to [batch * beam_width, ...].
       beam_width: number of sequences to keep.
       output_layer: computes logits from outputs.
       length_penalty_weight: exponent of `(5 + length) / 6`, by which scores are divided.

@@ -29,7 +29,7 @@ class _ModuleWithNames(types.ModuleType):
 def _gradient_of_a_lower_bound(op, grad):
     """Returns the gradients of `maximum(inputs, bound)`; None for the bound.
 
-    Inputs below the bound get a gradient only if it increases them.
+    An input below the bound gets a gradient only if the update then increases the input.
     """
     moves = (op.inputs[0] >= op.inputs[1]) | (grad < 0)
     return tf.cast(moves, grad.dtype) * grad, None
