@@ -171,7 +171,7 @@ def _may_be_array(node: ast.expr) -> bool:
 
 
 def _wrap_in_call(function: str, node: ast.expr, *more: ast.expr) -> ast.expr:
-    """Wraps an expression of the file in a call; both have the place of the expression."""
+    """Wraps an expression of the file in a call; the call gets the line and column of the expression."""
     return ast.fix_missing_locations(ast.copy_location(_make_call(function, node, *more), node))
 
 

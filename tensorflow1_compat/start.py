@@ -21,7 +21,7 @@ _is_decided = False
 
 
 def decide() -> None:
-    """Records that the version of the script is determined, so that `plain.py` does not examine the script again."""
+    """Records that the TensorFlow version of the script is known, so that `plain.py` does not examine the script."""
     global _is_decided
     _is_decided = True
 
@@ -78,7 +78,7 @@ def _prepare_child(
 
 
 def switch_v2_off() -> None:
-    """Sets defaults of TensorFlow 1.15: graphs, reference variables, old shapes, epsilons, sizes such as `64 / 2`."""
+    """Sets defaults of TensorFlow 1.15: graphs, reference variables, old shapes and epsilons, floats as sizes."""
     import tensorflow.compat.v1 as tf
 
     # One of the switches warns about its removal, which a script of TensorFlow 1 need not know. Only this logger's own

@@ -286,7 +286,7 @@ def _now() -> float:
 
 
 def _is_alive(owner: Owner, path: str, own: str) -> bool:
-    """Returns whether a lock's holder still runs; waits for a sign of life from another machine."""
+    """Returns whether a lock's holder still runs; waits for a sign of life from a holder on another machine."""
     if owner.is_here():
         return not owner.is_gone()
     if owner.is_from_earlier_start():

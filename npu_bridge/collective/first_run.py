@@ -49,7 +49,7 @@ class Check:
         """
 
     def receive(self, fetched: list, fed: list) -> None:
-        """Gets the additionally fetched values after the run, and the fed values; not called for prepared callables."""
+        """Gets the values fetched for this check and the fed values, after a run; not for prepared callables."""
 
 
 _Kind = TypeVar("_Kind", bound=Check)
@@ -116,7 +116,7 @@ def _with_checks(session, function, find_run):
 
 
 def _make_due_checks(session, find_run):
-    """Makes the due checks; returns the checks that receive values, each with the tensors to fetch for it."""
+    """Makes the checks that are due before a run; returns those that receive values, each with the tensors to fetch."""
     checks = [*_CHECKS_OF_ALL.values(), *_CHECKS.get(session.graph, {}).values()]
     due = [check for check in checks if check.is_due(session)]
     run = find_run() if due else None

@@ -42,7 +42,7 @@ def fair_division(sizes_bytes: Sequence[int], owners: int) -> list[int]:
 
 
 def _part_length(sizes, owners):
-    """Returns the number of items in the next owner's part; leaves at least one item for each other owner."""
+    """Returns the number of items in the next owner's part; leaves at least one item for each later owner."""
     target = _fair_share(sizes, owners)
     total, length = sizes[0], 1
     while length <= len(sizes) - owners:

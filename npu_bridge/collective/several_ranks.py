@@ -17,7 +17,7 @@ from npu_bridge.collective.transfer_tensors import (
 
 
 class SeveralRanks(Communicator):
-    """The base class of communicators of several processes, which an engine connects."""
+    """The base class of communicators of several processes, connected by Horovod or by TensorFlow itself."""
 
     @abc.abstractmethod
     def _sum_vector(self, vector, name, average):

@@ -93,7 +93,7 @@ class Server:
         return own
 
     def _settings_with_server(self, target, config):
-        """Returns the target and the settings for a session of the script; leaves a session with a target unchanged."""
+        """Returns the target and the settings for a session of the script; both stay unchanged if there is a target."""
         if target:
             return target, config
         import tensorflow as tf

@@ -95,6 +95,6 @@ def _mean_of_many(communicator, vector, name, after):
 
 
 def _padded(vector, multiple):
-    """Returns the vector padded with zeros to a length that is a multiple, and its original length."""
+    """Returns the vector, padded with zeros until its length is a multiple of `multiple`, and its original length."""
     size = transfer_tensors.element_count(vector)
     return tf.pad(vector, [[0, -size % multiple]]), size

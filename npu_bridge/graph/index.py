@@ -39,5 +39,5 @@ class GraphIndex:
         return {op.name for op in search(ops, self.users)}
 
     def ancestors(self, ops: Iterable[tf.Operation]) -> set:
-        """Returns the names of `ops` and of all ops that they depend on through data alone."""
+        """Returns the names of `ops` and of all ops that they depend on; ignores control inputs."""
         return {op.name for op in search(ops, lambda op: producers(op.inputs))}

@@ -150,7 +150,7 @@ def outer_name(tensor: tf.Tensor) -> str:
 def export_definition(
     graph: tf.Graph, copied: Sequence[tf.Operation], fed: Collection[str] = (), keeps_order: bool = True
 ) -> tuple[tf.compat.v1.GraphDef, dict[str, tf.Tensor]]:
-    """Exports operators as a GraphDef. Returns the GraphDef, and its outside tensors by their names in the GraphDef.
+    """Returns operators as a GraphDef, and the outside tensors that the GraphDef reads, by their names there.
 
     Tensors that are fed count as outside even if an exported operator computes them. With `keeps_order`, exported
     operators keep the control inputs from other exported operators.

@@ -68,7 +68,7 @@ def computed_ops(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list
 
 
 def sources_among(candidates: Sequence[Any], results: Sequence[Any]) -> list:
-    """Returns those candidates, in order, on which a result depends through data alone.
+    """Returns those candidates, in order, on which a result depends; ignores control inputs.
 
     A gradient read back from an accumulator variable does not depend on this step's gradients; a clipped gradient does.
     Candidates used only by other candidates are left out. Eager execution records no dependencies, so all candidates

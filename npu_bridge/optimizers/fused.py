@@ -31,7 +31,7 @@ def check_fused(owner: str, fused: Any) -> bool:
 
 @dataclasses.dataclass
 class Pending:
-    """A variable to update, with its dense gradient, its slot variables by name, and its treatment."""
+    """A variable to update, with its dense gradient, its slots by name, and its treatment (rule and settings)."""
 
     variable: Any
     gradient: tf.Tensor

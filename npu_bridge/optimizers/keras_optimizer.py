@@ -100,7 +100,7 @@ class KerasOptimizerBase:
         """Restores the result of `get_states`; see `states.set_states`.
 
         An optimizer without slots keeps the states until it makes the slots, in `build` or the first update. Errors in
-        the states are then raised there.
+        the states are then raised at that time.
         """
         slots = self._slots_by_name()
         if slots or not tf.executing_eagerly():

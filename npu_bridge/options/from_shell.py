@@ -135,7 +135,7 @@ def _nested_names(content: Mapping[str, Any]) -> Iterator[str]:
 def _merge(
     owner: str, before: Mapping[str, Any], content: Mapping[str, Any], table: OptionTable, helpers: Mapping[str, type]
 ) -> dict[str, Any]:
-    """Returns the settings of an owner by name; makes helper objects anew, with their other values unchanged."""
+    """Returns the settings of a class by option name; replaces helper objects by changed copies."""
     values = {}
     for name, value in content.items():
         kind = table[name].kind

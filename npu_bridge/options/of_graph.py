@@ -25,7 +25,7 @@ class _Record:
 
 
 def publish(options: TrainingOptions, graph: Any = None) -> None:
-    """Publishes the options of the runs of a graph; works for a finalized graph, too.
+    """Records the options with which a graph will run, for `options_of`; works for a finalized graph, too.
 
     Args:
       options: the options. Warns if the graph was built with other values.
@@ -64,7 +64,7 @@ def record_built_value(name: str, value: Any) -> None:
 
 
 def built_value(name: str, graph: Any) -> Any:
-    """Returns the value with which a graph was built; None if no value was recorded."""
+    """Returns the value of option `name` with which a graph was built; None if no value was recorded."""
     return _record_of(graph).built_with.get(name)
 
 

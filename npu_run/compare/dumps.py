@@ -183,7 +183,7 @@ def _read_indexed_dump(path: str) -> Dump:
 
 
 def _read_inputs(path: str, rows, types: dict[str, str]) -> dict[str, list[str]]:
-    """Reads the inputs of operators from the list of operators beside the steps; without a list, from dumped inputs."""
+    """Reads which operators feed each operator, from the dump's list of operators, or else from dumped inputs."""
     listed = os.path.join(os.path.dirname(path), _OPERATORS)
     if os.path.lexists(listed):
         inputs = {}

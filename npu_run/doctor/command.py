@@ -65,7 +65,7 @@ def doctor(config: str | None, rank_table: str | None, limit_secs: float, fix: b
 def _install_missing(page: Page) -> None:
     """Installs missing packages, and prints the next command; ends the process if packages were installed.
 
-    Without Keras 2 and Estimator, TensorFlow cannot be loaded here. Then it is not yet known whether Horovod works.
+    Without Keras 2 and Estimator, TensorFlow cannot be loaded here, so it is not yet known whether Horovod works.
     """
     log = cache_folder() / "horovod.log"
     installer = Installer(sys.executable, log, _say)

@@ -132,7 +132,7 @@ class ListTypesOfFit(StepsOfFit):
         self._path = trial.operators
 
     def handle_nodes(self, nodes):
-        """Writes the file."""
+        """Writes the list of operator types."""
         float32 = {node.op for node in nodes if node.attr["T"].type == tf.float32.as_datatype_enum}
         listed = [{"name": kind, "type": kind} for kind in sorted(float32) if is_type_lowerable(kind)]
         Secondary(f"the list of operators {self._path}").attempt(write_whole, self._path, json.dumps(listed, indent=1))

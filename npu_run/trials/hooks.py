@@ -114,7 +114,7 @@ class ListOperators(TrainingHook):
         self._path = path
 
     def after_create_session(self, session, coord):
-        """Writes the file."""
+        """Writes the list of operators."""
         if os.path.exists(self._path):
             return
         listed = [
@@ -130,7 +130,7 @@ class CountParameters(TrainingHook):
         self._path = path
 
     def after_create_session(self, session, coord):
-        """Writes the file."""
+        """Writes the number of trained parameters."""
         write_parameter_count(self._path, session.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES))
 
 

@@ -368,7 +368,7 @@ class NPUEstimator(tf.estimator.Estimator):
             return super()._evaluate_run(checkpoint_path, scaffold, update_op, eval_dict, all_hooks, output_dir)
 
     def _assert_members_are_not_overridden(self):
-        """Allows the methods that this class overrides, which the base class would refuse."""
+        """Allows this class to override methods, which the base class would refuse."""
 
 
 class _WithNanLossHook(list):

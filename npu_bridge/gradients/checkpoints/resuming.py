@@ -67,7 +67,7 @@ class _Plan(NamedTuple):
 
 @functools.cache
 def watch_savers() -> None:
-    """Makes all savers of TF 1 graphs restore by the rules of `kept_state` from now on."""
+    """Makes all savers of TF 1 graphs restore stage state by the table in `kept_state.py` from now on."""
     wrap_restore(_restore)
 
 

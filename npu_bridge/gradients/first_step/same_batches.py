@@ -87,7 +87,7 @@ class FirstBatchOfFit:
 
 
 def _hash_batch(values):
-    """Returns a hash of all arrays whose elements differ; `_NOTHING_SEEN` if there are no such arrays."""
+    """Returns a hash of all arrays whose elements are not all equal; `_NOTHING_SEEN` without such arrays."""
     digest, tells = hashlib.blake2b(digest_size=8), False
     for value in values:
         array = np.asarray(value)

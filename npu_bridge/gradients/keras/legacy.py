@@ -61,7 +61,7 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
         return self._pipeline.apply(pairs, lambda trained: self._optimizer.apply_gradients(trained, **keywords))
 
     def _make_variables(self, pairs):
-        """Creates variables outside of the condition that skips steps; inside, their names would contain its scope."""
+        """Creates variables outside of the condition that skips steps, so that no name has the condition's scope."""
         if self._pipeline.pipeline.can_skip_updates and not tf.executing_eagerly() and not building_graph():
             with tf.name_scope(scope_of_variables(self._optimizer)), tf.init_scope():
                 self._create_all_weights([variable for grad, variable in pairs if grad is not None])

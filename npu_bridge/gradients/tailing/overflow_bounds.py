@@ -30,7 +30,7 @@ class UnknownCheckError(Exception):
 
 
 class OverflowBounds:
-    """Builds, op by op, bounds for tensors that depend on all-reduces, and early results of their overflow checks.
+    """Builds, op by op, bounds for tensors that depend on all-reduces, and early results of checks of these tensors.
 
     Args:
       transfers: dict from the name of each all-reduce op to its transfer.

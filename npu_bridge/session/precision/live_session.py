@@ -62,7 +62,7 @@ def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
 
 
 def precision_of_session(session: tf.compat.v1.Session) -> Precision | None:
-    """Returns the precision that a session follows; None for a session without `attach`."""
+    """Returns the precision that a session follows; None for a session that was not passed to `attach`."""
     executors = find_engine(session, _Executors)
     return executors.precision if executors is not None else None
 

@@ -88,7 +88,7 @@ class Switch:
             return True
 
     def log_plan(self, has_no_effect: bool = False) -> None:
-        """Logs, once the training has begun, which steps run in which precision, unless no operator is lowered."""
+        """Logs once which steps run in which precision; logs nothing if no operator is lowered (`has_no_effect`)."""
         text, self._plan_text = self._plan_text, ""
         if text and not has_no_effect:
             self._log_on_rank_0("precision: %s.", text)
