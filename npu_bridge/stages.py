@@ -1,4 +1,4 @@
-"""Lists the stages that gradients can pass between backward pass and update; pass them to optimizers as `stages`.
+"""Lists the stages through which gradients can go to the update; pass them to optimizers as `stages`.
 
     NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[Accumulate(4), ClipByGlobalNorm(1.0)])
 

@@ -101,14 +101,14 @@ def check_output(path: str | os.PathLike, ours: bytes, option: str = "") -> None
         found = None
     if found is not None and not stat.S_ISREG(found.st_mode):
         raise NotOursError(
-            f"{where} is not an ordinary file. Expected a new file, or one made before; name another file."
+            f"{where} is not an ordinary file. Expected a new file, or one that npu_bridge made; name another file."
         )
     if found is not None and found.st_size:
         with open(path, "rb") as file:
             if not re.search(ours, file.read(_HEAD_BYTES)):
                 raise NotOursError(
-                    f"{where} is a file that npu_bridge did not make. Expected a new file, or one made before; name "
-                    f"another file, or move that one away."
+                    f"{where} is a file that npu_bridge did not make. Expected a new file, or one that npu_bridge "
+                    f"made; name another file, or move this file away."
                 )
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{where} cannot be written: the folder {folder!r} is read-only. Name another file.")

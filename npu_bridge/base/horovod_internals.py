@@ -1,4 +1,4 @@
-"""Wraps every name of Horovod outside its documented interface that this package uses, one small function for each.
+"""Wraps each undocumented name of Horovod that this package uses in a small function of its own.
 
 No other module touches these names, so only this one must be checked for a new version of Horovod:
 `tests/test_internals.py` calls every function and reports those that no longer work. Modules are imported when a

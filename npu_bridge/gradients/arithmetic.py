@@ -1,4 +1,4 @@
-"""Computes with dense and sparse gradients: division by the loss scale, norms, sums of rows, and their order."""
+"""Computes with dense and sparse gradients: division by the loss scale, norms, sums of rows, order of gradients."""
 
 from __future__ import annotations
 

@@ -36,10 +36,10 @@ class ParameterGroups:
 
     Args:
       rule: the rule, with its hyper-parameters, for all variables outside of groups.
-      groups: dictionaries with "match" and the hyper-parameters that differ from the rule's ("lr" is "learning_rate").
-        "match" is a list of variables, or a regular expression that is searched for in their names. With "rule", the
-        name of another optimizer of this package, the group takes this optimizer's rule and arguments. A variable
-        belongs to the first group that matches.
+      groups: dictionaries with "match" and the hyper-parameters that differ from the rule's ("lr" means
+        "learning_rate"). "match" is a list of variables, or a regular expression that is searched for in their names.
+        With "rule", the name of another optimizer of this package, the group takes this optimizer's rule and arguments.
+        A variable belongs to the first group that matches.
     Raises:
       TypeError, ValueError: a group is not such a dictionary, or a value is not allowed.
     """

@@ -113,7 +113,7 @@ class StepTrace:
 
     @property
     def exposed_ms(self) -> float:
-        """Length of the exposed tail."""
+        """Length of the exposed tail: the time after the backward pass in which this rank only waits for transfers."""
         return total_length(self.exposed)
 
     def as_facts(self) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def _check_sum(total: float, size: int) -> None:
 
 
 def _measure_sum_times(tf: Any, ranks: Any) -> list[float]:
-    """Returns median times in milliseconds: for the sum of a single number, and of `_LARGE_BYTES`."""
+    """Returns median times in milliseconds: for the sum of one number, and of a tensor of `_LARGE_BYTES` bytes."""
     found = []
     for name, count in (("number", 1), ("large", _LARGE_BYTES // 4)):
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:

@@ -70,7 +70,7 @@ class Ending(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the rank was killed (not by SIGABRT, as Gloo can abort without a peer), or its host is gone."""
+        """Whether the rank was killed (not by SIGABRT: Gloo itself can abort without a peer), or its host is gone."""
         return bool(self.loss) or self.signal_number not in (None, signal.SIGABRT)
 
 

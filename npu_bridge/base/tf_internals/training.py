@@ -276,9 +276,9 @@ def config_before_training(optimizer: Any) -> dict:
 def restrict_writing(kind: type, may_write: Callable[[], bool], at_end: Callable[[], None]) -> None:
     """Makes Estimators whose configuration is a `kind` train without writing files while `may_write()` is false.
 
-    Changes only the Estimator's internal configuration; the copies that scripts get keep their intervals. Without a
-    saver, leaves out checkpoint listeners, for which Estimator 2.15 would raise an error. Seen in Estimator 2.15:
-    `_train_with_estimator_spec`, which reads all intervals from `_config`.
+    Changes only the Estimator's internal configuration; the copies that scripts get keep the intervals of writing.
+    Without a saver, leaves out checkpoint listeners, for which Estimator 2.15 would raise an error. Seen in Estimator
+    2.15: `_train_with_estimator_spec`, which reads all intervals from `_config`.
 
     Args:
       kind: the class of the configurations.

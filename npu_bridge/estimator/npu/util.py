@@ -176,7 +176,7 @@ def set_op_tensor_max_range(tensor: tf.Tensor | tf.Operation, max_shape: Any) ->
 
 
 def set_op_tensor_max_size(tensor: tf.Tensor | tf.Operation, max_size: Any) -> None:
-    """Has no effect here; on the NPU stack limits the size in bytes of an operator's output.
+    """Has no effect here; on the NPU stack it limits the size in bytes of an operator's output.
 
     Args:
       tensor: the operator, or a tensor of it.

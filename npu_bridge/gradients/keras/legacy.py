@@ -67,7 +67,7 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
                 self._create_all_weights([variable for grad, variable in pairs if grad is not None])
 
     def variables(self):
-        """Returns all variables: of the inner optimizer, of the stages, and the stand-ins for 16-bit variables."""
+        """Returns all variables of the inner optimizer and of the stages, and the stand-ins for 16-bit variables."""
         return self._all_variables()
 
     @property

@@ -23,7 +23,7 @@ class AllReduce(Stage):
     Dense gradients are all-reduced in aggregation fragments, in the order in which the backward pass computes them. The
     split is set by `hccl.split.api`; the default is 96.54 % / 3.46 % of the bytes. A large fragment is sent in several
     pieces, only a few of them at the same time. The rows of a sparse gradient are gathered, so that it stays sparse.
-    Rows with the same index are added up before and after, so that its norm equals the norm of the dense gradient.
+    Rows with the same index are added up before and after, so that the norm equals the norm of a dense gradient.
 
     `Step.on_wire` holds the values to send. The overflow check of this rank and the all-reduces read the same tensors,
     so every value that is sent has been checked.

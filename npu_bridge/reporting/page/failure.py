@@ -98,7 +98,7 @@ def _extract_reason(text: str) -> str:
 def _user_frames(error: BaseException) -> traceback.StackSummary:
     """Returns the frames in the user's own files, from the script to the place of the error.
 
-    A traceback begins where the error is handled; the callers of that code are still on the stack.
+    A traceback begins at the function that handles the error; the callers of this function are read from the stack.
     """
     first = error.__traceback__
     walked = list(traceback.walk_stack(first.tb_frame.f_back))[::-1] if first and first.tb_frame.f_back else []

@@ -27,7 +27,8 @@ class Timeline(NamedTuple):
     Attributes:
       picture: the text of its SVG file.
       steps: the recorded steps.
-      step_ms, exposed_ms: duration and exposed tail of the step in the picture.
+      step_ms, exposed_ms: duration of the step in the picture, and its exposed tail, the time after the backward pass
+        in which the rank only waits for communication.
       by_rank: the medians of duration and exposed tail, by rank.
     """
 

@@ -1,4 +1,4 @@
-"""Holds the style sheet of the page, with light and dark colours, as the reader's system asks, and for printing."""
+"""Holds the style sheet of the page: light or dark colours, whichever the reader's system sets, and print rules."""
 
 from __future__ import annotations
 

@@ -39,11 +39,11 @@ class StopRequest:
 
     @contextlib.contextmanager
     def handle_requests(self, size: int) -> Iterator[None]:
-        """Handles requests to end during a block, in which a training counts its runs.
+        """Handles requests to end the process, for a block in which a training counts its runs.
 
         Args:
-          size: number of ranks. Several ranks without this launcher ignore requests, because they could not agree on a
-            step. Requests are also ignored if the script has its own handler for SIGTERM.
+          size: number of ranks. Several ranks that `npu-run` did not start ignore requests, as they could not agree on
+            a step. Requests are also ignored if the script has its own handler for SIGTERM.
         """
         is_main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
         is_free = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

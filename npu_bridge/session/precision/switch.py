@@ -1,4 +1,4 @@
-"""Defines the switch of an accelerated training to its configured precision, and a hook that reports progress to it."""
+"""Defines the switch of an accelerated training to its configured precision, and a hook that feeds the switch."""
 
 from __future__ import annotations
 

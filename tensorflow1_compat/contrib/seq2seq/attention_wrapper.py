@@ -140,7 +140,7 @@ class AttentionWrapper(tf.nn.rnn_cell.RNNCell):
         """Returns (attention or the cell's output, next state)."""
         if not isinstance(state, AttentionWrapperState):
             raise TypeError(f"AttentionWrapper: state must be an AttentionWrapperState; got {type(state).__name__}. "
-                            "Make the first one with zero_state().")  # fmt: skip
+                            "Make the first state with zero_state().")  # fmt: skip
         cell_output, cell_state = self._cell(self._cell_input_fn(inputs, state.attention), state.cell_state)
         histories = state.alignment_history if self._is_multi else (state.alignment_history,)
         before = state.attention_state if self._is_multi else (state.attention_state,)
