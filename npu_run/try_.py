@@ -30,7 +30,7 @@ def try_script(steps: int, as_json: bool, launcher: list[str], script: str, argu
     """Trains the first steps of SCRIPT and says whether it trains; keeps nothing.
 
     Estimators start anew in a temporary folder; files that the script writes elsewhere stay. The script ends after the
-    last of these steps, before any evaluation. The exit code is 1 if it does not train.
+    last of these steps, before any evaluation. The exit code is 1 if the script does not train.
     """
     with exit_on(LaunchError), temporary_folder("npu-run-try-") as folder:
         ranks = launcher[launcher.index("-np") + 1] if "-np" in launcher else "1"

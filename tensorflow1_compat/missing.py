@@ -31,7 +31,7 @@ def describe(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -
 def import_error(
     name: str, neighbours: Iterable[str], tables: Tables, kind: type[ImportError] = ImportError
 ) -> ImportError:
-    """Returns the error to raise for an import of a missing name, with the attribute `is_described`."""
+    """Returns the error for an import of a missing name; `is_described` marks the error as explained in full."""
     error = kind(describe(name, neighbours, tables), name=name)
     error.is_described = True
     return error

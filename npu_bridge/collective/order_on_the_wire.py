@@ -66,7 +66,7 @@ def measure_overlap(
 
 
 def order_for_forward_pass(transfers: Sequence[tf.Operation], early: float) -> list[tf.Operation]:
-    """Orders all-reduces as the next forward pass needs their results.
+    """Orders all-reduces so that the next forward pass gets the results in the order in which it needs them.
 
     Args:
       transfers: the all-reduces of one optimizer, in the order of its backward pass.

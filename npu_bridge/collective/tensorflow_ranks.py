@@ -259,7 +259,7 @@ def _run_key(graph, find_run):
 
 @functools.cache
 def _synchronise_run_numbers(key):
-    """Makes all ranks fetch the number of their next step with this key, before any rank begins a later step.
+    """Makes all ranks fetch the number of their next session run with `key`, before any rank begins a later run.
 
     Rank 0 keeps this number and adds 1 at each of its runs, even if the run executes no collective.
     """

@@ -59,7 +59,7 @@ def move_as_bits(
       tensor: tensor of any dtype.
       move: a function that only copies elements.
       is_noted: whether to mark a changed floating dtype in the graph; see `mark_exchange`.
-      carriers: the dtype in which to send each dtype that the engine lacks; by default for Horovod.
+      carriers: for each dtype that the engine lacks, the dtype in which to send it; by default, as Horovod needs.
     """
     carrier = carriers.get(tensor.dtype)
     if carrier is None:

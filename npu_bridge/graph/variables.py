@@ -80,7 +80,7 @@ def global_step_of(graph: tf.Graph | None = None) -> tf.Variable | tf.Tensor | N
 
 
 def is_ever_changed(variable: tf.Variable) -> bool:
-    """Returns whether an operator of its graph can change a variable, other than to give it a start value."""
+    """Returns whether some operator of the graph, apart from the initializer, can change a variable."""
     forwarding = (*VARIABLE_TYPES, *_FORWARDING)
 
     def is_changed(copy):

@@ -82,7 +82,7 @@ def format_call(config: Any, **defaults: Any) -> str:
     """Returns the call that makes a config object, with only the values that differ from the defaults.
 
     Args:
-      config: an object of a class with `declared`.
+      config: an object of a class that `declared` decorates.
       **defaults: default values that differ from those of the table.
     """
     parts = []

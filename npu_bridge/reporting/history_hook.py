@@ -18,8 +18,8 @@ from npu_bridge.session import steps_per_run
 class HistoryHook(StepHook):
     """A hook that records step, loss, loss scale, skips, learning rate and precision in a file, on rank 0.
 
-    It records the first and the last comparison of a `StragglerHook`, and each comparison with other slow ranks than
-    before.
+    It records the first and the last comparison of a `StragglerHook`, and each comparison in which the slow ranks have
+    changed.
 
     Args:
       history: the history to write to, or the path of its file.

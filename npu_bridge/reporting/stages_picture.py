@@ -68,7 +68,7 @@ def _draw_stage(stop, top, most):
 
 
 def _draw_bars(sends, top, most):
-    """Draws one bar for the bytes sent without the stage, in a light colour, and one for those sent with it."""
+    """Draws a light bar for the bytes sent without the stage, and a full bar for the bytes sent with the stage."""
     before, after = sends
     y, parts = top + 8, []
     for kind, sent, opacity in (("before", before, 0.25), ("sent", after, 1.0)):

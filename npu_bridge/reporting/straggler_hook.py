@@ -61,7 +61,7 @@ class StragglerHook(tf.estimator.SessionRunHook):
         _comparisons_of(session.graph).clear()
 
     def before_run(self, run_context):
-        """Fetches the times at which gradients were ready for the reductions, and the reductions were done."""
+        """Fetches two times: when the gradients were ready for the reductions, and when the reductions were done."""
         ranks, asked = collective.current(), run_context.original_args
         if ranks.size == 1:
             return None

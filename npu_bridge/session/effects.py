@@ -77,7 +77,7 @@ def close_hooks(hooks: list) -> None:
 
 
 def prepare_graph(options: TrainingOptions, graph: tf.Graph, *, is_of_this_run: bool) -> None:
-    """Applies options to a graph: with `deterministic`, gives a graph without a seed a fixed one.
+    """Applies options to a graph: with `deterministic`, gives a fixed seed to a graph without a seed.
 
     With `is_of_this_run` all sessions of the graph belong to this run, and are made deterministic.
     """

@@ -1,4 +1,4 @@
-"""`EndTogether`: ends ranks with unequal numbers of batches together, after the last step of the rank that has fewest.
+"""`EndTogether`: ends ranks with unequal numbers of batches together, after the last step of the rank with the fewest.
 
 If the input of a rank ended in the middle of a step, the other ranks would already be in an all-reduce. So each rank
 reads one batch ahead. Each batch carries a flag that says whether another one follows; the ranks combine the flags in

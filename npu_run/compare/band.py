@@ -243,7 +243,7 @@ def _make_verdict(steps, value, center, half, z, outside, band, name) -> Verdict
 
 
 def _find_beginning(z: np.ndarray, outside: np.ndarray) -> int:
-    """Returns the step at which the loss first left the band: from there until it returns, z is least like noise."""
+    """Returns the step at which the loss first left the band: from there until it returns, `z` is least like noise."""
     first = int(np.flatnonzero(outside)[0])
     if not np.isfinite(z[first]):
         return first

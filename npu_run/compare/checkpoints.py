@@ -35,8 +35,8 @@ class Variable(NamedTuple):
       step: step of the checkpoints.
       distance: norm of B - A, divided by the norm of A.
       largest: largest magnitude in B - A.
-      spread: distance of one repeat from the mean of the repeats, likewise divided by a norm; None without repeats.
-      z: distance divided by spread; None without repeats.
+      spread: distance of one repeat from the mean of the repeats, divided by the norm of A, too; None without repeats.
+      z: distance divided by the standard deviation that `spread` gives it; None without repeats.
       gain: the factor by which A must be multiplied to be closest to B.
       cosine: cosine between the updates of A and B since the first checkpoints; None at the first checkpoints, and
         without an update.

@@ -85,7 +85,7 @@ def read_losses(path: str, tag: str | None = None) -> Losses:
             raise CannotTell(f"{path} has no event with the tag {tag!r}; its tags are {list_some(sorted(tags), 8)}.")
         if tags:
             raise CannotTell(
-                f"{path} has event files without a loss under a usual name; name its tag with --tag, one of "
+                f"{path} has event files without a loss under a usual name; name the loss with --tag, one of "
                 f"{list_some(sorted(tags), 8)}."
             )
     raise NothingThereError(f"{path} holds no losses; expected {HISTORY_FILE} with at least one step, or event files.")

@@ -96,7 +96,7 @@ def t_quantile(chance: float, freedom: float) -> float:
     """Computes the number that the magnitude of a t-distributed value exceeds with a given chance.
 
     Args:
-      chance: between 0 and 1, exclusive; for both sides together.
+      chance: between 0 and 1, exclusive; for both tails together.
       freedom: degrees of freedom, at least 1; need not be a whole number.
     """
     freedom = min(freedom, 1000.0)  # for more degrees of freedom the numbers are up to 1 % smaller

@@ -98,7 +98,7 @@ def _format_user_frames(stack: traceback.StackSummary, hides_last_frame: bool) -
 
 
 def _shorten_reason(text: str, seen: set[tuple[str, int | None]]) -> list[str]:
-    """Returns an error's lines without library frames, and the user's line that made each named TensorFlow node."""
+    """Returns an error's lines without library frames, and, for each TensorFlow node in them, the line that made it."""
     kept, made, node, place = [""], [], "", ""
     for line in _without_library_frames(_GRAPH_ERROR.sub(": ", text).partition(_ORIGIN)[0].splitlines()):
         detected, frame = _DETECTED.search(line), _FRAME.match(line)

@@ -19,7 +19,7 @@ _CHECKPOINT_LABEL = "the loaded file"
 
 
 def store_names(store: Any, inner_count: int, state: Sequence) -> None:
-    """Stores the names of the stages' variables in a file, if its format has attributes."""
+    """Stores the names of the stages' variables in a file, if the file format has attributes."""
     attributes = getattr(store, "attrs", None)
     if attributes is not None and state:
         attributes[_NAMES] = numbered_names(inner_count, state)

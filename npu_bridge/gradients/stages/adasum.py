@@ -202,7 +202,7 @@ def _combine_tensors(grads, combined, name):
 
 
 def _combine_sparse(grad, tree, name):
-    """Combines a sparse gradient of all ranks; the result has all rows of any rank, each once, in ascending order."""
+    """Combines a sparse gradient of all ranks; the result has every row of any rank once, in ascending order."""
     rows = tf.sort(tf.unique(tree.ranks.all_gather(grad.indices, f"{name}_indices"))[0])
     own = tf.math.unsorted_segment_sum(grad.values, tf.searchsorted(rows, grad.indices), tf.size(rows))
     combined = tree.combine(tf.reshape(own, [-1]), None, name)

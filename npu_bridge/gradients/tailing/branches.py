@@ -26,7 +26,7 @@ class Exchange(NamedTuple):
 
 
 def find_exchange(op: tf.Operation) -> Exchange | None:
-    """Returns the exchange of a condition whose one branch exchanges its inputs and whose other branch returns them.
+    """Returns the exchange in a condition: one branch sends its inputs between ranks, the other returns its inputs.
 
     `hvd.DistributedOptimizer` builds such conditions with control flow of TensorFlow 2. Integers, such as the indices
     of sparse gradients, are ignored. Returns None if the branches have other operators, or if neither communicates.

@@ -25,7 +25,7 @@ def corrections(at):
 class Adam(Rule):
     """`m <- b1*m + (1-b1)*g`, `v <- b2*v + (1-b2)*g^2`, and a step along `m / sqrt(v)`, both bias-corrected.
 
-    With `c1 = 1 - b1^k` and `c2 = 1 - b2^k` in update k, the amount is
+    With `c1 = 1 - b1^k` and `c2 = 1 - b2^k` in update k, the amount subtracted is
 
     - `learning_rate * sqrt(c2)/c1 * m / (sqrt(v) + epsilon)` with `epsilon_placement="tf"`, as in TF 1 and Keras;
     - `learning_rate * (m/c1) / (sqrt(v/c2) + epsilon)` with "corrected", as in the paper.

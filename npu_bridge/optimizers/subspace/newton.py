@@ -34,9 +34,9 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
     same batch. For this, a loss function is called again; of a loss in a TF 1 graph, the part that depends on the
     variables is copied. The loss must have only one value for a batch, unlike a loss with dropout.
 
-    With several ranks, wrap it in `NPUDistributedOptimizer` or `NPUOptimizer`, which average the gradients. Each rank
-    holds a part of the rows of the basis. Losses are averaged, so all ranks accept the same rate. Under loss scaling,
-    losses and gradients are unscaled.
+    With several ranks, wrap this optimizer in `NPUDistributedOptimizer` or `NPUOptimizer`, which average the gradients.
+    Each rank holds a part of the rows of the basis. Losses are averaged, so all ranks accept the same rate. Under loss
+    scaling, losses and gradients are unscaled.
 
     Args:
       basis: a `Basis` of the trained variables, such as the result of `compute_pca_basis`.

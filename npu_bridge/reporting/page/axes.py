@@ -90,7 +90,7 @@ def powers_of_two(numbers: Iterable[float], start: float = 0.0, end: float = 1.0
 
 
 def round_numbers(low: float, high: float, most: int = _MOST_TICKS) -> list[float]:
-    """Returns the multiples of 1, 2 or 5 times a power of ten between two numbers."""
+    """Returns round numbers between two numbers: the multiples of 1, 2 or 5 times a power of ten."""
     span = high - low
     power = 10.0 ** math.floor(math.log10(span / most))
     step = next(digit * power for digit in (1, 2, 5, 10, 20) if span / (digit * power) <= most)

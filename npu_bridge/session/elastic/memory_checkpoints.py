@@ -156,7 +156,7 @@ class MemoryCheckpoints:
 
 
 def memory_checkpoints(model_dir: str, only_of_job: bool = False) -> MemoryCheckpoints | None:
-    """Returns the copies of a training, in the memory folder of the job or, without one, in that of this process.
+    """Returns the copies of a training, in the memory folder of the job, or else of this process.
 
     Args:
       model_dir: folder of the checkpoints on the disk.
