@@ -64,7 +64,7 @@ def make_memory_folder(name: str = "") -> MemoryFolder | None:
 
 @contextlib.contextmanager
 def memory_folder_for_job() -> Iterator[None]:
-    """Makes a folder in memory for the job's state during the block; processes of the job find it by a variable."""
+    """Makes a folder in memory for the job's state during the block; the job's processes find it by a variable."""
     folder = make_memory_folder()
     if folder is None:
         yield

@@ -106,7 +106,7 @@ class _Iteration:
     """One iteration of the loop.
 
     Attributes:
-      states: the variables, iterators and other resources whose use the tokens order, in the order of the tokens.
+      states: the variables, resources and collectives whose use the tokens order, in the order of the tokens.
       transfers: as in `OverlappedLoop`, once the iteration is built.
     """
 
