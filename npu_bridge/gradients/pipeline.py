@@ -140,7 +140,7 @@ class Pipeline:
 
     @property
     def variables(self) -> list:
-        """The variables in the result of `state`."""
+        """The variables in the state that `state` returns for checkpoints."""
         return variables_of(self.state())
 
     def create_variables(self, variables: Sequence, gradients: Sequence | None = None) -> None:

@@ -196,7 +196,7 @@ class Integer(Kind):
 
 @dataclass(frozen=True)
 class OneOf(Kind):
-    """One of a few integers that are not a range."""
+    """One of a few integers that do not form a range."""
 
     choices: tuple[int, ...] = ()
     enforced: bool = True

@@ -56,7 +56,7 @@ class EventFiles:
         self._owner, self._owned = owner, frozenset(tags)
 
     def release_tags(self, owner: Any) -> None:
-        """Ends the reservation of an owner."""
+        """Ends the reservation of an owner's tags."""
         if owner is self._owner:
             self.reserve_tags(None, ())
 

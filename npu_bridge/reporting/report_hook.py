@@ -78,7 +78,7 @@ class ReportHook(tf.estimator.SessionRunHook):
         self._stream = stream
 
     def begin(self):
-        """Finds tensors, rank and options."""
+        """Finds the tensors to fetch, the rank and the options."""
         self._options = of_graph.options_of_current_graph()
         for part in (*self._parts, self._graph, self._failure):
             part.begin()

@@ -72,10 +72,10 @@ class EndTogether(tf.estimator.SessionRunHook):
             raise ValueError(
                 message(
                     _OWNER,
-                    "no input was taken from it",
+                    "no batch was taken from this hook",
                     f"the batches to come from {_NEXT}, or an NPUEstimator with an input_fn that returns a data set",
                     "another input",
-                    "Take the batches from there: an iterator of your own cannot be looked ahead.",
+                    "Take the batches from one of the two: an iterator of your own cannot be read ahead.",
                 )
             )
 
@@ -96,7 +96,7 @@ class EndTogether(tf.estimator.SessionRunHook):
 def check_dataset(dataset: Any, owner: str) -> None:
     """Raises ValueError unless `dataset` is a `tf.data.Dataset`: iterators, tensors and arrays cannot be read ahead."""
     if not isinstance(dataset, tf.data.Dataset):
-        problem, expected = "the input cannot be looked ahead", "a tf.data.Dataset"
+        problem, expected = "the input cannot be read ahead", "a tf.data.Dataset"
         fix = "Pass the dataset itself, not an element of its iterator."
         raise ValueError(message(owner, problem, expected, type(dataset).__name__, fix))
 

@@ -47,7 +47,7 @@ def _as_list(outputs):
 
 
 def rewrite(computation, inputs=None, infeed_queue=None, device_assignment=None, name=None, **_):
-    """Returns a list of the tensors that `computation(*inputs)` returns; they wait for operations that it returns."""
+    """Returns a list of the tensors that `computation(*inputs)` returns; the tensors wait for returned operations."""
     outputs = _as_list(computation(*(tf.convert_to_tensor(each) for each in inputs or [])))
     operations = [each for each in outputs if isinstance(each, tf.Operation)]
     tensors = [tf.convert_to_tensor(each) for each in outputs if not isinstance(each, tf.Operation)]
