@@ -16,11 +16,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import functools
 import re
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -74,6 +75,17 @@ class Owner:
             yield
         finally:
             _of_owner.reset(before)
+
+
+def belongs_to_owner(method: Callable) -> Callable:
+    """Decorates a method so that its collectives belong to the `Owner` in the attribute `transfers` of its object."""
+
+    @functools.wraps(method)
+    def named(self, *arguments, **keywords):
+        with self.transfers.collectives_belong_here():
+            return method(self, *arguments, **keywords)
+
+    return named
 
 
 class _Names:

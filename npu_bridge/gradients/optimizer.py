@@ -17,7 +17,7 @@ from npu_bridge.gradients.backward_passes import BackwardPasses, check_loss_id, 
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
 from npu_bridge.gradients.open_steps import OpenSteps
-from npu_bridge.gradients.pipeline import Pipeline, variables_of
+from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stage import Stage, Step
 from npu_bridge.gradients.stages.overflow import NarrowVariableGuard
 from npu_bridge.gradients.step_report import StepReport, report_of
@@ -50,7 +50,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         track(self, optimizer, "optimizer")
         for name, state in pipeline.state().items():
             track(self, state, name)
-        initialise_with_keras(variables_of(pipeline.state()))
+        initialise_with_keras(pipeline.variables)
         if pipeline.communicates:
             mark_as_distributed(self)
         self._open_steps = OpenSteps()

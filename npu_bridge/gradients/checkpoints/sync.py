@@ -85,12 +85,12 @@ def reset_restarting_state(optimizer: Any) -> None:
 
 def differ_between_ranks(pipelines: Sequence) -> bool:
     """Returns whether values of stages differ between ranks, so that a checkpoint needs `sync_all` before it."""
-    return any(pipeline.has_rank_values or _synchronising_stages(pipeline) for pipeline in pipelines)
+    return any(pipeline.rank_state.rows or _synchronising_stages(pipeline) for pipeline in pipelines)
 
 
 def _sync(pipelines):
     with tf.name_scope("sync_all"):
-        gathered = [pipeline.gather_rank_values() for pipeline in pipelines if pipeline.has_rank_values]
+        gathered = [pipeline.rank_state.gather() for pipeline in pipelines if pipeline.rank_state.rows]
         # The weights are gathered before they are averaged.
         with tf.control_dependencies([] if tf.executing_eagerly() else gathered):
             averaged = [stage.sync_all() for pipeline in pipelines for stage in _synchronising_stages(pipeline)]
@@ -159,7 +159,8 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
             return
         step = session.run(self._global_step)
         # A run that started but found no more data has restored the weights of each rank.
-        if step != self._synced_at or any(pipeline.has_restored_own_weights(session) for pipeline in self._pipelines):
+        has_restored = any(pipeline.rank_state.has_restored_own_weights(session) for pipeline in self._pipelines)
+        if step != self._synced_at or has_restored:
             self._run(session, step)
 
     def sync_before_copy(self, session: Any) -> None:

@@ -98,10 +98,6 @@ class KerasPipeline:
         """Closes the step of these gradients; returns whether the gradients went through the pipeline before."""
         return self._open_steps.take(list(grads_and_vars)) is not None
 
-    def compare_start_values(self, grads_and_vars: Sequence, make_slots: Callable[[], Any]) -> None:
-        """Calls `Pipeline.compare_start_values`, for an update that does not go through `apply`."""
-        self.pipeline.compare_start_values(grads_and_vars, make_slots)
-
     def apply(self, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
         """Calls `update` with the pairs, unless a stage skips the step; returns the result of `Pipeline.apply`."""
         pairs = list(grads_and_vars)

@@ -20,7 +20,7 @@ from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, mark_as_distributed
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.keras.settings import KerasSettings
-from npu_bridge.gradients.pipeline import variables_of
+from npu_bridge.gradients.rank_state import variables_of
 from npu_bridge.gradients.stages.overflow import SkipRecord
 from npu_bridge.gradients.step_report import LastStepReport, StepReport
 
@@ -98,7 +98,7 @@ class PipelineMixin(delegating_trackable()):
 
     def silence_start_warning(self) -> None:
         """Turns off the warning about start values that differ between ranks, because a callback broadcasts them."""
-        self._pipeline.pipeline.silence_start_warning()
+        self._pipeline.pipeline.rank_state.silence_start_warning()
 
     def record_reduction_times(self) -> tf.Variable:
         """Returns the variable `KerasPipeline.moments`; functions traced from now on write to it in each step."""
@@ -109,7 +109,7 @@ class PipelineMixin(delegating_trackable()):
     @property
     def variables_of_this_rank(self) -> list:
         """The state variables whose values differ between ranks, such as the sums of `Accumulate`."""
-        return self._pipeline.pipeline.variables_of_this_rank()
+        return self._pipeline.pipeline.rank_state.variables_of_this_rank()
 
     @property
     def name(self) -> str:

@@ -1,0 +1,209 @@
+"""Keeps the variables of one optimizer and its stages right on every rank: equal at the start, restored afterwards.
+
+Most variables must start with equal values on all ranks. Stages can also have values that differ between ranks, which
+checkpoints of rank 0 hold as a row for each rank.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable
+
+from npu_bridge import collective
+from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.collective import exchanges, wire_names
+from npu_bridge.gradients.checkpoints import object_restores
+from npu_bridge.gradients.checkpoints.rank_values import RankValues, RestoreOwnValues, gather_and_restore
+from npu_bridge.gradients.checkpoints.resuming import watch_savers
+from npu_bridge.gradients.first_step import training_apart
+from npu_bridge.gradients.first_step.start_values import RankComparison, compare_before_first_run
+from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.inner import InnerOptimizer
+from npu_bridge.gradients.stage import Stage, Step, called_too_early_error
+from npu_bridge.graph.variables import global_step_of
+
+
+class RankState:
+    """The variables of one optimizer and its stages, which ranks compare, gather and restore.
+
+    Args:
+      stages: the stages of the pipeline in their order.
+      inner: the optimizer that updates, or None.
+      transfers: the label of the pipeline's collectives; also an attribute.
+    """
+
+    def __init__(self, stages: Sequence[Stage], inner: InnerOptimizer | None, transfers: wire_names.Owner):
+        self._stages = stages
+        self._inner = inner
+        self.transfers = transfers
+        self._comparison = RankComparison()
+        self._exchanges_before: exchanges.Exchanges | None = None
+        if not any(stage.communicates for stage in stages):
+            training_apart.watch_sessions()
+            self._exchanges_before = exchanges.count_exchanges()
+        self._has_reported_restore = False
+        self._is_start_warning_off = False
+        self._kept = [stage for stage in stages if not stage.restarts_at_zero]
+        has_own = any(type(stage).variables_of_this_rank is not Stage.variables_of_this_rank for stage in self._kept)
+        self._values = RankValues() if has_own else None
+        self._replicas = RankValues() if any(stage.differ_between_ranks for stage in stages) else None
+        self._restore_own: RestoreOwnValues | None = None
+
+    @property
+    def rows(self) -> list[RankValues]:
+        """The rows for values that differ between ranks: of the stages' state, and of weights and slots."""
+        return [values for values in (self._values, self._replicas) if values is not None]
+
+    def checkpoint_parts(self) -> dict:
+        """Returns the state of the stages and the rows of all ranks, by name in object-based checkpoints."""
+        state = {name: value for stage in self._stages for name, value in stage.state().items()}
+        if self._values is not None:
+            state["of_ranks"] = self._values.module
+        if self._replicas is not None:
+            state["replicas_of_ranks"] = self._replicas.module
+        return state
+
+    def variables_of_this_rank(self) -> list:
+        """Returns the variables of stages that differ between ranks, such as the sums of `Accumulate`."""
+        return [variable for stage in self._stages for variable in stage.variables_of_this_rank()]
+
+    def optimizer_variables(self) -> list:
+        """Returns the variables of the inner optimizer."""
+        return [] if self._inner is None else self._inner.variables()
+
+    def create_rows(self) -> None:
+        """Creates missing rows for the variables of stages that differ between ranks."""
+        if self._values is not None:
+            self._values.create_rows([variable for stage in self._kept for variable in stage.variables_of_this_rank()])
+
+    def create_replicas(self, variables: Sequence, make_slots: Callable[[], list]) -> None:
+        """Creates missing rows for weights and slots that differ between ranks.
+
+        Args:
+          variables: the trained variables.
+          make_slots: function that creates missing slots of these variables and returns all of them.
+        """
+        if self._replicas is not None and collective.current().size > 1:
+            differing = {what for stage in self._stages for what in stage.differ_between_ranks}
+            own = [
+                *(variables if "variables" in differing else []),
+                *(make_slots() if "slots" in differing else []),
+            ]
+            self._replicas.create_rows([variable for variable in own if variable.shape.is_fully_defined()])
+
+    def begin(self) -> None:
+        """Restores this rank's weights in functions and eager execution, before the loss is computed from them."""
+        if self._replicas is not None and not building_graph():  # graphs: `RestoreOwnValues`
+            self._replicas.take_own_rows()
+
+    def restore_own_values(self) -> list:
+        """Restores this rank's state of stages; returns the ops to await before it is read or changed."""
+        taken = None if self._values is None else self._values.take_own_rows()
+        return [] if taken is None or tf.executing_eagerly() else [taken]
+
+    def compare_plans(self, grads_and_vars: Sequence) -> None:
+        """Compares between ranks the gradients that are about to be reduced; see `RankComparison.compare_plans`."""
+        self._comparison.compare_plans(self._stages, grads_and_vars)
+
+    def compare_before_first_run(self, step: Step, transfers: Iterable[str]) -> None:
+        """Makes a session compare the variables of all ranks before the first run of the collectives in `transfers`."""
+        owner = self._comparison.owner
+        if owner and building_graph():
+            step_counter = global_step_of()
+            known = [*step.updated, *([] if step_counter is None else [step_counter])]
+            compare_before_first_run(
+                owner, lambda: [*known, *self._equal_variables()], transfers, self.variables_of_this_rank
+            )
+
+    def before_update(self, step: Step) -> Callable[[], list]:
+        """Compares variables before the first update, and creates missing rows.
+
+        Returns:
+          The function that creates missing slots of the updated variables and returns all of them.
+        """
+        if building_graph():
+            watch_savers()
+        self.compare_before_first_run(step, ())
+        if self._exchanges_before is not None:
+            exchanges.check_update(self._exchanges_before, [variable for _, variable in step.grads_and_vars])
+        slots = list if self._inner is None else functools.partial(self._inner.make_slots, step.updated)
+        self.create_replicas(step.updated, slots)
+        self.compare_start_values(step.grads_and_vars, slots)
+        return slots
+
+    def after_update(self, transfers: Iterable[str]) -> None:
+        """Makes each step start from this rank's values, also after the values of all ranks were restored or saved.
+
+        Args:
+          transfers: full names of the collectives of the update.
+        """
+        if self._replicas is not None and self._replicas.kept and building_graph():
+            self._restore_own = RestoreOwnValues(self._replicas, set(transfers))
+
+    def silence_start_warning(self) -> None:
+        """Turns off the warning of `compare_start_values`, because the script broadcasts variables."""
+        self._is_start_warning_off = True
+
+    @wire_names.belongs_to_owner
+    def compare_start_values(self, grads_and_vars: Sequence, make_slots: Callable[[], list]) -> None:
+        """Compares the variables of all ranks before the first update, in functions and eager execution.
+
+        `Pipeline.apply` calls this method. Code that updates without `apply` must call it before the update.
+
+        Args:
+          grads_and_vars: (gradient, variable) pairs of the update.
+          make_slots: function that creates missing slots of these variables and returns all of them.
+        Ranks: collective at the first call for these variables.
+        """
+        if building_graph():
+            return
+        if self._comparison.owner:
+            trained = [variable for grad, variable in grads_and_vars if grad is not None]
+            make_slots()
+            variables = [*trained, *self._equal_variables()]
+            self._comparison.compare_variables(variables, self.variables_of_this_rank(), self._is_start_warning_off)
+        if not self._has_reported_restore:
+            self._has_reported_restore = True
+            make_slots()
+            with tf.init_scope():
+                optimizer = None if self._inner is None else self._inner.saved_as
+                object_restores.log_restore_differences(
+                    self.checkpoint_parts(), self.optimizer_variables(), optimizer, self.rows
+                )
+        if self._replicas is not None:
+            with tf.init_scope():
+                self._replicas.take_own_rows()
+
+    @wire_names.belongs_to_owner
+    def gather(self) -> Any:
+        """Gathers on rank 0 the values that differ between ranks, so that a checkpoint of rank 0 contains all of them.
+
+        Returns:
+          The op to run in a graph; None in eager execution.
+        Raises:
+          ValueError: no step has gone through the pipeline yet.
+        Ranks: collective.
+        """
+        if not self._comparison.has_compared:
+            raise called_too_early_error("sync_all")
+        owner = self._comparison.owner
+        gathered = [] if self._values is None else [self._values.gather(f"{owner}_of_ranks")]
+        if self._replicas is not None:
+            gathered.append(gather_and_restore(self._replicas, f"{owner}_replicas_of_ranks", self._restore_own))
+        return None if tf.executing_eagerly() else tf.group(*gathered)
+
+    def has_restored_own_weights(self, session: Any) -> bool:
+        """Returns whether a session has restored this rank's weights since `sync_all` averaged the weights."""
+        return self._restore_own is not None and session in self._restore_own.done_in
+
+    def _equal_variables(self):
+        """Returns the variables of the optimizer and its stages that are equal on all ranks."""
+        of_this_rank = {id(variable) for variable in self.variables_of_this_rank()}
+        of_stages = variables_of(self.checkpoint_parts())
+        return [*self.optimizer_variables(), *(each for each in of_stages if id(each) not in of_this_rank)]
+
+
+def variables_of(state: dict) -> list:
+    """Returns the variables in a result of `Pipeline.state`, such as the loss scale, its counters and skipped steps."""
+    return [var for part in state.values() for var in (part.variables if isinstance(part, tf.Module) else [part])]
