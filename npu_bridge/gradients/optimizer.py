@@ -18,8 +18,7 @@ from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
 from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.stage import Stage, Step
-from npu_bridge.gradients.stages.overflow import NarrowVariableGuard
+from npu_bridge.gradients.stage import Step
 from npu_bridge.gradients.step_report import StepReport, report_of
 
 _LOG = logger(__name__)
@@ -235,12 +234,6 @@ def _scale_result_of(scale, loss):
     return scale(loss())
 
 
-def _can_skip_steps(pipeline):
-    """Returns whether a stage can skip updates."""
-    guards = (Stage.gate, NarrowVariableGuard.gate)
-    return any(type(stage).gate not in guards for stage in pipeline.stages)
-
-
 def _check_nesting(optimizer, pipeline, owner):
     if pipeline.scales_gradients and isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.needs_true_units:
         names = ", ".join(type(stage).__name__ for stage in optimizer._pipeline.stages)
@@ -251,7 +244,7 @@ def _check_nesting(optimizer, pipeline, owner):
     updating = optimizer
     while isinstance(updating, PipelineOptimizer):
         updating = updating._inner.optimizer
-    if isinstance(updating, tf.compat.v1.train.SyncReplicasOptimizer) and _can_skip_steps(pipeline):
+    if isinstance(updating, tf.compat.v1.train.SyncReplicasOptimizer) and pipeline.can_skip_updates:
         problem = "SyncReplicasOptimizer updates in a separate thread, where no step can be skipped"
         expected = "the optimizer inside SyncReplicasOptimizer"
         fix = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True) without SyncReplicasOptimizer."

@@ -75,7 +75,7 @@ def _check_needs(stages, owner):
 
 def _check_leaves_out(stages, owner):
     """Rejects stages that need every variable in every step, if another stage leaves variables out."""
-    leaving = next((stage for stage in stages if stage.leaves_out), None)
+    leaving = next((stage for stage in stages if stage.place == "freeze"), None)
     for stage in stages if leaving is not None else ():
         is_of_all = stage.place in ("update", "synchronise") and not stage.keeps_frozen_unchanged
         is_of_each = stage.communicates or stage.place == "accumulate reduced"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import exchanges, wire_names
@@ -13,13 +13,15 @@ from npu_bridge.gradients import collections
 from npu_bridge.gradients.graph_mode import choose_tensors, tensors_if
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import sort_stages
-from npu_bridge.gradients.rank_state import RankState, variables_of
-from npu_bridge.gradients.stage import Stage, Step, Update, changes_after_verdict
+from npu_bridge.gradients.rank_state import RankState
+from npu_bridge.gradients.stage import Stage, Step, Update, changes_after_verdict, overrides, variables_of
+from npu_bridge.gradients.stages.loss_scaling import LossScaling, Scaling
 from npu_bridge.gradients.stages.overflow import OverflowCheck
 from npu_bridge.gradients.step_branches import BranchResults, make_update
 
 # Key of a step's notes: operators that must run before the state of stages is read or changed.
 _OPS_TO_AWAIT = "awaited"
+_StageType = TypeVar("_StageType", bound=Stage)
 
 
 class Pipeline:
@@ -61,7 +63,7 @@ class Pipeline:
     @property
     def scales_loss(self) -> bool:
         """Whether a stage scales the loss before the backward pass."""
-        return any(stage.scales_loss for stage in self.stages)
+        return bool(self.of_type(LossScaling))
 
     @property
     def scales_gradients(self) -> bool:
@@ -76,7 +78,7 @@ class Pipeline:
     @property
     def loss_scale_managers(self) -> tuple:
         """The managers of the loss scales, in the order of `loss_id`; empty without loss scaling."""
-        return tuple(manager for stage in self.stages for manager in getattr(stage, "managers", ()))
+        return tuple(manager for stage in self.of_type(Scaling) for manager in stage.managers)
 
     @property
     def needs_true_units(self) -> bool:
@@ -89,7 +91,7 @@ class Pipeline:
     @property
     def can_skip_updates(self) -> bool:
         """Whether a stage can skip updates."""
-        return any(type(stage).gate is not Stage.gate for stage in self.stages)
+        return any(overrides(stage, "gate") for stage in self.stages)
 
     @property
     def only_communicates(self) -> bool:
@@ -98,9 +100,12 @@ class Pipeline:
 
     def skip_steps_together(self) -> None:
         """Makes all ranks decide together whether to skip a step, instead of each rank alone."""
-        for stage in self.stages:
-            if isinstance(stage, OverflowCheck):
-                stage.is_joint = True
+        for check in self.of_type(OverflowCheck):
+            check.is_joint = True
+
+    def of_type(self, kind: type[_StageType]) -> list[_StageType]:
+        """Returns the stages of one class or of classes derived from it."""
+        return [stage for stage in self.stages if isinstance(stage, kind)]
 
     def state(self) -> dict:
         """Returns the state to save in an object-based checkpoint, by name."""
@@ -166,7 +171,7 @@ class Pipeline:
         step.grads_and_vars = list(grads_and_vars)
         step.losses.is_backward_by_optimizer = True
         for stage in self.stages:
-            if stage.leaves_out:
+            if stage.place == "freeze":
                 stage.each_batch(step)
         return list(step.grads_and_vars)
 

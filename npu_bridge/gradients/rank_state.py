@@ -20,7 +20,7 @@ from npu_bridge.gradients.first_step import training_apart
 from npu_bridge.gradients.first_step.start_values import RankComparison, compare_before_first_run
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
-from npu_bridge.gradients.stage import Stage, Step, called_too_early_error
+from npu_bridge.gradients.stage import Stage, Step, called_too_early_error, overrides, variables_of
 from npu_bridge.graph.variables import global_step_of
 
 
@@ -45,7 +45,7 @@ class RankState:
         self._has_reported_restore = False
         self._is_start_warning_off = False
         self._kept = [stage for stage in stages if not stage.restarts_at_zero]
-        has_own = any(type(stage).variables_of_this_rank is not Stage.variables_of_this_rank for stage in self._kept)
+        has_own = any(overrides(stage, "variables_of_this_rank") for stage in self._kept)
         self._values = RankValues() if has_own else None
         self._replicas = RankValues() if any(stage.differ_between_ranks for stage in stages) else None
         self._restore_own: RestoreOwnValues | None = None
@@ -202,8 +202,3 @@ class RankState:
         of_this_rank = {id(variable) for variable in self.variables_of_this_rank()}
         of_stages = variables_of(self.checkpoint_parts())
         return [*self.optimizer_variables(), *(each for each in of_stages if id(each) not in of_this_rank)]
-
-
-def variables_of(state: dict) -> list:
-    """Returns the variables in a result of `Pipeline.state`, such as the loss scale, its counters and skipped steps."""
-    return [var for part in state.values() for var in (part.variables if isinstance(part, tf.Module) else [part])]

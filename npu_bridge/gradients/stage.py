@@ -144,7 +144,7 @@ class Update:
 # The places of stages, in the order in which gradients pass them.
 PLACES = (
     "scale",  # the loss is multiplied, and the reduced gradients are divided
-    "freeze",  # some variables are left out of a step
+    "freeze",  # some variables are left out of a step; `each_batch` also runs right after the backward pass
     "accumulate",  # gradients of several batches are added up on this rank
     "local clip",  # this rank bounds the gradients that it sends
     "reduce",  # gradients of all ranks are combined
@@ -159,6 +159,9 @@ PLACES = (
     "synchronise",  # after the update
     "record",
 )
+
+# The places of stages that make one update from several batches.
+SUMMING_PLACES = ("accumulate", "accumulate reduced")
 
 
 class Stage(KnownKeywords):
@@ -184,17 +187,11 @@ class Stage(KnownKeywords):
       needs: names of the guarantees that another stage of the pipeline must give.
       keeps_usable: True for a stage that makes no NaN or Inf from finite gradients, and hides no NaN or Inf. Its
         results are not checked again. Matters only for stages that reduce, and for stages after the verdict.
-      scales_loss: True for a stage whose `scale_loss` changes the loss.
       communicates: True for a stage that exchanges gradients between ranks or, after the update, variables.
       transfer_name: prefix of the names of the stage's collectives; empty for a stage without collectives.
       needs_variables: True for a stage that needs the variable of each gradient.
-      spans_batches: True for a stage that makes one update from several batches.
-      batches_so_far: the variable that counts the batches since the last update; None for other stages.
-      leaves_out: True for a stage that leaves variables out of some steps. Its `each_batch` is also called right after
-        the backward pass, with gradients that no other code uses yet (`Losses.is_backward_by_optimizer`).
       needs_true_units: True for a stage that rejects gradients scaled by the loss scale of another optimizer.
-      restarts_at_zero: True for a stage whose `variables_of_this_rank` and `batches_so_far` restart at zero when
-        training resumes.
+      restarts_at_zero: True for a stage whose variables restart at zero when training resumes.
       differ_between_ranks: values that can differ between ranks: "variables" (trained variables), "slots", both, or
         nothing. `sync_all` stores the values of all ranks in rank 0's checkpoint; each rank restores its own values.
       keeps_frozen_unchanged: True for a stage, at or after the update, that leaves frozen variables unchanged.
@@ -205,13 +202,9 @@ class Stage(KnownKeywords):
     gives: tuple = ()
     needs: tuple = ()
     keeps_usable = False
-    scales_loss = False
     communicates = False
     transfer_name = ""
     needs_variables = False
-    spans_batches = False
-    batches_so_far: Any = None
-    leaves_out = False
     needs_true_units = False
     restarts_at_zero = False
     differ_between_ranks: tuple = ()
@@ -294,16 +287,35 @@ class Stage(KnownKeywords):
         return None
 
 
+class SynchronisingStage(Stage):
+    """Base class of stages that make variables equal on all ranks after updates, instead of averaging gradients."""
+
+    place = "synchronise"
+    communicates = True
+
+    def sync_all(self) -> Any:
+        """Makes all trained variables equal on all ranks; returns the op, or None in eager execution."""
+        raise NotImplementedError
+
+
+def overrides(stage: Stage, hook: str) -> bool:
+    """Returns whether a stage overrides a method of `Stage`; otherwise the method does nothing."""
+    return getattr(type(stage), hook) is not getattr(Stage, hook)
+
+
 def changes_after_verdict(stage: Stage) -> bool:
     """Returns whether a stage changes gradients after the overflow check (the place "verdict")."""
-    is_after = PLACES.index(stage.place) > PLACES.index("verdict")
-    return is_after and type(stage).after_reduce is not Stage.after_reduce
+    return PLACES.index(stage.place) > PLACES.index("verdict") and overrides(stage, "after_reduce")
+
+
+def variables_of(state: dict) -> list:
+    """Returns the variables in a result of `Stage.state`, such as the loss scale, its counters and skipped steps."""
+    return [var for part in state.values() for var in (part.variables if isinstance(part, tf.Module) else [part])]
 
 
 def variables_restarting_at_zero(stages: Sequence[Stage]) -> list:
     """Returns the variables of stages that restart at zero when training resumes."""
-    kept = [(*stage.variables_of_this_rank(), stage.batches_so_far) for stage in stages if stage.restarts_at_zero]
-    return [variable for variables in kept for variable in variables if variable is not None]
+    return [variable for stage in stages if stage.restarts_at_zero for variable in variables_of(stage.state())]
 
 
 def unknown_gradients_error(owner: str, problem: str) -> ValueError:

@@ -16,7 +16,7 @@ from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_hook import broadcast_global_variables
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
-from npu_bridge.gradients.rank_state import variables_of
+from npu_bridge.gradients.stage import variables_of
 from tests.goldens.problems import LAYERS
 from tests.goldens.two_layers import as_built_by_many
 

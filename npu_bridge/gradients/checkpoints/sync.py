@@ -11,7 +11,8 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.explanation import list_pipelines
-from npu_bridge.gradients.stage import variables_restarting_at_zero
+from npu_bridge.gradients.stage import SynchronisingStage, variables_restarting_at_zero
+from npu_bridge.gradients.stages.accumulation import Accumulate
 from npu_bridge.graph.variables import global_step_of
 
 _AT_THE_END, _NEVER = 0, -1  # instead of steps between checkpoints
@@ -64,10 +65,10 @@ def batch_counters(optimizer: Any) -> list:
       optimizer: any optimizer, or a pipeline.
     """
     try:
-        stages = [stage for pipeline in list_pipelines(optimizer) for stage in pipeline.stages]
+        stages = [stage for pipeline in list_pipelines(optimizer) for stage in pipeline.of_type(Accumulate)]
     except TypeError:
         return []
-    return [stage.batches_so_far for stage in stages if stage.spans_batches and stage.batches_so_far is not None]
+    return [stage.batches_so_far for stage in stages if stage.batches_so_far is not None]
 
 
 def reset_restarting_state(optimizer: Any) -> None:
@@ -85,7 +86,7 @@ def reset_restarting_state(optimizer: Any) -> None:
 
 def differ_between_ranks(pipelines: Sequence) -> bool:
     """Returns whether values of stages differ between ranks, so that a checkpoint needs `sync_all` before it."""
-    return any(pipeline.rank_state.rows or _synchronising_stages(pipeline) for pipeline in pipelines)
+    return any(pipeline.rank_state.rows or pipeline.of_type(SynchronisingStage) for pipeline in pipelines)
 
 
 def _sync(pipelines):
@@ -93,12 +94,8 @@ def _sync(pipelines):
         gathered = [pipeline.rank_state.gather() for pipeline in pipelines if pipeline.rank_state.rows]
         # The weights are gathered before they are averaged.
         with tf.control_dependencies([] if tf.executing_eagerly() else gathered):
-            averaged = [stage.sync_all() for pipeline in pipelines for stage in _synchronising_stages(pipeline)]
+            averaged = [stage.sync_all() for pipeline in pipelines for stage in pipeline.of_type(SynchronisingStage)]
     return None if tf.executing_eagerly() else tf.group(*gathered, *averaged)
-
-
-def _synchronising_stages(pipeline):
-    return [stage for stage in pipeline.stages if hasattr(stage, "sync_all")]
 
 
 class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):

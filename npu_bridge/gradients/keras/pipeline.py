@@ -20,7 +20,7 @@ from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.order import name_of
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.stage import Step
+from npu_bridge.gradients.stage import SUMMING_PLACES, Step
 
 
 class KerasPipeline:
@@ -179,7 +179,7 @@ class KerasPipeline:
             raise ValueError(message(self._owner, problem, expected, got, fix))
 
     def _check_execution(self):
-        spanning = [name_of(stage) for stage in self.pipeline.stages if stage.spans_batches]
+        spanning = [name_of(stage) for stage in self.pipeline.stages if stage.place in SUMMING_PLACES]
         model = model_in_training() if spanning and not building_graph() else None
         if model is None:
             return

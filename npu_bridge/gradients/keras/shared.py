@@ -20,7 +20,7 @@ from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, mark_as_distributed
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.keras.settings import KerasSettings
-from npu_bridge.gradients.rank_state import variables_of
+from npu_bridge.gradients.stage import variables_of
 from npu_bridge.gradients.stages.overflow import SkipRecord
 from npu_bridge.gradients.step_report import LastStepReport, StepReport
 
@@ -240,7 +240,7 @@ class LossScaleMixin:
         Raises:
           ValueError: there was no step, or its loss is unknown because other code computed the gradients.
         """
-        records = [stage for stage in self._pipeline.pipeline.stages if isinstance(stage, SkipRecord)]
+        records = self._pipeline.pipeline.of_type(SkipRecord)
         report = records[0].report if records else LastStepReport()
         return report.read(f"{self.name}.last_step")
 

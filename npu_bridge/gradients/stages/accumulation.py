@@ -53,7 +53,6 @@ class Accumulate(Stage):
     place = "accumulate"
     needs = ("a verdict",)
     needs_variables = True
-    spans_batches = True
 
     def __init__(self, steps: int, reduction: str = "mean", exchange: str = "window", loss_scale: str | None = None):
         fix = "Use 1 for an update with each batch."
@@ -69,7 +68,8 @@ class Accumulate(Stage):
         self.keeps_usable = reduction == "mean"
 
     @property
-    def batches_so_far(self):
+    def batches_so_far(self) -> tf.Variable | None:
+        """The variable that counts the batches since the last update; None before the first step."""
         return None if self._sums is None else self._sums.counter
 
     def __copy__(self):

@@ -42,7 +42,6 @@ class Freeze(Stage):
 
     place = "freeze"
     needs_variables = True
-    leaves_out = True
 
     def __init__(self, schedule: FreezeSchedule | Mapping[str, Any]):
         self._schedule = FreezeSchedule.of(schedule)

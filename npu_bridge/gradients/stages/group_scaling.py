@@ -9,11 +9,10 @@ from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.losses import smallest_scale
-from npu_bridge.gradients.stage import Stage
-from npu_bridge.gradients.stages.loss_scaling import unscale
+from npu_bridge.gradients.stages.loss_scaling import Scaling
 
 
-class GroupScaling(Stage):
+class GroupScaling(Scaling):
     """Unscales gradients that are multiplied by the loss scale of their variable's group, and checks each group.
 
     Gradients, not the loss, are multiplied by the scales: at the boundaries between groups in the backward pass. They
@@ -22,17 +21,13 @@ class GroupScaling(Stage):
     Args:
       manager: an object with three methods: `get_loss_scale()` returns a float32 vector, `update_loss_scale(finite)`
         takes a boolean vector, and `group_of(variable)` returns the position of a variable's group.
-      combined: as in `LossScaling`.
-    Attributes:
-      managers: a tuple with the manager.
+      combined: as in `Scaling`.
     """
 
-    place = "scale"
     needs_variables = True
 
     def __init__(self, manager: Any, combined: Any = None):
-        self.managers = (manager,)
-        self.combined = combined
+        super().__init__((manager,), combined)
 
     def __repr__(self):
         return f"GroupScaling({type(self.managers[0]).__name__})"
@@ -62,9 +57,6 @@ class GroupScaling(Stage):
             (grad if grad is None else in_true_units(grad, ratios[group]), variable)
             for group, (grad, variable) in zip(groups, pairs)
         ]
-
-    def after_reduce(self, step):
-        unscale(step, self.combined)
 
     def after_update(self, step):
         if not step.losses.usable:  # gradients that did not pass this pipeline

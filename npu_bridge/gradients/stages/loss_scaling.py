@@ -12,21 +12,35 @@ from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.losses import smallest_scale
-from npu_bridge.gradients.stage import Stage, Step
+from npu_bridge.gradients.stage import Stage
 
 _first_users = weakref.WeakKeyDictionary()  # the stage that used each manager first
 
 
-def unscale(step: Step, combined: Any) -> None:
-    """Divides the gradients of a step by its divisor; with `combined`, in flat tensors if possible."""
-    if combined is None or step.divisor is None:
-        step.map(lambda grad: in_true_units(grad, step.divisor))
-    else:
-        combined.unscale(step)
-    step.divisor = None
+class Scaling(Stage):
+    """Base class of stages that unscale gradients; derived classes decide how they are multiplied by loss scales.
+
+    Args:
+      managers: the managers of the loss scales, a tuple; also an attribute.
+      combined: a `CombinedGradients`, to divide many gradients at once; None to divide them separately. Also an
+        attribute.
+    """
+
+    place = "scale"
+
+    def __init__(self, managers: tuple, combined: Any = None):
+        self.managers = managers
+        self.combined = combined
+
+    def after_reduce(self, step):
+        if self.combined is None or step.divisor is None:
+            step.map(lambda grad: in_true_units(grad, step.divisor))
+        else:
+            self.combined.unscale(step)
+        step.divisor = None
 
 
-class LossScaling(Stage):
+class LossScaling(Scaling):
     """Multiplies the loss by the scale of a manager, and divides the averaged gradients by this scale.
 
     With several managers, each loss has one, and sums of gradients of several losses have a common scale. Each scale is
@@ -35,17 +49,11 @@ class LossScaling(Stage):
     Args:
       manager: an object with two methods, or a list of such objects: `get_loss_scale()` returns a float32 scalar;
         `update_loss_scale(finite)` updates the scale after a step and returns an op (None in eager execution).
-      combined: a `CombinedGradients`, to divide many gradients at once; None to divide them separately.
-    Attributes:
-      managers: a tuple of all managers.
+      combined: as in `Scaling`.
     """
 
-    place = "scale"
-    scales_loss = True
-
     def __init__(self, manager: Any, combined: Any = None):
-        self.combined = combined
-        self.managers = tuple(manager) if isinstance(manager, (list, tuple)) else (manager,)
+        super().__init__(tuple(manager) if isinstance(manager, (list, tuple)) else (manager,), combined)
 
     def __repr__(self):
         return f"LossScaling({', '.join(type(manager).__name__ for manager in self.managers)})"
@@ -82,9 +90,6 @@ class LossScaling(Stage):
     def each_batch(self, step):
         if len(step.losses.scales) > 1 and not step.losses.usable:  # gradients of one loss, not checked yet
             step.grads_and_vars = step.losses.convert_to_common_scale(step.grads_and_vars, step.losses.latest)
-
-    def after_reduce(self, step):
-        unscale(step, self.combined)
 
     def after_update(self, step):
         if step.losses.usable:

@@ -12,11 +12,11 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.first_step.start_values import compare_before_first_run
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
-from npu_bridge.gradients.stage import Stage, called_too_early_error
+from npu_bridge.gradients.stage import SynchronisingStage, called_too_early_error
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
-class PartialSync(Stage):
+class PartialSync(SynchronisingStage):
     """Averages variables over the ranks instead of gradients: after each update one partition of variables, in turn.
 
     Each rank updates with its own gradients. The variables are split into partitions in the order of the backward pass,
@@ -38,9 +38,7 @@ class PartialSync(Stage):
     Graph: a counter of updates, which is saved; for each partition a condition with an all-reduce.
     """
 
-    place = "synchronise"
     needs = ("a verdict",)
-    communicates = True
     differ_between_ranks = ("variables", "slots")
 
     def __init__(self, threshold: int = 2**21):
@@ -85,8 +83,7 @@ class PartialSync(Stage):
             compare_before_first_run(self.transfer_name, lambda: self._variables, transfers)
         return updated if updated is None or tf.executing_eagerly() else tf.group(updated, *averaged, counted)
 
-    def sync_all(self) -> Any:
-        """Averages all variables that were trained with this stage; returns the op, or None in eager execution."""
+    def sync_all(self):
         if collective.current().size == 1:
             return None if tf.executing_eagerly() else tf.no_op()
         if not self._variables:

@@ -156,8 +156,8 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
     """
     ranks, dealt = collective.current(), 0
     if not isinstance(after, (str, os.PathLike)):
-        stages = [stage for pipeline in list_pipelines(after.optimizer) for stage in pipeline.stages]
-        counts = [stage.state()["dealt"].updates for stage in stages if isinstance(stage, _CountUpdates)]
+        stages = [stage for pipeline in list_pipelines(after.optimizer) for stage in pipeline.of_type(_CountUpdates)]
+        counts = [stage.state()["dealt"].updates for stage in stages]
         # Each step was an update. More steps than updates: a training without a count was restored.
         dealt = gather_values(max(int(after.optimizer.iterations), *map(int, counts), 0), "updates_dealt")[0]
         for count in counts:
