@@ -10,6 +10,7 @@ from typing import Any, Callable, TypeVar
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import exchanges, wire_names
 from npu_bridge.gradients import collections
+from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.graph_mode import choose_tensors, tensors_if
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import sort_stages
@@ -212,8 +213,20 @@ class Pipeline:
             stage.before_reduce(step)
         for stage in self.stages:
             stage.all_reduce(step)
+        self._divide_by_loss_scale(step)
         for stage in self.stages:
             stage.after_reduce(step)
+
+    def _divide_by_loss_scale(self, step):
+        """Divides the reduced gradients by `Step.divisor`, in flat tensors if the stage that scales joins gradients."""
+        if step.divisor is None:
+            return
+        combined = next((stage.combined for stage in self.of_type(Scaling)), None)
+        if combined is None:
+            step.map(lambda grad: in_true_units(grad, step.divisor))
+        else:
+            combined.unscale(step)
+        step.record_true_units()
 
     def _reduce_if_due(self, step):
         """Reduces gradients only if the step is due; else dense gradients become zeros, sparse ones lose their rows."""

@@ -31,6 +31,20 @@ class TrainedGroup:
         return variable.ref() not in self.frozen[number]
 
 
+@dataclasses.dataclass(frozen=True)
+class RankCheck:
+    """The overflow check of this rank's gradients, for the decision about the step.
+
+    Attributes:
+      is_usable: boolean scalar, whether the gradients are usable on this rank.
+      early_decision: boolean scalar, whether the checks of all ranks let the update run, known before the gradients are
+        reduced; None without such a decision.
+    """
+
+    is_usable: Any
+    early_decision: Any = None
+
+
 @dataclasses.dataclass
 class Step:
     """The gradients of one training step and related values, which stages read and change.
@@ -40,12 +54,12 @@ class Step:
       losses: the losses of the step and their loss scales.
       divisor: the factor by which the gradients are still multiplied, a Python number or a float32 scalar tensor. The
         gradients divided by `divisor` are in true units: unscaled, and averaged over the ranks. None if the gradients
-        are in true units.
+        are in true units, as they are from `after_reduce` on. Only methods of this class change it.
       on_wire: the tensors that this rank sends, in the order of `grads_and_vars`: tensors, `tf.IndexedSlices` or Nones.
         Rows of equal index are added up, values are rounded to 16 bits if requested, and still multiplied by `divisor`.
         The overflow check and the all-reduce both read these tensors. None if this rank sends nothing.
-      is_usable_here: boolean scalar, whether `on_wire` is finite on this rank; None if not checked.
-      should_apply: boolean scalar, whether the update of this step runs; None before the decision.
+      check: the overflow check of this rank's gradients, usually of `on_wire`; None if they are not checked.
+      should_apply: boolean scalar, whether the update of this step runs; None before `gate` has decided.
       delivered: the gradients that the pipeline returned to the caller, who can clip them before the update.
       group: the variables that this step trains; None if it trains all of them.
       is_due: boolean scalar, whether this step reduces and applies accumulated gradients; None if every step does so.
@@ -57,7 +71,7 @@ class Step:
     losses: Losses = dataclasses.field(default_factory=Losses)
     divisor: Any = None
     on_wire: list | None = None
-    is_usable_here: tf.Tensor | None = None
+    check: RankCheck | None = None
     should_apply: tf.Tensor | None = None
     delivered: list = dataclasses.field(default_factory=list)
     group: TrainedGroup | None = None
@@ -108,6 +122,10 @@ class Step:
     def record_factor(self, factor: Any) -> None:
         """Records that the gradients are multiplied by one more factor."""
         self.divisor = factor if self.divisor is None else self.divisor * factor
+
+    def record_true_units(self) -> None:
+        """Records that the gradients are not multiplied by a factor."""
+        self.divisor = None
 
     def when_due(self, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
         """Returns the tensors of `make` if the step is due (it applies gradients), else the tensors of `otherwise`."""

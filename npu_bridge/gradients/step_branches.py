@@ -14,7 +14,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import gradient_from_parts, gradient_parts, zero_gradient_like
 from npu_bridge.gradients.graph_mode import run_function_at
-from npu_bridge.gradients.stage import Step
+from npu_bridge.gradients.stage import RankCheck, Step
 
 
 def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
@@ -63,27 +63,29 @@ class BranchResults:
         if self._made is None:
             new = {key: note for key, note in inside.notes.items() if key not in self._notes}
             self._made = dataclasses.replace(inside, grads_and_vars=pairs, notes=new)
-        verdicts = [verdict for verdict in (inside.is_usable_here, inside.should_apply) if verdict is not None]
         noted = [inside.notes[key] for key in self._made.notes]
-        return [*verdicts, *noted, *(part for grad, _ in pairs if grad is not None for part in gradient_parts(grad))]
+        return [
+            *_tensors_of(inside.check),
+            *noted,
+            *(part for grad, _ in pairs if grad is not None for part in gradient_parts(grad)),
+        ]
 
     def nothing(self) -> list:
         """Returns the outputs of the branch without an all-reduce: False for checks, zeros for notes and gradients."""
         made = self._made
         if made is None:  # eager execution, where the other branch did not run
             self._made = made = Step(grads_and_vars=self._given)
-        verdicts = [tf.constant(False) for verdict in (made.is_usable_here, made.should_apply) if verdict is not None]
+        checks = [tf.constant(False) for _ in _tensors_of(made.check)]
         noted = [tf.zeros(tensor.shape, tensor.dtype) for tensor in made.notes.values()]
         zeros = [zero_gradient_like(grad, variable) for grad, variable in self._reference_pairs() if grad is not None]
-        return [*verdicts, *noted, *(part for grad in zeros for part in gradient_parts(grad))]
+        return [*checks, *noted, *(part for grad in zeros for part in gradient_parts(grad))]
 
     def unpack(self, step: Step, tensors: list) -> None:
         """Sets the values of a step to the tensors of the branch that ran."""
         made, parts = self._made, iter(tensors)
-        step.is_usable_here = None if made.is_usable_here is None else next(parts)
-        step.should_apply = None if made.should_apply is None else next(parts)
+        step.check = None if made.check is None else RankCheck(*(next(parts) for _ in _tensors_of(made.check)))
         step.notes.update({key: next(parts) for key in made.notes})
-        step.divisor = None
+        step.record_true_units()  # divided in the branch
         step.grads_and_vars = [
             (None if grad is None else gradient_from_parts(grad, variable, parts), variable)
             for grad, variable in made.grads_and_vars
@@ -91,3 +93,8 @@ class BranchResults:
 
     def _reference_pairs(self):
         return self._given if self._made is None else self._made.grads_and_vars
+
+
+def _tensors_of(check):
+    """Returns the tensors of a `RankCheck`, or of None."""
+    return [] if check is None else [tensor for tensor in (check.is_usable, check.early_decision) if tensor is not None]

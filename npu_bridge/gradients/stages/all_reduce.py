@@ -10,7 +10,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import fragments, groups, wire
-from npu_bridge.gradients.arithmetic import backward_order_key, in_true_units, map_values, sum_repeated_rows, values_of
+from npu_bridge.gradients.arithmetic import backward_order_key, map_values, sum_repeated_rows, values_of
 from npu_bridge.gradients.stage import Stage, Step
 from npu_bridge.options import of_graph
 
@@ -92,7 +92,7 @@ class AllReduce(Stage):
             return
         if self._wire_dtype is not None:
             method = _RoundedMeanReduction(communicator)
-        elif step.is_usable_here is not None or step.divisor is not None:
+        elif step.check is not None or step.divisor is not None:
             method = _FiniteSumReduction(communicator)
         else:
             method = _MeanReduction(communicator)
@@ -104,13 +104,11 @@ class AllReduce(Stage):
                 for position, grad in enumerate(sent)
                 if isinstance(grad, tf.IndexedSlices)
             }
-            reduced.update(self._reduce_dense(sent, cut, method, step.should_apply))
+            decision = None if step.check is None else step.check.early_decision
+            reduced.update(self._reduce_dense(sent, cut, method, decision))
         replace_gradients(step, reduced)
         if method.leftover != 1.0:
-            if step.divisor is None:  # no stage will divide
-                step.map(lambda grad: in_true_units(grad, method.leftover))
-            else:
-                step.record_factor(method.leftover)
+            step.record_factor(method.leftover)
 
     def _reduce_dense(self, gradients, cut, method, decision):
         """Returns reduced gradients by position; the last fragment waits for `decision`, unless that is None."""

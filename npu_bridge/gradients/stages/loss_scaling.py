@@ -9,7 +9,6 @@ from typing import Any
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.losses import smallest_scale
 from npu_bridge.gradients.stage import Stage
@@ -18,7 +17,7 @@ _first_users = weakref.WeakKeyDictionary()  # the stage that used each manager f
 
 
 class Scaling(Stage):
-    """Base class of stages that unscale gradients; derived classes decide how they are multiplied by loss scales.
+    """Base class of stages that multiply gradients by loss scales; the pipeline divides the reduced gradients.
 
     Args:
       managers: the managers of the loss scales, a tuple; also an attribute.
@@ -31,13 +30,6 @@ class Scaling(Stage):
     def __init__(self, managers: tuple, combined: Any = None):
         self.managers = managers
         self.combined = combined
-
-    def after_reduce(self, step):
-        if self.combined is None or step.divisor is None:
-            step.map(lambda grad: in_true_units(grad, step.divisor))
-        else:
-            self.combined.unscale(step)
-        step.divisor = None
 
 
 class LossScaling(Scaling):

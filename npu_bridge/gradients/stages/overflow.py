@@ -15,7 +15,7 @@ from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units, values_of
 from npu_bridge.gradients.graph_mode import building_graph, run_if, value_before_update
-from npu_bridge.gradients.stage import Stage, changes_after_verdict
+from npu_bridge.gradients.stage import RankCheck, Stage, changes_after_verdict
 from npu_bridge.gradients.stand_ins import is_narrow
 from npu_bridge.gradients.step_report import LastStepReport, overflow_of
 from npu_bridge.graph.loop import allow_copies
@@ -87,14 +87,14 @@ class OverflowCheck(Stage):
             # Only values: adding up rows here again would check other tensors than the tensors that are sent.
             sent = [values_of(grad) for grad in step.on_wire if grad is not None]
             sent = sent if self._combined is None else self._combined.joined(sent)
-            step.is_usable_here = _are_usable([in_true_units(values, step.divisor) for values in sent], step)
-            if self._decides_early and step.gradients:
-                step.should_apply = self._agree(step.is_usable_here, "early")
+            usable = _are_usable([in_true_units(values, step.divisor) for values in sent], step)
+            is_early = self._decides_early and bool(step.gradients)
+            step.check = RankCheck(usable, self._agree(usable, "early") if is_early else None)
 
     def after_reduce(self, step):
         # Later stages can turn unusable gradients into usable ones.
-        if step.is_usable_here is None and any(map(changes_after_verdict, self.pipeline)):
-            step.is_usable_here = _are_usable(step.gradients, step)
+        if step.check is None and any(map(changes_after_verdict, self.pipeline)):
+            step.check = RankCheck(_are_usable(step.gradients, step))
 
     def gate(self, step, update):
         with tf.name_scope(f"{self._name}_OverflowCheck"):
@@ -110,18 +110,19 @@ class OverflowCheck(Stage):
         is_every_one_checked = any(map(_can_make_unusable, self.pipeline))
         if is_every_one_checked:
             changed = step.gradients
-        if step.should_apply is not None and not changed:
-            return step.should_apply
-        if step.is_usable_here is not None and not changed:
+        if step.check is not None and step.check.early_decision is not None and not changed:
+            return step.check.early_decision
+        if step.check is not None and not changed:
             # Decides from the inputs of an early decision, after all gradients are reduced.
             with tf.control_dependencies([values_of(grad) for grad in pieces_to_flats(step.gradients)]):
-                return self._agree(tf.identity(step.is_usable_here), "final")
+                return self._agree(tf.identity(step.check.is_usable), "final")
         verdict = _are_usable(step.gradients + sources, step)
         # Gradients that the caller summed in variables can be applied without a batch of their own to check.
         is_of_this_batch = sources or is_every_one_checked or len(changed) < len(step.gradients)
-        for earlier in (step.is_usable_here, step.should_apply) if is_of_this_batch else ():
-            if earlier is not None:
-                verdict = tf.logical_and(verdict, earlier)
+        if step.check is not None and is_of_this_batch:
+            verdict = tf.logical_and(verdict, step.check.is_usable)
+            if step.check.early_decision is not None:
+                verdict = tf.logical_and(verdict, step.check.early_decision)
         return self._agree(verdict, "final")
 
     def _agree(self, verdict, moment):

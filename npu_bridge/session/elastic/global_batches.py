@@ -226,7 +226,7 @@ class _AccumulateShares(Accumulate):
     def before_reduce(self, step):
         if step.divisor is not None and self._share.weight > 1.0:
             # Scaling must keep a share of finite gradients finite, else more ranks would skip more steps.
-            step.divisor = step.divisor * lossless_prescale(self._share.weight)
+            step.record_factor(lossless_prescale(self._share.weight))
         super().before_reduce(step)
 
 
