@@ -66,38 +66,39 @@ def build_pipeline(
     added = copy_stages(stages, owner)
     if inner is not None and not isinstance(inner, InnerOptimizer):
         inner = adapt(inner, owner, is_updating=False)
-    is_scaled = manager is not None
     combined, made = None, []
-    if is_scaled:
+    if manager is not None:
         if combines:
             combined = CombinedGradients(owner, checks_combined, *([] if inner is None else [inner.combine_key]))
         scaling = GroupScaling if getattr(manager, "is_for_groups", False) else LossScaling
         made.append(scaling(manager, combined))
-    reducing = [stage for stage in added if stage.communicates]
-    if reducing:
-        _check_communicating_stage(reducing[0], is_distributed, wire_dtype, is_sharded, owner)
-        reducing[0].transfer_name = name
+    exchanging = next((stage for stage in added if stage.communicates), None)
+    if exchanging is not None:
+        _check_communicating_stage(exchanging, is_distributed, wire_dtype, is_sharded, owner)
+        exchanging.transfer_name = name
     elif is_distributed:
         made.append(AllReduce(name, wire_dtype))
-    # Conversion to a 16-bit wire format can overflow; the overflow must not reach a variable.
-    is_narrow = is_distributed and wire_dtype == tf.float16
-    # A stage that stores values for later steps must not get a NaN; other stages pass it on to the reduced gradients.
-    keeps_values = any("a verdict" in stage.needs for stage in added)
-    is_judged = is_checked if is_scaled else is_narrow or keeps_values
-    if is_judged:
-        is_exchanged = is_distributed and (is_scaled or bool(reducing))
-        is_judged_here = is_exchanged and all("reduced gradients" in stage.gives for stage in reducing)
+    if is_checked if manager is not None else _can_harm_without_scaling(added, is_distributed, wire_dtype):
+        # The gradients that AllReduce returns are equal on all ranks, and so are decisions about them.
+        is_of_rank = is_distributed and (manager is not None or exchanging is not None)
+        is_local = is_of_rank and (exchanging is None or "reduced gradients" in exchanging.gives)
         if is_joint is None:
-            is_joint = is_exchanged or is_sharded
-        decides_early = is_judged_here and is_tailed
-        made.append(OverflowCheck(name, is_joint, is_judged_here, decides_early=decides_early, combined=combined))
-        made.append(NarrowVariableGuard() if is_scaled else DropWarning(_drop_warning(wire_dtype, owner)))
-        made += [record] if is_scaled and record is not None else []
+            is_joint = is_of_rank or is_sharded
+        made.append(OverflowCheck(name, is_joint, is_local, decides_early=is_local and is_tailed, combined=combined))
+        if manager is None:
+            made.append(DropWarning(_drop_warning(wire_dtype, owner)))
+        else:
+            made += [NarrowVariableGuard(), *([] if record is None else [record])]
     made += [SharedUpdate()] if is_sharded else []
     for stage in (*made, *added):
         if isinstance(stage, AllReduce):
             stage.split = OptimizerSplit(first_parameters)
     return Pipeline([*made, *added], inner, owner)
+
+
+def _can_harm_without_scaling(stages, is_distributed, wire_dtype):
+    """Returns whether an overflow can do harm without loss scaling: in 16 bits, or in values that a stage keeps."""
+    return is_distributed and wire_dtype == tf.float16 or any("a verdict" in stage.needs for stage in stages)
 
 
 def _drop_warning(wire_dtype, owner):
