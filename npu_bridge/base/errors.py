@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Callable, TypeVar
 
@@ -46,6 +46,12 @@ def shown(value: Any) -> str:
     except Exception:  # a number with very many digits, or an object whose own repr fails
         text = "a value that cannot be printed"
     return f"{shortened(text, _LONGEST_VALUE)} ({type(value).__name__})"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Returns the first `most` names for a message, and the number of the other names."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def option_error(

@@ -17,8 +17,9 @@ class OpenSteps:
     An optimizer returns gradients to its caller, and gets them back as plain pairs, possibly changed. This class finds
     the step of such pairs by the gradients or the variables, in the function (or graph, or eager execution) that made
     the step. A step of a Keras optimizer is also found in a branch inside that function, and is closed once it is
-    taken. Gradients that are not recognised are averaged over the ranks a second time, which does not change a mean.
-    Gradients recognised by mistake would never be averaged.
+    taken. A Keras optimizer averages gradients that are not recognised; if they were averaged before, this does not
+    change the mean. Gradients recognised by mistake would never be averaged. `PipelineOptimizer` does not average in
+    `apply_gradients`.
     """
 
     def __init__(self):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from npu_bridge import collective
-from npu_bridge.base.errors import KnownKeywords, message
+from npu_bridge.base.errors import KnownKeywords, listed, message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import plain_value
 from npu_bridge.base.tensorflow_start import hide_global_step_warning
@@ -53,7 +53,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         if pipeline.communicates:
             mark_as_distributed(self)
         self._open_steps = OpenSteps()
-        self._has_computed = False
+        self._averaged_ids: set = set()
         self._last_step = None
         self._backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine, type(self).__name__)
 
@@ -143,7 +143,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
     def _combine(self, step, grads_and_vars):
         delivered = self._pipeline.combine(step, grads_and_vars)
         self._open_steps.keep(step, [variable for _, variable in delivered])
-        self._has_computed = True
+        self._averaged_ids.update(id(variable) for _, variable in delivered)
         return delivered
 
     @tf.autograph.experimental.do_not_convert
@@ -161,11 +161,13 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         """
         grads_and_vars = list(grads_and_vars)
         step = self._open_steps.latest_of([variable for _, variable in grads_and_vars]) or Step()
-        if self._pipeline.communicates and not self._has_computed and collective.current().size > 1:
+        foreign = [var.name for grad, var in grads_and_vars if grad is not None and id(var) not in self._averaged_ids]
+        if self._pipeline.communicates and foreign and collective.current().size > 1:
             _LOG.warning(
-                "%s: these gradients were not averaged over the ranks, because they did not come from "
+                "%s: the gradients of %s were not averaged over the ranks, because they did not come from "
                 "compute_gradients of this optimizer. Call compute_gradients or minimize.",
                 self.get_name(),
+                listed(foreign),
             )
         if global_step is not None:
             hide_global_step_warning()

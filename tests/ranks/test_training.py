@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import logging.handlers
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,6 +23,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     npu_distributed_optimizer_wrapper,
 )
 from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline, collections
+from npu_bridge.gradients import optimizer as optimizer_module
 from npu_bridge.reporting import LossScaleCollapseError, LossScaleCollapseHook
 from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
 from tests.transfers import is_transfer, sums_fragment
@@ -364,3 +368,25 @@ def test_no_transfer_is_optimised_away(on_ranks):
     for count, values in on_ranks(2, transfers_that_run):
         assert count == 5
         assert values == [[0, 0, 0], [2, 2, 2], [6], [0, 0, 0], [0, 0, 0], [2, 2]]
+
+
+@in_graph
+def warnings_of_foreign_gradients():
+    """On a rank: warnings for gradients of two variables, of which `compute_gradients` has covered the first."""
+    first, second = (tf1.get_variable(name, initializer=[1.0], use_resource=True) for name in ("first", "second"))
+    optimizer = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1))
+    pairs = optimizer.compute_gradients(tf.reduce_sum(first), var_list=[first])
+    of_both = []
+    for given in (pairs, [*pairs, (tf.ones([1]), second)]):
+        handler = logging.handlers.BufferingHandler(100)
+        logging.getLogger(optimizer_module.__name__).addHandler(handler)
+        optimizer.apply_gradients(given)
+        logging.getLogger(optimizer_module.__name__).removeHandler(handler)
+        of_both.append([record.getMessage() for record in handler.buffer])
+    return of_both
+
+
+def test_gradients_that_were_not_averaged_are_named(on_ranks):
+    for averaged, (line,) in on_ranks(2, warnings_of_foreign_gradients):
+        assert averaged == []
+        assert "the gradients of second:0 were not averaged over the ranks" in line

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npu_bridge import collective
+from npu_bridge.base.errors import listed
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.savers import (
@@ -29,8 +30,6 @@ from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.gradients.checkpoints import kept_state, rank_values
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, pipelines_in
 from npu_bridge.gradients.stage import variables_restarting_at_zero
-
-_NAMES_IN_MESSAGE = 3
 
 
 class _Read(NamedTuple):
@@ -182,10 +181,9 @@ def _find_reads(saver, graph):
 
 def _check_missing(keys, path, shapes):
     if keys:
-        more = f" and {len(keys) - _NAMES_IN_MESSAGE} more" if len(keys) > _NAMES_IN_MESSAGE else ""
         text = (
             f"checkpoint: {path} lacks {len(keys)} variables of this graph that are not state of stages or optimizers. "
-            f"Expected {', '.join(sorted(keys)[:_NAMES_IN_MESSAGE])}{more}; got {len(shapes)} other variables. Restore "
+            f"Expected {listed(sorted(keys))}; got {len(shapes)} other variables. Restore "
             f"the checkpoint into the model from which it was saved, or use a Saver of only the variables in it."
         )
         raise tf.errors.NotFoundError(None, None, text)

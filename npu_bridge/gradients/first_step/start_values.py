@@ -18,7 +18,7 @@ import numpy as np
 
 from npu_bridge import collective
 from npu_bridge.base import environment
-from npu_bridge.base.errors import say_once
+from npu_bridge.base.errors import listed, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals import keras3
@@ -33,7 +33,6 @@ from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stage import Stage
 
 _LOG = logger(__name__)
-_SHOWN = 3
 _IN_GRAPH = "session.run(broadcast_global_variables(0)) after the variables have their values"
 _IN_FUNCTION = "NPUBroadcastGlobalVariablesCallback(0) to the callbacks, or hccl_ops.broadcast(variables, 0)"
 _MEETING = "start_values"
@@ -280,13 +279,11 @@ def _broadcast_differing(owner, variables, read, write, line):
     # Variables with rows for all ranks (`rank_values`) are not named in the warning: they differ by design.
     names = [variables[position].name for position in differing if variables[position].shape.is_fully_defined()]
     if ranks.rank == 0 and names and line:
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         _LOG.warning(
-            "%s: the ranks started from different values of %s%s; now all ranks have the values of rank 0. To "
+            "%s: the ranks started from different values of %s; now all ranks have the values of rank 0. To "
             "broadcast yourself, add %s.",
             owner,
-            ", ".join(names[:_SHOWN]),
-            more,
+            listed(names),
             line,
         )
     for batch in _split_by_memory(differing, variables):
