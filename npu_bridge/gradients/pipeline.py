@@ -92,7 +92,7 @@ class Pipeline:
     @property
     def can_skip_updates(self) -> bool:
         """Whether a stage can skip updates."""
-        return any(overrides(stage, "gate") for stage in self.stages)
+        return any(overrides(type(stage), "gate") for stage in self.stages)
 
     @property
     def only_communicates(self) -> bool:

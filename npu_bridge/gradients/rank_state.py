@@ -45,7 +45,7 @@ class RankState:
         self._has_reported_restore = False
         self._is_start_warning_off = False
         self._kept = [stage for stage in stages if not stage.restarts_at_zero]
-        has_own = any(overrides(stage, "variables_of_this_rank") for stage in self._kept)
+        has_own = any(overrides(type(stage), "variables_of_this_rank") for stage in self._kept)
         self._values = RankValues() if has_own else None
         self._replicas = RankValues() if any(stage.differ_between_ranks for stage in stages) else None
         self._restore_own: RestoreOwnValues | None = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import logging
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from npu_bridge.base.errors import KnownKeywords, message
+from npu_bridge.base.errors import KnownKeywords, did_you_mean, message, say_once
 from npu_bridge.base.flat_tensors import map_elementwise
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import as_gradient, map_values
@@ -178,6 +180,17 @@ PLACES = (
     "record",
 )
 
+# The hooks of stages, in the order in which a pipeline calls them.
+HOOKS = (
+    "create_variables",
+    "scale_loss",
+    "each_batch",
+    "before_reduce",
+    "all_reduce",
+    "after_reduce",
+    "gate",
+    "after_update",
+)
 # The places of stages that make one update from several batches.
 SUMMING_PLACES = ("accumulate", "accumulate reduced")
 
@@ -228,6 +241,15 @@ class Stage(KnownKeywords):
     differ_between_ranks: tuple = ()
     keeps_frozen_unchanged = False
     pipeline: tuple = ()
+
+    def __init_subclass__(cls, **keywords: Any):
+        super().__init_subclass__(**keywords)
+        for name, found in vars(cls).items():
+            takes_step = inspect.isfunction(found) and "step" in inspect.signature(found).parameters
+            if takes_step and not name.startswith("_") and not any(hasattr(base, name) for base in cls.__bases__):
+                fix = did_you_mean(name, HOOKS, "Rename it; a method for your own use begins with _.")
+                problem = f"no pipeline calls the method {name}"
+                say_once(logging.WARNING, message(cls.__name__, problem, f"one of {', '.join(HOOKS)}", name, fix))
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
@@ -316,14 +338,14 @@ class SynchronisingStage(Stage):
         raise NotImplementedError
 
 
-def overrides(stage: Stage, hook: str) -> bool:
-    """Returns whether a stage overrides a method of `Stage`; otherwise the method does nothing."""
-    return getattr(type(stage), hook) is not getattr(Stage, hook)
+def overrides(kind: type[Stage], hook: str) -> bool:
+    """Returns whether a class of stages overrides a method of `Stage`; otherwise the method does nothing."""
+    return getattr(kind, hook) is not getattr(Stage, hook)
 
 
 def changes_after_verdict(stage: Stage) -> bool:
     """Returns whether a stage changes gradients after the overflow check (the place "verdict")."""
-    return PLACES.index(stage.place) > PLACES.index("verdict") and overrides(stage, "after_reduce")
+    return PLACES.index(stage.place) > PLACES.index("verdict") and overrides(type(stage), "after_reduce")
 
 
 def variables_of(state: dict) -> list:

@@ -199,3 +199,20 @@ def test_optimizers_refuse_what_is_no_list_of_stages_and_stages_inside_of_loss_s
     inside = NPUDistributedOptimizer(inner, stages=[stages.ClipByGlobalNorm(1.0)])
     with pytest.raises(ValueError, match="ClipByGlobalNorm"):
         NPULossScaleOptimizer(inside, FixedLossScaleManager(8), True)
+
+
+def test_a_method_that_no_pipeline_calls_is_named(caplog):
+    class Misspelt(stages.Stage):
+        def after_reduced(self, step):
+            pass
+
+    class WithHelper(stages.Stage):
+        def after_reduce(self, step):
+            self._halve(step)
+
+        def _halve(self, step):
+            step.map(lambda grad: grad / 2)
+
+    (line,) = caplog.messages
+    assert line.startswith("Misspelt: no pipeline calls the method after_reduced.")
+    assert "Did you mean 'after_reduce'?" in line
