@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import pathlib
+import pkgutil
 import re
 import sys
 
@@ -13,6 +15,8 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.gradients import stages
+from npu_bridge.gradients.stage import HOOKS, Stage, overrides
 from tests.goldens.two_layers import in_graph
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -72,6 +76,20 @@ def test_each_function_calls_those_below_it_in_the_order_of_the_list():
 
 def test_a_gradient_visits_few_files():
     assert len({source_of(name)[0] for name, _ in walk()}) <= MOST_FILES
+
+
+def test_the_table_of_stages_lists_their_hooks():
+    table = (REPOSITORY / "docs" / "one_step.md").read_text().partition("\n| ---")[2].partition("\n\n")[0]
+    rows = [[re.findall(r"`([\w ]+)`", cell) for cell in line.split("|")[1:4]] for line in table.splitlines()[1:]]
+    modules = [
+        importlib.import_module(f"{stages.__name__}.{each.name}") for each in pkgutil.iter_modules(stages.__path__)
+    ]
+    kinds = [each for module in modules for name, each in vars(module).items() if not name.startswith("_")]
+    kinds = {each for each in kinds if isinstance(each, type) and issubclass(each, Stage)}
+    made = {each.__name__: (each.place, [hook for hook in HOOKS if overrides(each, hook)]) for each in kinds}
+    assert {name: (place, hooks) for (place,), names, hooks in rows for name in names} == {
+        name: (place, hooks) for name, (place, hooks) in made.items() if hooks
+    }
 
 
 @in_graph
