@@ -35,22 +35,6 @@ class Placement(NamedTuple):
     local_size: int
 
 
-class Task(NamedTuple):
-    """The position of this process among the processes that a cluster started with the same command.
-
-    Attributes:
-      number: position of this process, from 0.
-      count: number of these processes, at least 2.
-      is_local: whether all these processes are known to be on one machine.
-      job: a text shared by these processes only; "" if no variable identifies the job.
-    """
-
-    number: int
-    count: int
-    is_local: bool
-    job: str
-
-
 RESTARTS = "NPU_RUN_RESTARTS"  # how often npu-run restarts a failed job; unset if it does not
 MEMORY_FOLDER = "NPU_RUN_MEMORY_FOLDER"  # where a restartable job keeps state in memory; unset otherwise
 BEGAN = "NPU_RUN_BEGAN"  # when npu-run first started the job, in seconds since 1970; set from the first restart on
@@ -69,14 +53,6 @@ _LAUNCHERS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-)
-# Variables with the number of a task, the number of tasks, of tasks on this machine (the same if all are on it), and an
-# identifier of the job. Slurm also starts the daemons of other launchers, so those launchers come first.
-_CLUSTERS = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", ("PMIX_NAMESPACE",)),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ("PMI_JOBID",)),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
-    ("JOB_COMPLETION_INDEX", "NPU_RUN_TASKS", "", ("NPU_RUN_FIRST",)),
 )
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 FIRST_TASK = "NPU_RUN_FIRST"  # host:port of the first task, in place of a file in a shared folder
@@ -208,10 +184,10 @@ def launcher_placement() -> Placement | None:
       ValueError: a launcher variable is not a non-negative integer, or a rank does not fit its size.
     """
     for rank_name, size_name, local_rank_name, local_size_name in _LAUNCHERS:
-        rank, size = _read_integer(rank_name), _read_integer(size_name)
+        rank, size = read_integer(rank_name), read_integer(size_name)
         if rank is None or size is None:
             continue
-        local_rank, local_size = _read_integer(local_rank_name), _read_integer(local_size_name)
+        local_rank, local_size = read_integer(local_rank_name), read_integer(local_size_name)
         if local_rank is None or local_size is None:
             local_rank, local_size = rank, size
         if rank >= size or local_rank >= local_size:
@@ -219,26 +195,6 @@ def launcher_placement() -> Placement | None:
             fix = "Start the job again through its launcher."
             raise _variable_error(f"{rank_name} does not fit {size_name}", "ranks below their sizes", got, fix)
         return Placement(rank, size, local_rank, local_size)
-    return None
-
-
-def cluster_task() -> Task | None:
-    """Returns the task that this process is in a cluster of Open MPI, a PMI launcher, Slurm's srun, or Kubernetes.
-
-    Returns:
-      None if this is the only task, if no variable describes tasks, or if each task is a rank already, which
-      HOROVOD_RANK or HOROVOD_CONTROLLER=mpi shows.
-    Raises:
-      ValueError: a variable is not a non-negative integer.
-    """
-    if read_variable("HOROVOD_RANK") or (read_variable("HOROVOD_CONTROLLER") or "").lower() == "mpi":
-        return None
-    for number_name, count_name, local_name, job_names in _CLUSTERS:
-        number, count = _read_integer(number_name), _read_integer(count_name)
-        if number is not None and count is not None:
-            names = [read_variable(name) or "" for name in job_names]
-            is_local = bool(local_name) and read_variable(local_name) == read_variable(count_name)
-            return Task(number, count, is_local, "-".join(names) if all(names) else "") if number < count > 1 else None
     return None
 
 
@@ -282,7 +238,7 @@ def declared_rank() -> int | None:
     Raises:
       ValueError: `RANK_ID` is not a non-negative integer.
     """
-    return _read_integer("RANK_ID")
+    return read_integer("RANK_ID")
 
 
 def probable_rank() -> int:
@@ -304,7 +260,7 @@ def declared_device() -> int:
       ValueError: the variable is not a non-negative integer.
     """
     for name in ("ASCEND_DEVICE_ID", "DEVICE_ID"):
-        device = _read_integer(name)
+        device = read_integer(name)
         if device is not None:
             return device
     return 0
@@ -355,7 +311,7 @@ def check_cluster_variables() -> None:
                 f"{excluded} and {', '.join(set_names)} describe the cluster twice", expected, "both", fix
             )
     for name, largest in (("CM_CHIEF_PORT", 65520), ("CM_WORKER_SIZE", 32768), ("CM_CHIEF_DEVICE", 2**63 - 1)):
-        number = _read_integer(name)
+        number = read_integer(name)
         if number is not None and number > largest:
             raise _variable_error(f"{name} is too large", f"0..{largest}", str(number), "Correct or unset it.")
     if read_variable("CM_CHIEF_IP"):
@@ -392,7 +348,12 @@ def tf_config() -> dict[str, Any]:
     return parsed
 
 
-def _read_integer(name: str) -> int | None:
+def read_integer(name: str) -> int | None:
+    """Returns the whole number in a variable, or None when it is unset or empty.
+
+    Raises:
+      ValueError: the variable has another text, or a number above 2**63 - 1.
+    """
     text = read_variable(name)
     if text is None:
         return None

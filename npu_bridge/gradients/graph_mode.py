@@ -8,7 +8,8 @@ from typing import Any, Callable
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.tf_internals.training import initialise_in_keras_session
+from npu_bridge.base.tf_internals import training
+from npu_bridge.base.tf_internals.graphs import original_of, update_input
 from npu_bridge.graph.control_flow import classic_control_flow
 
 
@@ -134,7 +135,7 @@ def initialise_with_keras(variables: Iterable[Any]) -> None:
     """
     if building_graph():
         for variable in variables:
-            initialise_in_keras_session(variable)
+            training.initialise_in_keras_session(variable)
 
 
 def state_variable(initial_value: Callable[[], tf.Tensor], name: str, shape: Any = None) -> tf.Variable:
@@ -173,3 +174,36 @@ def variable_like(variable: Any, owner: str, folder: str, dtype: tf.DType) -> tf
         raise ValueError(message(owner, problem, "a variable of known shape", got, "Give the variable a shape."))
     shape, name = variable.shape, variable.name.partition(":")[0]
     return state_variable(lambda: tf.zeros(shape, dtype), f"{folder}/{name}")
+
+
+def create_in_any_order(next_creator: Callable, **arguments: Any) -> tf.Variable:
+    """Creates a variable so that all variables can be initialised together, in any order.
+
+    Matters for a variable that starts as a copy of another variable, as the moving averages of Keras.
+    """
+    origin = arguments.get("initial_value")
+    if not isinstance(origin, tf.Variable) or not building_graph():
+        return next_creator(**arguments)
+    with classic_control_flow():  # otherwise a reference variable is read before the condition is known
+        arguments["initial_value"] = tf.cast(_value_or_initial_value(original_of(origin)), origin.dtype)
+        return next_creator(**arguments)
+
+
+def correct_initial_rate(optimizer: Any) -> None:
+    """Corrects the initial value of a scheduled learning rate, so that variables can be initialised in any order.
+
+    Keras computes this value from the step counter, which can still be uninitialised.
+    """
+    rate = training.scheduled_rate(optimizer)
+    if rate is None or not building_graph():
+        return
+    with tf.init_scope():
+        if getattr(rate.handle, "graph", None) is tf.compat.v1.get_default_graph():
+            start = training.scheduled_rate_at(optimizer, _value_or_initial_value(optimizer.iterations))
+            update_input(rate.initializer, 1, tf.cast(start, rate.dtype))
+
+
+def _value_or_initial_value(variable):
+    """Returns the value of `variable`, or its initial value while the variable is uninitialised."""
+    is_initialized = tf.compat.v1.is_variable_initialized(variable)
+    return tf.cond(is_initialized, variable.read_value, lambda: variable.initial_value)

@@ -12,11 +12,15 @@ from typing import Any, Callable
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import keras3, training
-from npu_bridge.base.tf_internals.graphs import original_of, shared_name, update_input
+from npu_bridge.base.tf_internals.graphs import original_of, shared_name
 from npu_bridge.gradients.arithmetic import sum_in_order
-from npu_bridge.gradients.graph_mode import build_in_program_order, building_graph
+from npu_bridge.gradients.graph_mode import (
+    build_in_program_order,
+    building_graph,
+    correct_initial_rate,
+    create_in_any_order,
+)
 from npu_bridge.gradients.stand_ins import SLOT, StandIns
-from npu_bridge.graph.control_flow import classic_control_flow
 
 _MARK = "_averages_over_ranks"
 
@@ -240,12 +244,12 @@ class _KerasOptimizer(_KerasFamily):
     def __init__(self, optimizer, updates_narrow, saved_as=None):
         super().__init__(optimizer, updates_narrow, saved_as)
         self._updated_variables = []
-        _correct_initial_rate(optimizer)
+        correct_initial_rate(optimizer)
 
     def prepare(self, variables):
         self._updated_variables = variables
         with tf.name_scope(self.optimizer.name or "optimizer"), tf.init_scope():
-            with tf.variable_creator_scope(_create_in_any_order):
+            with tf.variable_creator_scope(create_in_any_order):
                 self.optimizer.build(self.stand_ins.of(variables))
 
     def make_own_and_other_slots(self, own, others, creator):
@@ -360,39 +364,6 @@ class _Keras3Optimizer(_KerasFamily):
                 updated = original_of(keras3.tensorflow_variable_of(prefixes[prefix]))
                 slots.setdefault(own.name[len(prefix) :], {})[updated.ref()] = keras3.tensorflow_variable_of(own)
         return slots
-
-
-def _create_in_any_order(next_creator, **arguments):
-    """Creates a variable so that all variables can be initialised together, in any order.
-
-    This matters for variables that start as copies of other variables, such as the moving averages of Keras.
-    """
-    origin = arguments.get("initial_value")
-    if not isinstance(origin, tf.Variable) or not building_graph():
-        return next_creator(**arguments)
-    with classic_control_flow():  # otherwise a reference variable is read before the condition is known
-        arguments["initial_value"] = tf.cast(_value_or_initial_value(original_of(origin)), origin.dtype)
-        return next_creator(**arguments)
-
-
-def _correct_initial_rate(optimizer):
-    """Corrects the initial value of a scheduled learning rate, so that variables can be initialised in any order.
-
-    Keras computes this value from the step counter, which can still be uninitialised.
-    """
-    rate = training.scheduled_rate(optimizer)
-    if rate is None or not building_graph():
-        return
-    with tf.init_scope():
-        if getattr(rate.handle, "graph", None) is tf.compat.v1.get_default_graph():
-            start = training.scheduled_rate_at(optimizer, _value_or_initial_value(optimizer.iterations))
-            update_input(rate.initializer, 1, tf.cast(start, rate.dtype))
-
-
-def _value_or_initial_value(variable):
-    """Returns the value of `variable`, or its initial value while the variable is uninitialised."""
-    is_initialized = tf.compat.v1.is_variable_initialized(variable)
-    return tf.cond(is_initialized, variable.read_value, lambda: variable.initial_value)
 
 
 def _make_own_and_other(make, own, others, creator):

@@ -18,6 +18,7 @@ from typing import Callable, NoReturn
 from npu_bridge.base import environment
 from npu_bridge.base.reading import open_file
 from npu_run.errors import LaunchError
+from npu_run.remote.cluster import Task, cluster_task
 from npu_run.remote.host_agent import read_messages, run_job
 from npu_run.remote.tasks import (
     ADDRESS_FILE_START,
@@ -35,8 +36,8 @@ _TICK_SECS = 0.1
 _MOST_BYTES = 1 << 16
 
 
-def find_task(words: Sequence[str]) -> environment.Task | None:
-    """Returns the cluster task of this process and its job; None if there is no task, or the job has no name.
+def find_task(words: Sequence[str]) -> Task | None:
+    """Returns the cluster task and the job of this process; None without a task or an identifiable job.
 
     Args:
       words: the command line. Its hash is part of the job's name, because a cluster job can run two commands at once.
@@ -44,7 +45,7 @@ def find_task(words: Sequence[str]) -> environment.Task | None:
       LaunchError: a variable of the cluster is malformed.
     """
     try:
-        task = environment.cluster_task()
+        task = cluster_task()
         name = task and (task.job or _hydra_address())
     except ValueError as error:
         raise LaunchError(str(error)) from error
@@ -54,7 +55,7 @@ def find_task(words: Sequence[str]) -> environment.Task | None:
     return task._replace(job=f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:100]}-{command}")
 
 
-def serve_task_0(task: environment.Task, wait_secs: float, say: Callable[[str], None]) -> NoReturn:
+def serve_task_0(task: Task, wait_secs: float, say: Callable[[str], None]) -> NoReturn:
     """Runs a rank for each job that task 0 starts, and ends with the exit code that task 0 sends.
 
     Args:
@@ -84,7 +85,7 @@ def serve_task_0(task: environment.Task, wait_secs: float, say: Callable[[str], 
     leave()
 
 
-def _find_task_0(task: environment.Task, wait_secs: float) -> socket.socket:
+def _find_task_0(task: Task, wait_secs: float) -> socket.socket:
     """Connects to task 0; each end first proves that it knows the job's secret."""
     limit = time.monotonic() + wait_secs
     while True:
@@ -104,7 +105,7 @@ def _find_task_0(task: environment.Task, wait_secs: float) -> socket.socket:
     )
 
 
-def _addresses_of_task_0(task: environment.Task) -> list[tuple[tuple[str, int], str]]:
+def _addresses_of_task_0(task: Task) -> list[tuple[tuple[str, int], str]]:
     """Returns the addresses at which task 0 can listen, each with the job's secret."""
     first, secret = map(environment.read_variable, (environment.FIRST_TASK, environment.JOB_SECRET))
     if first:
@@ -127,7 +128,7 @@ def _addresses_of_task_0(task: environment.Task) -> list[tuple[tuple[str, int], 
     return []
 
 
-def _connect(task: environment.Task, address: tuple[str, int], secret: str) -> socket.socket:
+def _connect(task: Task, address: tuple[str, int], secret: str) -> socket.socket:
     """Connects to task 0 at an address.
 
     Raises:

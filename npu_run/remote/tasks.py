@@ -30,6 +30,7 @@ from npu_run.errors import LaunchError
 from npu_run.job.hosts import Plan
 from npu_run.job.output import JointStream
 from npu_run.remote.address import find_interface, own_addresses
+from npu_run.remote.cluster import Task
 from npu_run.remote.host import RemoteHost
 
 ADDRESS_FILE_START = rb'^\{"made_by": "npu-run"'
@@ -77,7 +78,7 @@ class Tasks:
       LaunchError: the file with the address cannot be written, or no socket can listen on this machine.
     """
 
-    def __init__(self, task: environment.Task, wait_secs: float, say: Callable[[str], None]):
+    def __init__(self, task: Task, wait_secs: float, say: Callable[[str], None]):
         self.count = task.count
         self._task, self._wait_secs, self._say = task, wait_secs, say
         self._agents: dict[int, _Agent] = {}
@@ -229,7 +230,7 @@ class Tasks:
 
 
 @contextlib.contextmanager
-def lead_tasks(task: environment.Task, wait_secs: float, say: Callable[[str], None]) -> Iterator[Tasks]:
+def lead_tasks(task: Task, wait_secs: float, say: Callable[[str], None]) -> Iterator[Tasks]:
     """Makes this task the launcher of all tasks during the block; the other tasks end with the block's exit code."""
     tasks = Tasks(task, wait_secs, say)
     before = signal.getsignal(signal.SIGTERM)
@@ -247,7 +248,7 @@ def lead_tasks(task: environment.Task, wait_secs: float, say: Callable[[str], No
         tasks.close(code)
 
 
-def address_file_name(task: environment.Task) -> str:
+def address_file_name(task: Task) -> str:
     """Returns the name of the file in the current folder that holds the address of task 0."""
     return f".npu-run-{task.job}"
 

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from npu_bridge.base import environment
+from npu_run.remote.cluster import cluster_task
 from npu_run.remote.task_agent import find_task
 from npu_run.remote.tasks import address_file_name
 from tests.npu_run.launching import (
@@ -251,4 +251,4 @@ def test_what_is_no_task(variables, monkeypatch):
         monkeypatch.delenv(name)
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
-    assert environment.cluster_task() is None
+    assert cluster_task() is None

@@ -245,3 +245,37 @@ def resolve_model_dir(model_dir: str | None, config: Any) -> str:
     advice = " Ranks do not share it; set model_dir." if collective.current().size > 1 else ""
     _LOG.warning("NPUEstimator: no model_dir is set; checkpoints go to the new folder %s.%s", created, advice)
     return created
+
+
+def check_output_of_tensors(tensors: Any, dependencies: Any, output_fn: Any) -> None:
+    """Checks arguments of `NPUOutputTensorHook`.
+
+    Raises:
+      ValueError: there are tensors, but no function for their values.
+      TypeError: there are dependencies, but `tensors` is not a dict of tensors.
+    """
+    if tensors is None:
+        return
+    if not callable(output_fn):
+        raise ValueError(
+            f"NPUOutputTensorHook: output_fn is missing. Expected a function that takes a list of dicts; got "
+            f"{output_fn!r}. Pass output_fn, or tensors=None to collect nothing."
+        )
+    is_dict = isinstance(tensors, dict) and all(isinstance(tensor, tf.Tensor) for tensor in tensors.values())
+    if dependencies is not None and not is_dict:
+        raise TypeError(
+            f"NPUOutputTensorHook: dependencies needs tensors as a dict. Expected a dict of tensors; got {tensors!r}. "
+            f"Pass {{tag: tensor}}, or leave dependencies out."
+        )
+
+
+def warn_about_steps(steps: int | None, loop: int) -> None:
+    """Warns if a training of `steps` steps does not end with a loop of steps."""
+    if steps and steps % loop:
+        _LOG.warning(
+            "NPUEstimator: the last loop trains more steps than asked for. Expected steps or max_steps to be a "
+            "multiple of iterations_per_loop=%d; got %d. Use %d, or set iterations_per_loop=1.",
+            loop,
+            steps,
+            -(-steps // loop) * loop,
+        )

@@ -16,7 +16,13 @@ from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import wire_names
 from npu_bridge.collective.exchanges import gather_values
-from npu_bridge.estimator.npu.checks import accept_tpu_keywords, check_model_dir, npu_config_fix, resolve_model_dir
+from npu_bridge.estimator.npu.checks import (
+    accept_tpu_keywords,
+    check_model_dir,
+    npu_config_fix,
+    resolve_model_dir,
+    warn_about_steps,
+)
 from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, wrap_model_fn
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import (
@@ -177,7 +183,7 @@ class NPUEstimator(tf.estimator.Estimator):
         self._end_together = self._find_end_together(hooks)
         first_hooks = [PrecisionHook(self._precision, steps, max_steps, is_training=True)]
         if self._options.iterations_per_loop > 1:
-            _warn_about_steps(steps or max_steps, self._options.iterations_per_loop)
+            warn_about_steps(steps or max_steps, self._options.iterations_per_loop)
             # After the precision hook, which then decides about a whole loop.
             first_hooks.append(SetIterationsVarHook(self._options.iterations_per_loop))
         if self._precision.switch is not None and ranks.rank == 0 and self.config.save_summary_steps:
@@ -389,14 +395,3 @@ class _DefaultProgressHook(ProgressHook):
 
 class _DefaultCollapseHook(LossScaleCollapseHook):
     """The collapse hook that an `NPUEstimator` adds by default."""
-
-
-def _warn_about_steps(steps, loop):
-    if steps and steps % loop:
-        _LOG.warning(
-            "NPUEstimator: the last loop trains more steps than asked for. Expected steps or max_steps to be a "
-            "multiple of iterations_per_loop=%d; got %d. Use %d, or set iterations_per_loop=1.",
-            loop,
-            steps,
-            -(-steps // loop) * loop,
-        )

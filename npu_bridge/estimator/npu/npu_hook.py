@@ -15,7 +15,12 @@ from npu_bridge.base.held_folders import FolderHeldError
 from npu_bridge.base.session_wrapper import add_engine
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.savers import has_listeners, set_steps_per_run
-from npu_bridge.estimator.npu.checks import check_nonnegative_integer, check_positive_integer, check_root_rank
+from npu_bridge.estimator.npu.checks import (
+    check_nonnegative_integer,
+    check_output_of_tensors,
+    check_positive_integer,
+    check_root_rank,
+)
 from npu_bridge.gradients.checkpoints import remote_slots
 from npu_bridge.gradients.checkpoints.rank_values import broadcastable_variables
 from npu_bridge.session import (
@@ -297,13 +302,10 @@ class NPUOutputTensorHook(tf.estimator.LoggingTensorHook):
 
     def __init__(self, tensors, dependencies=None, output_fn=None, output_every_n_steps=0):
         check_nonnegative_integer(output_every_n_steps, "NPUOutputTensorHook: output_every_n_steps")
-        if tensors is not None and not callable(output_fn):
-            raise ValueError(
-                f"NPUOutputTensorHook: output_fn is missing. Expected a function that takes a list of dicts; got "
-                f"{output_fn!r}. Pass output_fn, or tensors=None to collect nothing."
-            )
+        check_output_of_tensors(tensors, dependencies, output_fn)
         if tensors is not None and dependencies is not None:
-            tensors = _identities_after(dependencies, tensors)
+            with tf.control_dependencies(dependencies if isinstance(dependencies, (list, tuple)) else [dependencies]):
+                tensors = {tag: tf.identity(tensor) for tag, tensor in tensors.items()}
         super().__init__({} if tensors is None else tensors, every_n_iter=1)
         self._output_fn = output_fn
         self._output_every_n_steps = output_every_n_steps
@@ -392,14 +394,3 @@ def broadcast_global_variables(root_rank):
     """
     variables = broadcastable_variables(tf.compat.v1.global_variables())
     return remote_slots.broadcast_with_slots(variables, collective.current(), root_rank)
-
-
-def _identities_after(dependencies, tensors):
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, tf.Tensor) for tensor in tensors.values()):
-        raise TypeError(
-            f"NPUOutputTensorHook: dependencies needs tensors as a dict. Expected a dict of tensors; got {tensors!r}. "
-            f"Pass {{tag: tensor}}, or leave dependencies out."
-        )
-    before = dependencies if isinstance(dependencies, (list, tuple)) else [dependencies]
-    with tf.control_dependencies(before):
-        return {tag: tf.identity(tensor) for tag, tensor in tensors.items()}
