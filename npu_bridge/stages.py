@@ -19,7 +19,7 @@ from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.from_config import make_stages
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import build_pipeline as pipeline
-from npu_bridge.gradients.stage import PLACES, Stage, Step
+from npu_bridge.gradients.stage import PLACES, Stage
 from npu_bridge.gradients.stages.accumulation import Accumulate
 from npu_bridge.gradients.stages.adasum import Adasum
 from npu_bridge.gradients.stages.centralisation import CentralizeGradients
@@ -27,6 +27,7 @@ from npu_bridge.gradients.stages.clipping import ClipByGlobalNorm, ClipByValue, 
 from npu_bridge.gradients.stages.freezing import Freeze
 from npu_bridge.gradients.stages.partial_sync import PartialSync
 from npu_bridge.gradients.stages.sparsification import Threshold, TopK
+from npu_bridge.gradients.step import Step
 
 __all__ = [
     "PLACES",

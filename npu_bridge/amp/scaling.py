@@ -14,7 +14,7 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager
 from npu_bridge.gradients.backward_passes import BackwardPasses, check_loss_id
 from npu_bridge.gradients.loss_scale_rule import MOST_COUNTED_STEPS, check_scale
-from npu_bridge.gradients.stage import Step
+from npu_bridge.gradients.step import Step
 
 __all__ = ["ScaledLoss", "load_state_dict", "scale_loss", "state_dict", "unscaled_gradients"]
 

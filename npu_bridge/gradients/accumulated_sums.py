@@ -8,7 +8,7 @@ from typing import Any, Callable
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import backward_order_key, map_values, values_of
 from npu_bridge.gradients.graph_mode import run_if, state_variable, tensors_if, variable_like
-from npu_bridge.gradients.stage import Step
+from npu_bridge.gradients.step import Step
 
 
 class GradientSums:

@@ -10,7 +10,7 @@ from npu_bridge.base.errors import message, shown
 from npu_bridge.gradients.losses import sum_pairs_by_variable
 from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.stage import Step
+from npu_bridge.gradients.step import Step
 
 
 class BackwardPasses:

@@ -10,7 +10,7 @@ from npu_bridge.base.flat_tensors import concatenate_flat, split_flat
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.gradients.arithmetic import in_true_units
-from npu_bridge.gradients.stage import Step
+from npu_bridge.gradients.step import Step
 
 _LOG = logger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import contexts_around, current_control_flow_context
-from npu_bridge.gradients.stage import Step
+from npu_bridge.gradients.step import Step
 
 
 class OpenSteps:

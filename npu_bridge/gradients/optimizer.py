@@ -18,7 +18,7 @@ from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
 from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.stage import Step
+from npu_bridge.gradients.step import Step
 from npu_bridge.gradients.step_report import StepReport, report_of
 
 _LOG = logger(__name__)

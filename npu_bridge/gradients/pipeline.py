@@ -15,9 +15,10 @@ from npu_bridge.gradients.graph_mode import choose_tensors, tensors_if
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import sort_stages
 from npu_bridge.gradients.rank_state import RankState
-from npu_bridge.gradients.stage import Stage, Step, Update, changes_after_verdict, overrides, variables_of
+from npu_bridge.gradients.stage import Stage, changes_after_verdict, overrides, variables_of
 from npu_bridge.gradients.stages.loss_scaling import LossScaling, Scaling
 from npu_bridge.gradients.stages.overflow import OverflowCheck
+from npu_bridge.gradients.step import Step, Update
 from npu_bridge.gradients.step_branches import BranchResults, make_update
 
 # Key of a step's notes: operators that must run before the state of stages is read or changed.

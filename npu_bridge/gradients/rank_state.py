@@ -20,7 +20,8 @@ from npu_bridge.gradients.first_step import training_apart
 from npu_bridge.gradients.first_step.start_values import RankComparison, compare_before_first_run
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
-from npu_bridge.gradients.stage import Stage, Step, called_too_early_error, overrides, variables_of
+from npu_bridge.gradients.stage import Stage, called_too_early_error, overrides, variables_of
+from npu_bridge.gradients.step import Step
 from npu_bridge.graph.variables import global_step_of
 
 

@@ -14,7 +14,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import gradient_from_parts, gradient_parts, zero_gradient_like
 from npu_bridge.gradients.graph_mode import run_function_at
-from npu_bridge.gradients.stage import RankCheck, Step
+from npu_bridge.gradients.step import RankCheck, Step
 
 
 def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.stage import Step
+from npu_bridge.gradients.step import Step
 
 _OVERFLOW = "overflow"  # key of the overflow tensor in the notes of a step
 

@@ -18,7 +18,7 @@ from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.combined import CombinedGradients, check_pieces
-from npu_bridge.gradients.stage import Step
+from npu_bridge.gradients.step import Step
 from npu_bridge.optimizers import keras, keras_legacy, tf1
 from npu_bridge.stages import Accumulate, ClipByGlobalNorm, ClipByValue, Freeze, FreezeSchedule
 

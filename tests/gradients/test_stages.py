@@ -14,8 +14,8 @@ from npu_bridge import stages
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
-from npu_bridge.gradients.stage import Step
 from npu_bridge.gradients.stages.partial_sync import split_into_partitions
+from npu_bridge.gradients.step import Step
 from tests.goldens.cases import exponential
 from tests.goldens.two_layers import OPTIMIZERS, TwoLayers, token_batches, train
 from tests.loose_code import REPOSITORY, run_pieces_of

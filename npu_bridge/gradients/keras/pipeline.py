@@ -20,7 +20,8 @@ from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.order import name_of
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.stage import SUMMING_PLACES, Step
+from npu_bridge.gradients.stage import SUMMING_PLACES
+from npu_bridge.gradients.step import Step
 
 
 class KerasPipeline:

@@ -11,7 +11,8 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import fragments, groups, wire
 from npu_bridge.gradients.arithmetic import backward_order_key, map_values, sum_repeated_rows, values_of
-from npu_bridge.gradients.stage import Stage, Step
+from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.step import Step
 from npu_bridge.options import of_graph
 
 _LOG = logger(__name__)

@@ -13,7 +13,8 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import zero_gradient_like
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.graph_mode import state_variable
-from npu_bridge.gradients.stage import Stage, TrainedGroup, unknown_gradients_error
+from npu_bridge.gradients.stage import Stage, unknown_gradients_error
+from npu_bridge.gradients.step import TrainedGroup
 from npu_bridge.gradients.stopped_backward import stop_backward
 
 

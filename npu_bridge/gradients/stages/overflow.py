@@ -15,8 +15,9 @@ from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units, values_of
 from npu_bridge.gradients.graph_mode import building_graph, run_if, value_before_update
-from npu_bridge.gradients.stage import RankCheck, Stage, changes_after_verdict
+from npu_bridge.gradients.stage import Stage, changes_after_verdict
 from npu_bridge.gradients.stand_ins import is_narrow
+from npu_bridge.gradients.step import RankCheck
 from npu_bridge.gradients.step_report import LastStepReport, overflow_of
 from npu_bridge.graph.loop import allow_copies
 from npu_bridge.graph.operators import sources_among

@@ -1,0 +1,158 @@
+"""Defines `Step`, the data of one training step that stages read and change, and `Update`, the update of a step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from npu_bridge.base.flat_tensors import map_elementwise
+from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.gradients.arithmetic import as_gradient, map_values
+from npu_bridge.gradients.graph_mode import run_if, tensors_if
+from npu_bridge.gradients.losses import Losses, sum_pairs_by_variable
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedGroup:
+    """The group of variables that a step trains, for steps that do not train all variables.
+
+    Attributes:
+      number: number of the group, an int32 scalar; a Python number in eager execution.
+      frozen: for every group, references of the variables that it does not train; group 0 trains all variables.
+    """
+
+    number: Any
+    frozen: tuple
+
+    def trains(self, variable: Any, number: int) -> bool:
+        """Returns whether the group `number` trains a variable."""
+        return variable.ref() not in self.frozen[number]
+
+
+@dataclasses.dataclass(frozen=True)
+class RankCheck:
+    """The overflow check of this rank's gradients, for the decision about the step.
+
+    Attributes:
+      is_usable: boolean scalar, whether the gradients are usable on this rank.
+      early_decision: boolean scalar, whether the checks of all ranks let the update run, known before the gradients are
+        reduced; None without such a decision.
+    """
+
+    is_usable: Any
+    early_decision: Any = None
+
+
+@dataclasses.dataclass
+class Step:
+    """The gradients of one training step and related values, which stages read and change.
+
+    Attributes:
+      grads_and_vars: list of (gradient, variable); a gradient is a tensor, `tf.IndexedSlices` or None.
+      losses: the losses of the step and their loss scales.
+      divisor: the factor by which the gradients are still multiplied, a Python number or a float32 scalar tensor. The
+        gradients divided by `divisor` are in true units: unscaled, and averaged over the ranks. None if the gradients
+        are in true units, as they are from `after_reduce` on. Only methods of this class change it.
+      on_wire: the tensors that this rank sends, in the order of `grads_and_vars`: tensors, `tf.IndexedSlices` or Nones.
+        Rows of equal index are added up, values are rounded to 16 bits if requested, and still multiplied by `divisor`.
+        The overflow check and the all-reduce both read these tensors. None if this rank sends nothing.
+      check: the overflow check of this rank's gradients, usually of `on_wire`; None if they are not checked.
+      should_apply: boolean scalar, whether the update of this step runs; None before `gate` has decided.
+      delivered: the gradients that the pipeline returned to the caller, who can clip them before the update.
+      group: the variables that this step trains; None if it trains all of them.
+      is_due: boolean scalar, whether this step reduces and applies accumulated gradients; None if every step does so.
+      notes: values that a stage stores for its later hooks, under a key of the stage. Values added between
+        `before_reduce` and `after_reduce` must be tensors of known shapes, because they can be outputs of a condition.
+    """
+
+    grads_and_vars: list = dataclasses.field(default_factory=list)
+    losses: Losses = dataclasses.field(default_factory=Losses)
+    divisor: Any = None
+    on_wire: list | None = None
+    check: RankCheck | None = None
+    should_apply: tf.Tensor | None = None
+    delivered: list = dataclasses.field(default_factory=list)
+    group: TrainedGroup | None = None
+    is_due: tf.Tensor | None = None
+    notes: dict = dataclasses.field(default_factory=dict)
+
+    def __setattr__(self, name, value):
+        if name == "grads_and_vars":
+            value = [(as_gradient(grad, variable), variable) for grad, variable in value]
+        super().__setattr__(name, value)
+
+    @property
+    def loss_scale(self) -> tf.Tensor | None:
+        """The loss scale of this step (with several losses, of their sum), a float32 scalar; None without scaling."""
+        return self.losses.common_scale
+
+    @property
+    def gradients(self) -> list:
+        """The gradients that are not None."""
+        return [grad for grad, _ in self.grads_and_vars if grad is not None]
+
+    @property
+    def updated(self) -> list:
+        """The variables that have a gradient."""
+        return [variable for grad, variable in self.grads_and_vars if grad is not None]
+
+    def map(self, transform: Callable[[Any], Any]) -> None:
+        """Replaces every gradient that is not None by `transform(gradient)`."""
+        self.grads_and_vars = [
+            (None if grad is None else transform(grad), variable) for grad, variable in self.grads_and_vars
+        ]
+
+    def map_elements(self, transform: Callable[[tf.Tensor], tf.Tensor]) -> None:
+        """Replaces the values of every gradient by `transform(values)`, an elementwise function.
+
+        Gradients that are combined into one flat tensor stay combined.
+        """
+        dense = [grad for grad in self.gradients if isinstance(grad, tf.Tensor)]
+        made = dict(zip(map(id, dense), map_elementwise(dense, transform)))
+        self.map(lambda grad: made[id(grad)] if isinstance(grad, tf.Tensor) else map_values(grad, transform))
+
+    def add_gradients(self, grads_and_vars: Sequence, number: int) -> None:
+        """Adds the gradients of one of several losses; `number` is the position of the loss and its scale."""
+        self.grads_and_vars = sum_pairs_by_variable(
+            self.grads_and_vars, self.losses.convert_to_common_scale(grads_and_vars, number)
+        )
+
+    def record_factor(self, factor: Any) -> None:
+        """Records that the gradients are multiplied by one more factor."""
+        self.divisor = factor if self.divisor is None else self.divisor * factor
+
+    def record_true_units(self) -> None:
+        """Records that the gradients are not multiplied by a factor."""
+        self.divisor = None
+
+    def when_due(self, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
+        """Returns the tensors of `make` if the step is due, else the tensors of `otherwise`."""
+        return make() if self.is_due is None else tensors_if(self.is_due, make, otherwise)
+
+    def run_when_due(self, run: Callable[[], Any]) -> Any:
+        """Runs an update only if the step is due; returns the op."""
+        return run() if self.is_due is None else run_if(self.is_due, run)
+
+    def is_skipped(self) -> tf.Tensor:
+        """Returns whether this step is due and its update is skipped; `should_apply` must be decided before."""
+        is_left_out = tf.logical_not(self.should_apply)
+        return is_left_out if self.is_due is None else tf.logical_and(self.is_due, is_left_out)
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """The update of one step. Calling the object runs the update and returns the op, or None in eager execution.
+
+    Attributes:
+      run: function that makes the update.
+      variables: the variables that have a gradient.
+      slots: function that creates missing slots of these variables and returns all of them.
+    """
+
+    run: Callable[[], Any]
+    variables: Sequence[Any] = ()
+    slots: Callable[[], list] = list
+
+    def __call__(self) -> Any:
+        return self.run()
