@@ -20,7 +20,7 @@ from npu_bridge.gradients.first_step import training_apart
 from npu_bridge.gradients.first_step.start_values import RankComparison, compare_before_first_run
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
-from npu_bridge.gradients.stage import Stage, called_too_early_error, overrides, variables_of
+from npu_bridge.gradients.stage import Stage, overrides, synced_too_early_error, variables_of
 from npu_bridge.gradients.step import Step
 from npu_bridge.graph.variables import global_step_of
 
@@ -187,7 +187,7 @@ class RankState:
         Ranks: collective.
         """
         if not self._comparison.has_compared:
-            raise called_too_early_error("sync_all")
+            raise synced_too_early_error()
         owner = self._comparison.owner
         gathered = [] if self._values is None else [self._values.gather(f"{owner}_of_ranks")]
         if self._replicas is not None:

@@ -220,8 +220,8 @@ def unknown_gradients_error(owner: str, problem: str) -> ValueError:
     return ValueError(message(owner, problem, expected, "other gradients", fix))
 
 
-def called_too_early_error(function: str) -> ValueError:
-    """Returns the error for a call before the first update, when the trained variables are unknown."""
+def synced_too_early_error() -> ValueError:
+    """Returns the error for `sync_all` before the first update, when the trained variables are unknown."""
     problem, expected = "the trained variables are not known yet", "a call after the first update"
-    fix = f"In a TF 1 graph call {function} after minimize."
-    return ValueError(message(function, problem, expected, "no update so far", fix))
+    fix = "In a TF 1 graph call sync_all after minimize."
+    return ValueError(message("sync_all", problem, expected, "no update so far", fix))

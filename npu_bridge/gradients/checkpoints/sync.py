@@ -50,10 +50,7 @@ def sync_if_needed(optimizer: Any) -> None:
 
     Ranks: collective.
     """
-    try:
-        pipelines = list_pipelines(optimizer)
-    except TypeError:
-        return  # it has no stages
+    pipelines = _pipelines_of(optimizer)
     if collective.current().size > 1 and differ_between_ranks(pipelines):
         _sync(pipelines)
 
@@ -64,24 +61,23 @@ def batch_counters(optimizer: Any) -> list:
     Args:
       optimizer: any optimizer, or a pipeline.
     """
-    try:
-        stages = [stage for pipeline in list_pipelines(optimizer) for stage in pipeline.of_type(Accumulate)]
-    except TypeError:
-        return []
+    stages = [stage for pipeline in _pipelines_of(optimizer) for stage in pipeline.of_type(Accumulate)]
     return [stage.batches_so_far for stage in stages if stage.batches_so_far is not None]
 
 
 def reset_restarting_state(optimizer: Any) -> None:
-    """Sets to zero, eagerly, the variables of an optimizer's stages that restart at zero when training resumes.
-
-    Does nothing for an optimizer without stages.
-    """
-    try:
-        stages = [stage for pipeline in list_pipelines(optimizer) for stage in pipeline.stages]
-    except TypeError:
-        return  # it has no stages
+    """Resets to zero, eagerly, the state of stages that starts from zero in a resumed training; for any optimizer."""
+    stages = [stage for pipeline in _pipelines_of(optimizer) for stage in pipeline.stages]
     for variable in variables_restarting_at_zero(stages):
         variable.assign(tf.zeros_like(variable))
+
+
+def _pipelines_of(optimizer):
+    """Returns the pipelines of any optimizer; [] for an optimizer without stages."""
+    try:
+        return list_pipelines(optimizer)
+    except TypeError:
+        return []
 
 
 def differ_between_ranks(pipelines: Sequence) -> bool:

@@ -1,4 +1,4 @@
-"""Unscales and checks the gradients of each group of variables separately, for loss scales of groups."""
+"""Checks the gradients of each group of variables separately, for loss scales of groups."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from npu_bridge.gradients.stages.loss_scaling import Scaling
 
 
 class GroupScaling(Scaling):
-    """Unscales gradients that are multiplied by the loss scale of their variable's group, and checks each group.
+    """Checks gradients that are multiplied by the loss scale of their variable's group, and gives them a common scale.
 
     Gradients, not the loss, are multiplied by the scales: at the boundaries between groups in the backward pass. They
-    are converted to a common scale before they are sent.
+    get the common scale before they are sent; the pipeline divides the averaged gradients by this scale.
 
     Args:
       manager: an object with three methods: `get_loss_scale()` returns a float32 vector, `update_loss_scale(finite)`
@@ -28,16 +28,6 @@ class GroupScaling(Scaling):
 
     def __init__(self, manager: Any, combined: Any = None):
         super().__init__((manager,), combined)
-
-    def __repr__(self):
-        return f"GroupScaling({type(self.managers[0]).__name__})"
-
-    def state(self):
-        return {"loss_scale": self.managers[0]}
-
-    def agreed_settings(self, grads_and_vars):
-        (manager,) = self.managers
-        return {"loss_scale_manager": type(manager).__name__, **manager.agreed_constants()}
 
     def each_batch(self, step):
         (manager,) = self.managers

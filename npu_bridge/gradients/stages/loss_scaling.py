@@ -1,4 +1,4 @@
-"""Scales the loss, and divides the reduced gradients by the loss scale."""
+"""Multiplies the loss by the loss scale, by which the pipeline divides the reduced gradients."""
 
 from __future__ import annotations
 
@@ -31,24 +31,8 @@ class Scaling(Stage):
         self.managers = managers
         self.combined = combined
 
-
-class LossScaling(Scaling):
-    """Multiplies the loss by the scale of a manager, and divides the averaged gradients by this scale.
-
-    With several managers, each loss has one, and sums of gradients of several losses have a common scale. Each scale is
-    updated from the gradients of its loss; the scale of a loss that takes no part in a step does not change.
-
-    Args:
-      manager: an object with two methods, or a list of such objects: `get_loss_scale()` returns a float32 scalar;
-        `update_loss_scale(finite)` updates the scale after a step and returns an op (None in eager execution).
-      combined: as in `Scaling`.
-    """
-
-    def __init__(self, manager: Any, combined: Any = None):
-        super().__init__(tuple(manager) if isinstance(manager, (list, tuple)) else (manager,), combined)
-
     def __repr__(self):
-        return f"LossScaling({', '.join(type(manager).__name__ for manager in self.managers)})"
+        return f"{type(self).__name__}({', '.join(type(manager).__name__ for manager in self.managers)})"
 
     def state(self):
         names = ["loss_scale", *(f"loss_scale_{number}" for number in range(1, len(self.managers)))]
@@ -62,6 +46,22 @@ class LossScaling(Scaling):
             constants = getattr(manager, "agreed_constants", dict)()
             settings.update({f"{name}{of_loss}": value for name, value in constants.items()})
         return settings
+
+
+class LossScaling(Scaling):
+    """Multiplies the loss by the scale of a manager; the pipeline divides the averaged gradients by this scale.
+
+    With several managers, each loss has one, and sums of gradients of several losses have a common scale. Each scale is
+    updated from the gradients of its loss; the scale of a loss that takes no part in a step does not change.
+
+    Args:
+      manager: an object with two methods, or a list of such objects: `get_loss_scale()` returns a float32 scalar;
+        `update_loss_scale(finite)` updates the scale after a step and returns an op (None in eager execution).
+      combined: as in `Scaling`.
+    """
+
+    def __init__(self, manager: Any, combined: Any = None):
+        super().__init__(tuple(manager) if isinstance(manager, (list, tuple)) else (manager,), combined)
 
     def scale_loss(self, loss, step):
         if not step.losses.scales:

@@ -12,7 +12,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.first_step.start_values import compare_before_first_run
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
-from npu_bridge.gradients.stage import SynchronisingStage, called_too_early_error
+from npu_bridge.gradients.stage import SynchronisingStage, synced_too_early_error
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -87,7 +87,7 @@ class PartialSync(SynchronisingStage):
         if collective.current().size == 1:
             return None if tf.executing_eagerly() else tf.no_op()
         if not self._variables:
-            raise called_too_early_error("sync_all")
+            raise synced_too_early_error()
         return self._average(self._variables, "all")
 
     def _average(self, variables, number):
