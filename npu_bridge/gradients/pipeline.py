@@ -16,6 +16,7 @@ from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import sort_stages
 from npu_bridge.gradients.rank_state import RankState
 from npu_bridge.gradients.stage import Stage, changes_after_verdict, overrides, variables_of
+from npu_bridge.gradients.stages.all_reduce import AllReduce
 from npu_bridge.gradients.stages.loss_scaling import LossScaling, Scaling
 from npu_bridge.gradients.stages.overflow import OverflowCheck
 from npu_bridge.gradients.step import Step, Update
@@ -57,8 +58,8 @@ class Pipeline:
     def __init__(self, stages: Sequence[Stage], inner: InnerOptimizer | None = None, owner: str = "Pipeline"):
         self.inner = inner
         self.stages = sort_stages(stages, owner)
-        for stage in self.stages:
-            stage.pipeline = self.stages
+        for check in self.of_type(OverflowCheck):
+            check.stages = self.stages
         self.transfers = wire_names.Owner(is_counted=self.communicates)
         self.rank_state = RankState(self.stages, inner, self.transfers)
 
@@ -86,8 +87,8 @@ class Pipeline:
     def needs_true_units(self) -> bool:
         """Whether a stage needs gradients of the unscaled loss."""
         places = ("freeze", "accumulate", "local clip", "synchronise")
-        return any(
-            stage.needs_true_units or stage.place in places or changes_after_verdict(stage) for stage in self.stages
+        return any(stage.needs_true_units for stage in self.of_type(AllReduce)) or any(
+            stage.place in places or changes_after_verdict(stage) for stage in self.stages
         )
 
     @property

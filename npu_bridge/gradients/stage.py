@@ -71,12 +71,10 @@ class Stage(KnownKeywords):
       communicates: True for a stage that exchanges gradients between ranks or, after the update, variables.
       transfer_name: prefix of the names of the stage's collectives; empty for a stage without collectives.
       needs_variables: True for a stage that needs the variable of each gradient.
-      needs_true_units: True for a stage that rejects gradients scaled by the loss scale of another optimizer.
       restarts_at_zero: True for a stage whose variables restart at zero when training resumes.
       differ_between_ranks: values that can differ between ranks: "variables" (trained variables), "slots", both, or
         nothing. `sync_all` stores the values of all ranks in rank 0's checkpoint; each rank restores its own values.
       keeps_frozen_unchanged: True for a stage, at or after the update, that leaves frozen variables unchanged.
-      pipeline: all stages of the pipeline in their order, set by the pipeline. A stage belongs to one pipeline.
     """
 
     place = "transform"
@@ -86,11 +84,9 @@ class Stage(KnownKeywords):
     communicates = False
     transfer_name = ""
     needs_variables = False
-    needs_true_units = False
     restarts_at_zero = False
     differ_between_ranks: tuple = ()
     keeps_frozen_unchanged = False
-    pipeline: tuple = ()
 
     def __init_subclass__(cls, **keywords: Any):
         super().__init_subclass__(**keywords)
@@ -117,10 +113,6 @@ class Stage(KnownKeywords):
     def agreed_settings(self, grads_and_vars: Sequence) -> dict:
         """Returns a dict of settings that must be equal on all ranks: strings, numbers and booleans by name."""
         return {type(self).__name__: str(self.get_config())} if self.get_config() else {}
-
-    def fragments(self, grads_and_vars: Sequence) -> list:
-        """Returns for each all-reduce a list of positions of gradients; the lists must be equal on all ranks."""
-        return []
 
     def sent_bytes(self, others: float, ranks: int) -> float | None:
         """Returns the bytes that a rank sends for one parameter and batch with this stage, for `explain`.

@@ -78,6 +78,12 @@ def test_the_protocol_stays_small():
     assert len(dataclasses.fields(Step)) <= 10
 
 
+def test_a_stage_declares_few_attributes():
+    """What one kind of stage alone declares belongs to its class."""
+    attributes = {name for name, found in vars(Stage).items() if not name.startswith("_") and not callable(found)}
+    assert len(attributes - {"from_config"}) <= 10
+
+
 def test_gradients_are_reduced_once():
     with pytest.raises(ValueError, match="AllReduce, AllReduce"):
         Pipeline([AllReduce("a"), AllReduce("b")])

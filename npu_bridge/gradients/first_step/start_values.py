@@ -31,6 +31,7 @@ from npu_bridge.gradients.checkpoints import remote_slots
 from npu_bridge.gradients.first_step import same_batches
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stages.all_reduce import AllReduce
 
 _LOG = logger(__name__)
 _IN_GRAPH = "session.run(broadcast_global_variables(0)) after the variables have their values"
@@ -47,6 +48,7 @@ def plan_collectives(stages: Sequence[Stage], grads_and_vars: Sequence, has_numb
         plan.settings.update(stage.agreed_settings(grads_and_vars))
         if stage.communicates:
             plan.gradients = [_describe_gradient(grad, variable) for grad, variable in grads_and_vars]
+        if isinstance(stage, AllReduce):
             plan.fragments = stage.fragments(grads_and_vars)
     return plan
 

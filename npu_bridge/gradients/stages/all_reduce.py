@@ -41,6 +41,7 @@ class AllReduce(Stage):
         that already have 16 bits keep their dtype.
     Attributes:
       split: the split of this optimizer's gradients into fragments.
+      needs_true_units: whether this stage rejects gradients scaled by the loss scale of another optimizer.
     Graph: name scope `<name>_Allreduce`; the collectives themselves are in the scope `transfers` at the root.
     """
 
@@ -48,6 +49,7 @@ class AllReduce(Stage):
     gives = ("reduced gradients",)
     communicates = True
     keeps_usable = True  # a mean of finite gradients is finite
+    needs_true_units = False
 
     def __init__(self, name: str, wire_dtype: tf.DType | None = None):
         self.transfer_name = name
@@ -61,7 +63,8 @@ class AllReduce(Stage):
     def sent_bytes(self, others, ranks):
         return others if self._wire_dtype is None else others * self._wire_dtype.size / tf.float32.size
 
-    def fragments(self, grads_and_vars):
+    def fragments(self, grads_and_vars: Sequence) -> list[list[int]]:
+        """Returns for each all-reduce a list of positions of gradients; the lists are equal on all ranks."""
         gradients = [grad for grad, _ in grads_and_vars]
         return cut_fragments(gradients, [variable.name for _, variable in grads_and_vars], self.split.strategy())
 

@@ -45,6 +45,8 @@ class OverflowCheck(Stage):
       decides_early: decide from the local checks of all ranks before the last fragment is reduced, so that only the
         updates of this fragment wait for it. Gradients that the caller changes, for example clips, are checked again.
       combined: a `CombinedGradients`, to check many gradients at once; None to check them separately.
+    Attributes:
+      stages: all stages of the pipeline, which sets them.
     Graph: publishes `collections.STEP_SKIPPED`. A boolean tensor `overflow_status_reduce_all:0` in the caller's name
       scope, which scripts fetch, is True if the step is applied.
     """
@@ -62,6 +64,7 @@ class OverflowCheck(Stage):
     ):
         self.needs = ("reduced gradients",) if checks_local_gradients else ()
         self.is_joint = is_joint
+        self.stages: tuple = ()
         self._name = name
         self._checks_local_gradients = checks_local_gradients
         self._decides_early = decides_early
@@ -94,7 +97,7 @@ class OverflowCheck(Stage):
 
     def after_reduce(self, step):
         # Later stages can turn unusable gradients into usable ones.
-        if step.check is None and any(map(changes_after_verdict, self.pipeline)):
+        if step.check is None and any(map(changes_after_verdict, self.stages)):
             step.check = RankCheck(_are_usable(step.gradients, step))
 
     def gate(self, step, update):
@@ -108,7 +111,7 @@ class OverflowCheck(Stage):
 
     def _decide(self, step):
         changed, sources = _changed_and_their_sources(step)
-        is_every_one_checked = any(map(_can_make_unusable, self.pipeline))
+        is_every_one_checked = any(map(_can_make_unusable, self.stages))
         if is_every_one_checked:
             changed = step.gradients
         if step.check is not None and step.check.early_decision is not None and not changed:
