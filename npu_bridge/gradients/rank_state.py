@@ -134,7 +134,7 @@ class RankState:
         return slots
 
     def after_update(self, transfers: Iterable[str]) -> None:
-        """Makes each step start from this rank's values, also after the values of all ranks were restored or saved.
+        """Makes each step start from this rank's own values, even after a save or restore of all ranks' values.
 
         Args:
           transfers: full names of the collectives of the update.

@@ -135,7 +135,7 @@ class Step:
         return run() if self.is_due is None else run_if(self.is_due, run)
 
     def is_skipped(self) -> tf.Tensor:
-        """Returns whether this step is due and its update is skipped; `should_apply` must be decided before."""
+        """Returns whether this step is due but skips its update; read it after `should_apply` was decided."""
         is_left_out = tf.logical_not(self.should_apply)
         return is_left_out if self.is_due is None else tf.logical_and(self.is_due, is_left_out)
 

@@ -17,12 +17,12 @@ _CLUSTERS = (
 
 
 class Task(NamedTuple):
-    """The position of this process among several that a cluster started with the same command.
+    """The position of this process among the processes that a cluster started with the same command.
 
     Attributes:
       number: position of this process, from 0.
       count: number of these processes, at least 2.
-      is_local: whether all are known to be on one machine.
+      is_local: whether all these processes are known to be on one machine.
       job: a text shared by these processes only; "" if no variable identifies the job.
     """
 
@@ -33,7 +33,7 @@ class Task(NamedTuple):
 
 
 def cluster_task() -> Task | None:
-    """Returns which task of a cluster this process is: of Open MPI, a PMI launcher, Slurm's srun, or Kubernetes.
+    """Returns the task that this process is in a cluster of Open MPI, a PMI launcher, Slurm's srun, or Kubernetes.
 
     Returns:
       None if this is the only task, if no variable describes tasks, or if each task is a rank already, which

@@ -37,7 +37,7 @@ _MOST_BYTES = 1 << 16
 
 
 def find_task(words: Sequence[str]) -> Task | None:
-    """Returns the cluster task and the job of this process; None without a task or an identifiable job.
+    """Returns the cluster task of this process and its job; None if there is no task, or the job has no name.
 
     Args:
       words: the command line. Its hash is part of the job's name, because a cluster job can run two commands at once.

@@ -66,7 +66,10 @@ def batch_counters(optimizer: Any) -> list:
 
 
 def reset_restarting_state(optimizer: Any) -> None:
-    """Resets to zero, eagerly, the state of stages that starts from zero in a resumed training; for any optimizer."""
+    """Sets to zero, eagerly, the variables of an optimizer's stages that restart at zero when training resumes.
+
+    Does nothing for an optimizer without stages.
+    """
     stages = [stage for pipeline in _pipelines_of(optimizer) for stage in pipeline.stages]
     for variable in variables_restarting_at_zero(stages):
         variable.assign(tf.zeros_like(variable))
