@@ -179,7 +179,7 @@ def variable_like(variable: Any, owner: str, folder: str, dtype: tf.DType) -> tf
 def create_in_any_order(next_creator: Callable, **arguments: Any) -> tf.Variable:
     """Creates a variable so that all variables can be initialised together, in any order.
 
-    Matters for a variable that starts as a copy of another variable, as the moving averages of Keras.
+    This matters for variables that start as copies of other variables, such as the moving averages of Keras.
     """
     origin = arguments.get("initial_value")
     if not isinstance(origin, tf.Variable) or not building_graph():

@@ -127,11 +127,11 @@ class Step:
         self.divisor = None
 
     def when_due(self, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
-        """Returns the tensors of `make` if the step is due, else the tensors of `otherwise`."""
+        """Returns the tensors of `make` if the step is due (it applies gradients), else the tensors of `otherwise`."""
         return make() if self.is_due is None else tensors_if(self.is_due, make, otherwise)
 
     def run_when_due(self, run: Callable[[], Any]) -> Any:
-        """Runs an update only if the step is due; returns the op."""
+        """Runs an update only if the step is due: if it applies accumulated gradients. Returns the op."""
         return run() if self.is_due is None else run_if(self.is_due, run)
 
     def is_skipped(self) -> tf.Tensor:
