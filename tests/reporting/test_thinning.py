@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from npu_bridge.reporting import Observation
 from npu_bridge.reporting.thinning import Thinning
 
@@ -31,6 +33,7 @@ def test_ever_fewer_and_the_extremes():
     assert (2001, losses[2001]) in rows, "skipped steps, at the step they did not move"
 
 
+@pytest.mark.slow("the rule is tested above with thousands of steps")
 def test_a_hundred_thousand_steps_are_some_thousand_rows():
     assert 2000 < len(train([1.0, 2.0] * 50_000)) < 7000
 
