@@ -174,8 +174,8 @@ class Bisection:
                 )
             if operators and not os.path.exists(operators):
                 raise LaunchError(
-                    "no session run trained. Expected a script that trains through sessions, an Estimator or model.fit "
-                    "of Keras; got none. The operators of eager code are not known beforehand."
+                    "no run of a session was a training step. Expected a script that trains through sessions, an "
+                    "Estimator or model.fit of Keras; got none. Eager code has no graph that lists its operators."
                 )
             done.touch()
         from npu_run.trials.acceptance import Float32Band

@@ -69,7 +69,7 @@ def _print_rows(script: str, rows: Sequence[Row], counts: Mapping[str, int]) -> 
         if shown:
             print_table(shown, console, title)
     if not rows and script.endswith(".py"):
-        echo("A script shows only the values in its text; the folder of its training has all values.")
+        echo("A script shows only the values written in it. For all values, give the model folder of a training.")
     told = ", ".join(f"{count} {word}" for word, count in (("work", counts["works"]), *_other_counts(counts)) if count)
     options = f"{len(rows)} option{'' if len(rows) == 1 else 's'}"
     echo(f"{escape_in_line(script)}: {options} set{f': {told}' if told else ''}.")

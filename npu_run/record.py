@@ -73,7 +73,7 @@ def _run_record(trial: Trial, float32: bool, command: list[str], arguments: Sequ
     code = run_trial(trial, [*_QUIET * is_quiet(), *command, *arguments], _options_to_impose(float32))
     found = [read_json(path, within=out) for path in sorted(Path(out).glob("rank_*/record.json"))]
     if code or not found:
-        why = f"the script ended with exit code {code}" if code else "no session run trained"
+        why = f"the script ended with exit code {code}" if code else "no run of a session was a training step"
         raise LaunchError(
             f"nothing was recorded: {why}. Expected a script that trains through sessions, an Estimator or model.fit "
             f"of Keras, not eager code."

@@ -124,7 +124,7 @@ def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
 
 
 def evidence_in(files: Iterable[FileFacts]) -> Evidence:
-    """Returns the evidence in the files of a script."""
+    """Returns the evidence, in the files of a script, that it was written for TensorFlow 1 or 2."""
     of_1: dict[str, Use] = {}
     of_2: dict[str, Use] = {}
     old_of_2: dict[str, Use] = {}

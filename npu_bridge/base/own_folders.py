@@ -165,7 +165,7 @@ def _check(path: str, command: str, option: str) -> None:
 
 
 def _matches_pattern(name: str, pattern: str) -> bool:
-    """Returns whether a path below the folder matches a pattern; an unfinished file matches by its folder."""
+    """Returns whether a path below the folder matches a pattern; of an unfinished file, only its folder must match."""
     parts, wanted = name.split(os.sep), pattern.split("/")
     if wanted[-1] == "**":
         wanted = wanted[:-1]

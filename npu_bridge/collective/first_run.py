@@ -79,7 +79,7 @@ def _watch_sessions() -> None:
 
 
 class _CheckingEngine(SessionEngine):
-    """A layer around the runs of a session (a session engine) that first makes the checks that are due."""
+    """Wraps the runs of a session, and makes the pending checks before a run."""
 
     def execute(self, session, request):
         receiving = _make_due_checks(session, lambda: run_of(session.graph, request.asked, request.fed))

@@ -228,7 +228,7 @@ class Pipeline:
             step.map(lambda grad: in_true_units(grad, step.divisor))
         else:
             combined.unscale(step)
-        step.record_true_units()
+        step.mark_as_unscaled()
 
     def _reduce_if_due(self, step):
         """Reduces gradients only if the step is due; else dense gradients become zeros, sparse ones lose their rows."""

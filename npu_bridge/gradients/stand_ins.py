@@ -71,7 +71,7 @@ class StandIns:
         self._module: Any = None
 
     def of(self, variables: Sequence) -> list:
-        """Returns the variables that the optimizer updates in place of `variables`; creates missing variables."""
+        """Returns the stand-ins of `variables`, which the optimizer updates instead; creates missing stand-ins."""
         made = [self._stand_in_of(variable) for variable in variables]
         return [variable if own is None else own.seen for own, variable in zip(made, variables)]
 

@@ -122,7 +122,7 @@ class Step:
         """Records that the gradients are multiplied by one more factor."""
         self.divisor = factor if self.divisor is None else self.divisor * factor
 
-    def record_true_units(self) -> None:
+    def mark_as_unscaled(self) -> None:
         """Records that the gradients are not multiplied by a factor."""
         self.divisor = None
 

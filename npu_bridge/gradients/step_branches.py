@@ -85,7 +85,7 @@ class BranchResults:
         made, parts = self._made, iter(tensors)
         step.check = None if made.check is None else RankCheck(*(next(parts) for _ in _tensors_of(made.check)))
         step.notes.update({key: next(parts) for key in made.notes})
-        step.record_true_units()  # divided in the branch
+        step.mark_as_unscaled()  # divided in the branch
         step.grads_and_vars = [
             (None if grad is None else gradient_from_parts(grad, variable, parts), variable)
             for grad, variable in made.grads_and_vars

@@ -62,7 +62,7 @@ class EventFiles:
 
     def add_reserved(self, owner: Any, entries: Iterable[tuple[tf.compat.v1.Summary, int]]) -> bool:
         """Adds summaries with their steps, unless another owner has reserved tags; returns False if writing failed."""
-        return self._owner not in (None, owner) or self._try_to_add("add_summary", *entries)
+        return self._owner not in (None, owner) or self._attempt_add("add_summary", *entries)
 
     def add_summary(self, summary: Any, global_step: int | None = None) -> None:
         """Adds a summary, given as a message or as bytes."""
@@ -73,13 +73,13 @@ class EventFiles:
             if not kept:
                 return
             summary = tf.compat.v1.Summary(value=kept)
-        self._try_to_add("add_summary", (summary, global_step))
+        self._attempt_add("add_summary", (summary, global_step))
 
     def __getattr__(self, name: str) -> Any:
         """Returns the other methods that add entries, such as `add_graph`."""
         if not name.startswith("add_"):
             raise AttributeError(f"a writer of event files has no {name!r}")
-        return lambda *arguments, **keywords: self._try_to_add(name, arguments, **keywords)
+        return lambda *arguments, **keywords: self._attempt_add(name, arguments, **keywords)
 
     def get_logdir(self) -> str:
         """Returns the folder."""
@@ -97,7 +97,7 @@ class EventFiles:
             self._secondary.attempt(self._writer.close, now=True)
             self._writer = None
 
-    def _try_to_add(self, name: str, *calls: tuple, **keywords: Any) -> bool:
+    def _attempt_add(self, name: str, *calls: tuple, **keywords: Any) -> bool:
         return self._secondary.attempt(functools.partial(self._add, name, *calls, **keywords))
 
     def _add(self, name: str, *calls: tuple, **keywords: Any) -> None:

@@ -24,10 +24,10 @@ def run_with_hooks(session: tf.compat.v1.Session, hooks: Sequence[tf.estimator.S
 
 
 class TrainingHook(tf.estimator.SessionRunHook):
-    """A hook around training runs. `begin` and `after_create_session` are called before the first training run.
+    """A hook that is called around each `session.run` that trains, but around no other run.
 
     Attributes:
-      training: the training run that is about to start; set before `begin`.
+      training: the description of the first such run; set before `begin`, right before that run.
       is_over: whether the hook needs no further runs.
     """
 

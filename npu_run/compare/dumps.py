@@ -53,7 +53,7 @@ class Dump(NamedTuple):
     Attributes:
       path: path of its folder.
       key: step, rank and graph.
-      files: for each place its file and the dtype before the dump (None if unknown), in the order of execution.
+      files: for each `Place`, in the order of execution, a tensor's file and its dtype before the dump (or None).
       types: types of operators by name, where known.
       inputs: for each operator, where known, the names of the operators that compute its inputs.
       notes: sentences about omitted files.

@@ -172,7 +172,7 @@ def versions_section() -> tuple[Section, list[Problem]]:
     tensorflow, horovod = installed_version("tensorflow"), installed_version("horovod")
     if tensorflow and not is_supported(tensorflow):
         fix = f"pip install 'tensorflow=={CHOSEN}.*'"
-        problems.append(Problem(f"tensorflow is {tensorflow}; made for {TENSORFLOWS}", fix, False))
+        problems.append(Problem(f"TensorFlow is {tensorflow}; this package is made for {TENSORFLOWS}", fix, False))
     elif tensorflow and not names.HAS_ESTIMATORS and (command := install_command(tensorflow)):
         problems.append(Problem(f"TensorFlow {tensorflow} has no Estimator and no Keras 2 of its own", command))
     numpy = installed_version("numpy")
@@ -182,7 +182,7 @@ def versions_section() -> tuple[Section, list[Problem]]:
         )
     if horovod and not f"{horovod}.".startswith(f"{_HOROVOD}."):
         fix = f"pip install 'horovod=={_HOROVOD}.*'"
-        problems.append(Problem(f"horovod is {horovod}; made for {_HOROVOD}", fix, False))
+        problems.append(Problem(f"Horovod is {horovod}; this package is made for {_HOROVOD}", fix, False))
     return Section("versions", version_rows(), "versions"), problems
 
 

@@ -105,7 +105,7 @@ def _smallest_union(groups: list[list[Operator]], passes_with: Callable[[Sequenc
     """
     needed: list[Operator] = []
 
-    def needed_with_first_groups(count: int) -> list[Operator]:
+    def add_first_groups(count: int) -> list[Operator]:
         return [*needed, *(operator for group in groups[:count] for operator in group)]
 
     while groups:
@@ -115,7 +115,7 @@ def _smallest_union(groups: list[list[Operator]], passes_with: Callable[[Sequenc
         fails, succeeds = 0, len(groups)
         while succeeds - fails > 1:
             middle = (fails + succeeds) // 2
-            if passes_with(needed_with_first_groups(middle)):
+            if passes_with(add_first_groups(middle)):
                 succeeds = middle
             else:
                 fails = middle

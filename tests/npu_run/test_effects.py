@@ -78,7 +78,7 @@ def test_options_of_a_script_are_listed_with_their_lines(run, tmp_path):
     write_script(tmp_path, "config = NPURunConfig.from_file('run.toml')\n", "of_file.py")
     assert "  run.toml: NPURunConfig.op_debug_level " in run("of_file.py").output
     write_script(tmp_path, "config = NPURunConfig.from_file(path)\n", "unknown.py")
-    assert "the folder of its training has all values.\nunknown.py: 0 options set." in run("unknown.py").output
+    assert "give the model folder of a training.\nunknown.py: 0 options set." in run("unknown.py").output
 
 
 def test_options_of_a_training_have_the_values_it_had(run, tmp_path):

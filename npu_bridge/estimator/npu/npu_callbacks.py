@@ -145,5 +145,5 @@ def _check_alike(variables):
             raise ValueError(
                 f"NPUBroadcastGlobalVariablesCallback: rank {rank} trains other variables. Expected the "
                 f"{answers[0][0]} variables of rank 0, with their shapes and dtypes; got {answer[0]}. Build and "
-                f"compile the same model on every rank; if one rank loads a saved model, the others need its optimizer."
+                f"compile the same model on every rank; if one rank loads a saved model with its optimizer, all must."
             )

@@ -165,7 +165,7 @@ class MovingLossScaleManager(_SerializableManager):
         self._graph: Any = _outermost_graph() or (lambda: None)
 
     def get_loss_scale(self):
-        """Returns the current scale, a float32 scalar; in a TF 1 graph, the scale before the update of the run."""
+        """Returns the current scale, a float32 scalar. In a TF 1 graph, a run that updates it reads the old value."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         state = self._variables(_outermost_graph())
         # Inside a loop or a condition the scale is read again.

@@ -276,9 +276,9 @@ class Part:
 
 
 class _Flag:
-    """A boolean in a session, False at the start. It is True while a resource without a value is initialised.
+    """A boolean in a session, False at the start: whether a certain resource has been initialised.
 
-    The resource is in no collection, so it needs no initialisation and is not saved in checkpoints.
+    The resource holds no value of interest. It is in no collection, so checkpoints do not contain it.
     """
 
     def __init__(self, name):

@@ -100,7 +100,7 @@ class Adasum(AllReduce):
                 (None if grad is None else _cast_like(grad, results[position]), variable)
                 for position, (grad, variable) in enumerate(step.grads_and_vars)
             ]
-        step.record_true_units()
+        step.mark_as_unscaled()
 
     def gate(self, step, update):
         ranks = collective.current()

@@ -83,7 +83,7 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
                 pairs = [(wide[position], variables[position]) for position in positions]
                 means.update(zip(positions, self._means(pairs, step, ranks, f"{self.transfer_name}_values_{number}")))
             replace_gradients(step, means)
-        step.record_true_units()
+        step.mark_as_unscaled()
 
     def after_update(self, step):
         kept = [(residual, step.notes.get((self, key))) for key, residual in self._residual_of.items()]

@@ -46,7 +46,7 @@ class OverflowBounds:
         self._arriving: dict = {}
 
     def is_true(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns a boolean scalar of this rank; if it is True on every rank, all elements of `tensor` are True.
+        """Returns a boolean scalar for this rank. If the scalars of all ranks are True, all of `tensor` is True.
 
         Raises:
           UnknownCheckError: the tensor is made of unsupported ops.
@@ -54,7 +54,7 @@ class OverflowBounds:
         return self._build_once("true", tensor, self._build_is_true)
 
     def is_false(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns a boolean scalar of this rank; if it is True on every rank, all elements of `tensor` are False.
+        """Returns a boolean scalar for this rank. If the scalars of all ranks are True, all of `tensor` is False.
 
         Raises:
           UnknownCheckError: the tensor is made of unsupported ops.

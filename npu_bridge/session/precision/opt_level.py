@@ -114,7 +114,7 @@ def from_opt_level(level: str, **overrides: Any) -> OptLevel:
 def _op_lists(level: str, properties: Properties, given: dict[str, Any]) -> OpLists:
     for name in _TYPES:
         if name in given and level != "O1":
-            raise contradiction_error(_OWNER, name, given, level, "its operators are not chosen by type", "O1")
+            raise contradiction_error(_OWNER, name, given, level, "this level does not choose operators by type", "O1")
     half, floats, promote = (_read_types(given, name) for name in _TYPES)
     return properties.op_lists().with_half(*half).with_float(*floats).with_promote(*promote)
 

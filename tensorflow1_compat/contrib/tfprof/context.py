@@ -31,7 +31,7 @@ class ProfileContext:
     def profiler(self):
         """A `tf.profiler.Profiler` of the default graph with all traces so far."""
         if not self._is_enabled:
-            raise ValueError("ProfileContext: there is no profiler with enabled=False.")
+            raise ValueError("ProfileContext: a context that was made with enabled=False has no profiler.")
         if self._profiler is None:
             self._profiler = tf.profiler.Profiler(tf.get_default_graph())
         return self._profiler

@@ -67,7 +67,7 @@ def test_what_is_robust_keeps_nothing(command, trials, tmp_path):
 def test_a_script_without_training_is_an_error(command, tmp_path):
     write_script(tmp_path, "print('nothing')")
     code, output = command(bisect, "train.py")
-    assert code == 2 and "no session run trained" in output
+    assert code == 2 and "no run of a session was a training step" in output
     write_script(tmp_path, "raise SystemExit(5)")
     code, output = command(bisect, "--out", "other", "train.py")
     assert code == 2 and "exit code 5 in float32" in output

@@ -392,7 +392,7 @@ def test_the_same_folders_serve_again_and_what_others_have_put_there_stays(recor
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("print('nothing')", "no session run trained"),
+        ("print('nothing')", "no run of a session was a training step"),
         ("raise SystemExit(3)", "the script ended with exit code 3"),
     ],
 )
