@@ -469,19 +469,31 @@ def test_layers_that_rank_0_has_adapted_are_so_everywhere(on_ranks, tmp_path, is
     assert first == second
 
 
-def rates_said(keras_name, is_everywhere):
-    """On a rank: what is said of a `fit` with callbacks that set the rate, perhaps on rank 0 alone."""
-    keras, lines = tf.keras if keras_name == "tf.keras" else importlib.import_module(keras_name), []
-    model = keras.Sequential([keras.layers.Input([2]), keras.layers.Dense(1)])
-    model.compile(npu_keras_optimizer(keras.optimizers.SGD(0.5, momentum=0.25)), "mse")
-    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 ** (epoch + 2))
-    callbacks = [schedule] if is_everywhere or collective.current().rank == 0 else []
+def keras_of(name):
+    return tf.keras if name == "tf.keras" else importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def lines_said():
+    """Collects the messages of this rank that are said once, as if none had been said before."""
+    lines = []
     forget_what_was_said()
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     errors._log.addHandler(handler)
-    model.fit(np.ones([4, 2]), np.ones([4, 1]), epochs=2, verbose=0, callbacks=npu_callbacks_append(callbacks))
+    yield lines
     errors._log.removeHandler(handler)
+
+
+def rates_said(keras_name, is_everywhere):
+    """On a rank: what is said of a `fit` with callbacks that set the rate, perhaps on rank 0 alone."""
+    keras = keras_of(keras_name)
+    model = keras.Sequential([keras.layers.Input([2]), keras.layers.Dense(1)])
+    model.compile(npu_keras_optimizer(keras.optimizers.SGD(0.5, momentum=0.25)), "mse")
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 ** (epoch + 2))
+    callbacks = [schedule] if is_everywhere or collective.current().rank == 0 else []
+    with lines_said() as lines:
+        model.fit(np.ones([4, 2]), np.ones([4, 1]), epochs=2, verbose=0, callbacks=npu_callbacks_append(callbacks))
     return [line for line in lines if "different numbers" in line]
 
 
@@ -490,3 +502,29 @@ def test_rank_0_says_that_a_callback_has_set_the_rate_on_some_ranks(on_ranks):
     assert "ranks 0 to 1 train with different numbers: learning_rate is [0.125, 0.25]. " in line
     assert silent == []
     assert on_ranks(2, rates_said, "tf.keras", True) == [[], []]
+
+
+def bad_weights_said(keras_name, scale):
+    """On a rank: lines about weights after a `fit` with a NaN in the data of rank 1, and whether weights are finite."""
+    keras = keras_of(keras_name)
+    model = keras.Sequential([keras.layers.Input([4]), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+    manager = FixedLossScaleManager(scale) if scale else None
+    model.compile(npu_keras_optimizer(keras.optimizers.SGD(0.01), manager), "mse")
+    rows = np.ones([16, 4], np.float32)
+    rows[0, 0] = np.nan if collective.current().rank == 1 else 1.0
+    with lines_said() as lines:
+        model.fit(rows, np.ones([16, 1]), batch_size=4, epochs=2, verbose=0, callbacks=npu_callbacks_append())
+    is_finite = all(np.isfinite(weights).all() for weights in model.get_weights())
+    return [line for line in lines if line.startswith("fit: ")], is_finite
+
+
+def assert_bad_weights_are_told(on_ranks, keras_name):
+    ((line,), is_finite), (silent, _) = on_ranks(2, bad_weights_said, keras_name, None)
+    assert not is_finite and silent == []
+    assert "of 4 trainable weights are NaN or Inf at the end of an epoch. Expected finite weights; got " in line
+    assert "npu_keras_optimizer(opt, FixedLossScaleManager(1)) skips steps with NaN" in line
+    assert on_ranks(2, bad_weights_said, keras_name, 1.0) == [([], True), ([], True)]
+
+
+def test_rank_0_says_that_weights_are_nan_even_if_its_loss_is_finite(on_ranks):
+    assert_bad_weights_are_told(on_ranks, "tf.keras")

@@ -35,7 +35,14 @@ from tests.goldens.keras3_models import Trace, beside_keras3, dynamic, fit, loop
 from tests.goldens.keras_models import BATCH_SIZE, make_data
 from tests.goldens.two_layers import assert_same_bits
 from tests.once import forget_what_was_said
-from tests.ranks.test_keras import STEPS, adapted_on_rank_0, outputs_after_loading, rates_said, share_of
+from tests.ranks.test_keras import (
+    STEPS,
+    adapted_on_rank_0,
+    assert_bad_weights_are_told,
+    outputs_after_loading,
+    rates_said,
+    share_of,
+)
 from tests.transfers import sums_fragment
 
 pytestmark = [pytest.mark.ranks(2), beside_keras3]
@@ -382,3 +389,7 @@ def test_rank_0_says_that_a_callback_has_set_the_rate_on_some_ranks(on_ranks):
     assert "ranks 0 to 1 train with different numbers: learning_rate is [0.125, 0.25]. " in line
     assert silent == []
     assert on_ranks(2, rates_said, "keras", True) == [[], []]
+
+
+def test_rank_0_says_that_weights_are_nan_even_if_its_loss_is_finite(on_ranks):
+    assert_bad_weights_are_told(on_ranks, "keras")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import message, say_once
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.estimator.npu.checks import check_root_rank
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
@@ -29,7 +31,8 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
     single rank nothing is sent.
 
     The callback also warns if all steps are skipped, so that nothing is trained: see `SkipsInARow`. It checks this
-    after ten steps and at the end of each epoch.
+    after ten steps and at the end of each epoch. At the end of an epoch, rank 0 also warns once if weights are NaN or
+    Inf.
 
     Args:
       root_rank: the rank whose values are sent.
@@ -44,6 +47,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         self._is_done = False
         self._first_batch = None
         self._before = self._skips = None
+        self._has_bad_weights = False
         check_root_rank("NPUBroadcastGlobalVariablesCallback", root_rank)
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -74,6 +78,8 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self._count_skips(logs)
+        if not self._has_bad_weights and tf.executing_eagerly() and collective.current().rank == 0:
+            self._has_bad_weights = _warn_of_bad_weights(self.model)
 
     def _count_skips(self, logs):
         before, self._before = self._before, self._optimizer_numbers()
@@ -125,6 +131,27 @@ def broadcast_global_variables(root_rank: int) -> Any:
         ready = [variable for variable, is_ready in zip(variables, are_ready) if is_ready]
         _check_alike(ready)
         return tf.group(*_broadcast_assignments(ready, root_rank))
+
+
+def _warn_of_bad_weights(model):
+    """Warns if trainable weights are NaN or Inf, and returns whether they are.
+
+    The loss does not always show this: on a CPU, TensorFlow's Relu turns NaN into 0.
+    """
+    values = [(weight, tf.convert_to_tensor(weight)) for weight in model.trainable_variables]
+    bad = [
+        getattr(weight, "path", weight.name)
+        for weight, value in values
+        if value.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(value))
+    ]
+    if not bad:
+        return False
+    fix = "Lower the learning rate, and look for NaN and Inf in the data and start values of every rank"
+    if getattr(model.optimizer, "skipped_steps", None) is None:
+        fix += ". npu_keras_optimizer(opt, FixedLossScaleManager(1)) skips steps with NaN or Inf gradients on all ranks"
+    problem = f"{len(bad)} of {len(values)} trainable weights are NaN or Inf at the end of an epoch"
+    say_once(logging.WARNING, message("fit", problem, "finite weights", f"NaN or Inf in {bad[0]}", f"{fix}."))
+    return True
 
 
 def _broadcast_assignments(variables, root_rank):
