@@ -298,6 +298,27 @@ def test_the_callback_makes_the_ranks_equal_before_the_first_batch_and_only_then
         assert_same_bits(second_again, first_again)
 
 
+class FirstWeight(tf.keras.callbacks.Callback):
+    """Reads a weight when the first batch begins."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.seen = self.model.get_weights()[0].item() if batch == 0 else self.seen
+
+
+def weight_before_the_first_batch():
+    model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([np.full([1, 1], 3.0 + collective.current().rank)])
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(1.0)), loss="mae")
+    first = FirstWeight()
+    model.fit(np.ones([2, 1]), np.ones([2, 1]), verbose=0, callbacks=npu_callbacks_append([first]))
+    return first.seen
+
+
+def test_the_callback_does_not_make_the_first_batch_slow(on_ranks):
+    """Keras 2 warns of callbacks that are slow in a batch. Callbacks before this one see the weights of rank 0, too."""
+    assert on_ranks(2, weight_before_the_first_batch) == [3.0, 3.0]
+
+
 def accumulated_from_the_first_batch(knows_its_input):
     """Two batches make the first update; a model that learns its shape from the first is sent after it."""
     layers = [tf.keras.layers.Input([2])] if knows_its_input else []

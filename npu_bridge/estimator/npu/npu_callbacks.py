@@ -22,7 +22,7 @@ __all__ = ["NPUBroadcastGlobalVariablesCallback", "broadcast_global_variables"]
 
 
 class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
-    """Broadcasts the start values of `root_rank` to all ranks, before the first batch of training.
+    """Broadcasts the start values of `root_rank` to all ranks, before the first epoch of training.
 
     Broadcasts the whole training state: weights, batch statistics, the optimizer with its slots and learning rate, the
     loss scale and its counters, and the state of layers after `adapt`. So if only `root_rank` has loaded a model, every
@@ -44,18 +44,19 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
     def __init__(self, root_rank):
         super().__init__()
         self._root_rank = root_rank
-        self._is_done = False
+        self._is_done = self._has_begun = False
         self._first_batch = None
         self._before = self._skips = None
         self._has_bad_weights = False
         check_root_rank("NPUBroadcastGlobalVariablesCallback", root_rank)
 
     def on_train_batch_begin(self, batch, logs=None):
-        if self._is_done:
+        if self._has_begun:
             return
-        if not tf.executing_eagerly() or self.model.built:
+        self._has_begun = True
+        if not self._is_done and (self.model.built or not tf.executing_eagerly()):
             self._broadcast()
-        elif hasattr(self.model.optimizer, "silence_start_warning"):
+        elif not self._is_done and hasattr(self.model.optimizer, "silence_start_warning"):
             self.model.optimizer.silence_start_warning()  # until the first batch has made the variables
         if tf.executing_eagerly() and collective.current().size > 1:
             self._first_batch = FirstBatchOfFit(self.model)
@@ -72,6 +73,9 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
             self._count_skips(logs)
 
     def on_epoch_begin(self, epoch, logs=None):
+        # Not in the first batch: Keras 2 warns of callbacks that are slow there ("Check your callbacks").
+        if not self._is_done and tf.executing_eagerly() and self.model.built:
+            self._broadcast()
         self._before = self._optimizer_numbers()
         if self._before is not None and self._skips is None:
             self._skips = SkipsInARow(self._before.loss_scale)
