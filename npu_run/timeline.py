@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -10,6 +11,9 @@ from typing import Any, NamedTuple
 from npu_bridge.base import environment
 from npu_bridge.base.reading import read_json
 from npu_bridge.base.terminal import path_for_message
+from npu_bridge.base.tf_internals import keras3
+from npu_bridge.base.tf_internals.profiles import watch_calls
+from npu_bridge.base.tf_internals.training import watch_keras_optimizers
 from npu_run.errors import LaunchError
 from npu_run.trials.start import watch_training
 
@@ -105,15 +109,28 @@ def take_recording() -> Recording | None:
     return Recording.of_text(text, folder or "timeline") if text else None
 
 
-def record_sessions(recording: Recording, rank: int) -> None:
-    """Records all sessions of a rank; called before TensorFlow is loaded."""
+def record_training(recording: Recording, rank: int) -> None:
+    """Records the training of a rank; called before TensorFlow is loaded."""
 
-    def make_hooks() -> list:
+    @functools.cache
+    def recorder():
         from npu_bridge.reporting.step_recorder import StepRecorder
 
-        return [StepRecorder(recording.steps, recording.path_of(rank), rank)]
+        return StepRecorder(recording.steps, recording.path_of(rank), rank)
 
-    watch_training(make_hooks)
+    @functools.cache
+    def call_recorder():
+        from npu_bridge.reporting.call_recorder import CallRecorder
+
+        return CallRecorder(recorder())
+
+    def note_update(optimizer, pairs):
+        call_recorder().note_update()
+
+    watch_training(lambda: [recorder()])
+    watch_calls(lambda function, call: call_recorder().around(function, call))
+    for watch in (watch_keras_optimizers, keras3.watch_optimizers):
+        watch(lambda optimizer: None, note_update)
 
 
 def _describe_steps(steps: Sequence[int]) -> str:
@@ -132,8 +149,8 @@ def _explain_missing_steps(found: list[dict[str, Any]]) -> str:
     seen = [facts for facts in found if facts["last_step_seen"] is not None]
     if not seen:
         return (
-            "Expected session runs that train; got none. Eager code and model.fit train without session.run; profile "
-            "them with TensorBoard."
+            "Expected runs of a session that train, or calls of model.fit or of a tf.function that update by a Keras "
+            "optimizer; got none. Put the step of an eager loop into a tf.function."
         )
     first, last = seen[0]["first_step_seen"], seen[0]["last_step_seen"]
     pace = seen[0]["steps_per_run"]

@@ -168,6 +168,7 @@ PROMISES = {
         "report makes a page about a training": "reporting/test_page.py::test_the_command_says_what_it_made_or_what_is_missing",
         "compare finds planted errors": "npu_run/compare/test_command.py::test_planted_errors_are_found_named_and_placed",
         "--timeline records the steps asked for on every rank": "npu_run/test_timeline.py::test_the_steps_asked_for_are_recorded_on_every_rank",
+        "--timeline records steps of model.fit": "npu_run/test_timeline.py::test_steps_of_fit_and_of_functions_are_recorded",
         "record and replay: bit for bit": "npu_run/trials/test_record.py::test_it_is_replayed_bit_for_bit_whatever_the_script_would_have_drawn",
         "bisect finds the fragile operators": "npu_run/trials/test_bisect.py::test_the_fragile_operators_are_found_and_a_search_goes_on",
         "completion of shells": "npu_run/test_cli.py::test_shells_complete_commands_options_and_scripts",

@@ -21,6 +21,8 @@ _INTEGERS = (3, 9)  # DT_INT32 and DT_INT64
 # These operators only wait for another device.
 _WAITING = ("_Recv", "_HostRecv")
 _BETWEEN_STEPS = ("NextIteration", "RefNextIteration")
+# The operators inside these are recorded, too, unless XLA compiles them.
+_CALLS = re.compile(r"(Stateful|Stateless)?(PartitionedCall|If|Case|While)")
 # Operators that make up a loop. Constants in a loop are computed as soon as a step can begin.
 _IDLE = (*_BETWEEN_STEPS, "Const", "Enter", "Exit", "LoopCond", "Merge", "RefEnter", "RefSwitch", "Switch")
 
@@ -29,6 +31,7 @@ def read_step(metadata: Any, step: int, rank: int) -> StepTrace:
     """Makes a trace from the record of a session run.
 
     How long a transfer waited is not known without the other ranks. So `wire_ms` is the end of the previous transfer.
+    If the run repeats a step in a loop of the graph, the trace is of the last step.
 
     Args:
       metadata: RunMetadata of a run with a trace level and `output_partition_graphs`.
@@ -41,7 +44,11 @@ def read_step(metadata: Any, step: int, rank: int) -> StepTrace:
     events = list(events_of(metadata.step_stats))
     if not events:
         raise ValueError(f"timeline: TensorFlow recorded no operator of step {step}.")
-    return _make_trace(events, _OpPurposes(nodes), step, rank)
+    purposes = _OpPurposes(nodes)
+    sent = [event.name for event in events if event.name in purposes.transfers]
+    if len(sent) > len(set(sent)):
+        return read_overlapping_steps(metadata, step, rank)[-1]
+    return _make_trace(events, purposes, step, rank)
 
 
 def read_overlapping_steps(metadata: Any, last_step: int, rank: int) -> list[StepTrace]:
@@ -137,7 +144,13 @@ class _OpPurposes:
     def computes(self, name: str) -> bool:
         """Returns whether an operator belongs to the forward or backward pass, or has no particular purpose."""
         node = self._nodes.get(name)
-        return name not in self.updates and name not in self.transfers and (node is None or node.op not in _WAITING)
+        if name in self.updates or name in self.transfers:
+            return False
+        return node is None or not (node.op in _WAITING or _calls(node))
+
+
+def _calls(node):
+    return _CALLS.fullmatch(node.op) and not node.attr["_XlaMustCompile"].b
 
 
 def _is_decision(node):

@@ -37,12 +37,15 @@ class StepRecorder(TrainingHook):
         global step, it is the n-th training run, counted from 0. Of a run that trains several steps, only the last step
         is recorded; if the steps overlap, the four steps before the last are recorded, too.
       path: the file, overwritten if it exists.
+      rank: this rank.
+    Attributes:
+      steps, rank: the arguments.
     """
 
     def __init__(self, steps: range, path: str, rank: int):
-        self._steps = steps
+        self.steps = steps
+        self.rank = rank
         self._path = path
-        self._rank = rank
         self._runs = 0
         self._first_seen: int | None = None
         self._last_seen: int | None = None
@@ -55,24 +58,31 @@ class StepRecorder(TrainingHook):
     def before_run(self, run_context):
         """Requests a trace if the step must be recorded."""
         self._step = self._number_of_next_step(run_context.session)
-        self._first_seen = self._step if self._first_seen is None else self._first_seen
-        self._last_seen = self._step
-        if self._step not in self._steps:
+        self.see(self._step)
+        if self._step not in self.steps:
             return None
         options = _with_tracing(run_context.session, run_context.original_args.options)
         return tf.estimator.SessionRunArgs(None, options=options)
 
     def after_run(self, run_context, run_values):
         """Keeps the trace; writes all traces after the last of the steps."""
-        if self._step in self._steps:
-            # A skipped step is repeated; the last repetition counts.
-            self._recorded[self._step] = run_values.run_metadata
+        if self._step in self.steps:
+            self.keep(self._step, run_values.run_metadata)
             overlapping = take_run_metadata(run_context.session)
             if overlapping is not None:
                 self._overlapping = (self._step - 1, overlapping)
         self._runs += 1
-        if self._step >= self._steps[-1]:
+        if self._step >= self.steps[-1]:
             self.finish()
+
+    def see(self, step: int) -> None:
+        """Notes that a step is trained."""
+        self._first_seen = step if self._first_seen is None else self._first_seen
+        self._last_seen = step
+
+    def keep(self, step: int, metadata: config_pb2.RunMetadata) -> None:
+        """Keeps the record of a step. A skipped step is repeated; the last repetition counts."""
+        self._recorded[step] = metadata
 
     def finish(self) -> None:
         """Writes the records and ignores all later runs; another call has no effect."""
@@ -80,7 +90,7 @@ class StepRecorder(TrainingHook):
             return
         self.is_over = True
         atexit.unregister(self.finish)
-        what = f"the timeline of rank {self._rank} in {self._path}"
+        what = f"the timeline of rank {self.rank} in {self._path}"
         Secondary(what, (ValueError, KeyError)).attempt(self._write)
         self._recorded.clear()
         self._overlapping = None
@@ -95,13 +105,13 @@ class StepRecorder(TrainingHook):
     def _write(self):
         if not self._recorded and os.path.exists(self._path):
             return  # the file of an earlier attempt; this attempt started after these steps
-        traces = [read_step(metadata, step, self._rank) for step, metadata in sorted(self._recorded.items())]
+        traces = [read_step(metadata, step, self.rank) for step, metadata in sorted(self._recorded.items())]
         overlapping = []
         if self._overlapping is not None:
             last, record = self._overlapping
-            overlapping = read_overlapping_steps(record, last, self._rank)
+            overlapping = read_overlapping_steps(record, last, self.rank)
         facts = {
-            "rank": self._rank,
+            "rank": self.rank,
             "host": socket.gethostname(),
             "first_step_seen": self._first_seen,
             "last_step_seen": self._last_seen,
@@ -118,9 +128,9 @@ class StepRecorder(TrainingHook):
         chrome = json.loads(chrome_trace(metadata.step_stats))
         for event in chrome["traceEvents"]:
             # Unique numbers, so that the files of all ranks can be opened together.
-            event["pid"] = self._rank * 1000 + event["pid"]
+            event["pid"] = self.rank * 1000 + event["pid"]
             if event.get("name") == "process_name":
-                event["args"]["name"] = f"rank {self._rank}: {event['args']['name']}"
+                event["args"]["name"] = f"rank {self.rank}: {event['args']['name']}"
             yield event
 
 

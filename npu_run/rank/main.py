@@ -37,7 +37,7 @@ from npu_run.rank.link import RankLink
 from npu_run.rank.report import describe_exception
 from npu_run.rank.trace import format_traceback, script_frames
 from npu_run.source_choice import SourceChoice, take_choice
-from npu_run.timeline import record_sessions, take_recording
+from npu_run.timeline import record_training, take_recording
 from npu_run.trials.start import begin_trial
 from npu_run.trials.trial import take_trial
 
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> None:
         call_when_loaded("tensorflow", _watch_updates)
     recording = take_recording()
     if recording is not None:
-        record_sessions(recording, place.rank)
+        record_training(recording, place.rank)
     trial = take_trial()
     end_trial = begin_trial(trial, place.rank) if trial is not None else None
     choice = take_choice()
