@@ -23,6 +23,7 @@ STEP_SKIPPED = "npu_bridge/step_skipped"  # boolean scalars: True when this step
 # Parts of each optimizer's latest update. These keys are not strings, so that TensorFlow does not export them.
 GRADIENTS = ("npu_bridge", "gradients")
 PIPELINES = ("npu_bridge", "pipelines")
+COLLAPSE_HOOKS = ("npu_bridge", "collapse_hooks")  # names of the hooks that name the operator of a first NaN
 UPDATES = ("npu_bridge", "updates")  # operators that compute new values of variables and of optimizers' state
 
 

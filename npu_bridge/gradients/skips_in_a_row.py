@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
+from npu_bridge.gradients.collections import COLLAPSE_HOOKS
 
 # A scale falls to 1 within some dozens of steps; this many skips at one scale have another cause (our limit).
 MOST_IN_A_ROW = 100
@@ -23,13 +25,16 @@ class SkipsInARow:
     Attributes:
       count: number of consecutive skipped steps.
       scale: the loss scale of the last step; None without loss scaling.
+      graph: the argument.
 
     Args:
       scale: the loss scale before the first step, if it is known.
+      graph: the graph of the session that trains; None in `model.fit`, which has no hooks.
     """
 
-    def __init__(self, scale: float | None = None):
+    def __init__(self, scale: float | None = None, graph: Any = None):
         self.count, self.scale = 0, scale
+        self.graph = graph
         self._not_caused_by_scale = 0
 
     def add(self, skipped: bool, scale: float | None, loss: float | None = None, steps: int = 1) -> None:
@@ -46,30 +51,39 @@ class SkipsInARow:
         self.count += skipped * (1 if has_moved else steps)
         # Callers that raise an error at this count do so in the same step.
         if self.count > MOST_IN_A_ROW:
-            _warn_of_skips(scale)
+            _warn_of_skips(scale, self.graph)
         is_not_caused_by_scale = scale is None or scale <= 1 or not math.isfinite(loss or 0.0)
         before, self._not_caused_by_scale = (
             self._not_caused_by_scale,
             self._not_caused_by_scale + steps if skipped and is_not_caused_by_scale else 0,
         )
         if before < MOST_NOT_CAUSED_BY_SCALE <= self._not_caused_by_scale:
-            _warn_of_cause(scale, loss)
+            _warn_of_cause(scale, loss, self.graph)
 
 
-def _warn_of_skips(scale: float | None) -> None:
+def _naming(graph: Any) -> str:
+    """Returns how to find the operator that makes the first NaN or Inf."""
+    if graph is None:
+        return "tf.debugging.enable_check_numerics() at the start of the script names the operator."
+    if graph.get_collection(COLLAPSE_HOOKS):
+        return "If the next steps are skipped, too, LossScaleCollapseHook names the operator."
+    return "Add a npu_bridge.reporting.LossScaleCollapseHook to the hooks: it names the operator."
+
+
+def _warn_of_skips(scale: float | None, graph: Any) -> None:
     """Warns once, on rank 0, that all steps are skipped."""
     if environment.probable_rank() != 0:
         return
     problem = f"more than {MOST_IN_A_ROW} steps in a row were skipped, so nothing is trained"
     got = "gradients with a NaN or Inf" + ("" if scale is None else f", at a loss scale of {scale:g}")
     fix = (
-        "If the scale is too high, use npu_bridge.amp.DynamicLossScaleManager.apex(), which finds a scale. Else add a "
-        "npu_bridge.reporting.LossScaleCollapseHook to the hooks of the session or Estimator: it names the operator."
+        "If the scale is too high, use npu_bridge.amp.DynamicLossScaleManager.apex(), which finds a scale. "
+        f"{_naming(graph)}"
     )
     say_once(logging.WARNING, message("loss scale", problem, "finite gradients on all ranks", got, fix))
 
 
-def _warn_of_cause(scale: float | None, loss: float | None) -> None:
+def _warn_of_cause(scale: float | None, loss: float | None, graph: Any) -> None:
     """Warns once, on rank 0, that steps are skipped for a reason other than the loss scale."""
     if environment.probable_rank() != 0:
         return
@@ -78,8 +92,7 @@ def _warn_of_cause(scale: float | None, loss: float | None) -> None:
     got = f"a loss of {'unknown value' if loss is None else f'{loss:g}'}"
     got += " without a loss scale" if scale is None else f" at a loss scale of {scale:g}"
     fix = (
-        "Look for log(0), 0/0, a row of attention that is masked altogether, or values beyond 65504 in 16 bits. A "
-        "npu_bridge.reporting.LossScaleCollapseHook among the hooks names the operator, and so does "
-        "tf.debugging.enable_check_numerics() in Keras."
+        "Look for log(0), 0/0, a row of attention that is masked altogether, or values beyond 65504 in 16 bits. "
+        f"{_naming(graph)}"
     )
     say_once(logging.WARNING, message("loss scale", problem, expected, got, fix))

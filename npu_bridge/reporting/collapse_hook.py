@@ -11,7 +11,7 @@ from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals.graphs import opened_for_changes
-from npu_bridge.gradients.collections import LOSS_SCALE_STATE, STEP_SKIPPED
+from npu_bridge.gradients.collections import COLLAPSE_HOOKS, LOSS_SCALE_STATE, STEP_SKIPPED
 from npu_bridge.gradients.skips_in_a_row import MOST_IN_A_ROW
 from npu_bridge.graph.operators import BACK_EDGES, needed_ops
 from npu_bridge.graph.run import run_of
@@ -60,6 +60,11 @@ class LossScaleCollapseHook(StepHook):
         check_count("LossScaleCollapseHook", "most_in_a_row", most_in_a_row, "Leave most_in_a_row out for 100.")
         self._most_in_a_row = most_in_a_row
         self._feeds = None
+
+    def begin(self):
+        """Finds the tensors of the graph, and notes in the graph that this hook is there."""
+        super().begin()
+        self._graph.add_to_collection(COLLAPSE_HOOKS, type(self).__name__)
 
     def after_run(self, run_context, run_values):
         """Keeps the feeds of the run, for one more run with the same feeds."""

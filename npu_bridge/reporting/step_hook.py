@@ -56,8 +56,8 @@ class StepHook(tf.estimator.SessionRunHook):
 
     def begin(self):
         """Finds the tensors of the graph that is about to run."""
-        self._skips = SkipsInARow()
         graph = tf.compat.v1.get_default_graph()
+        self._skips = SkipsInARow(graph=graph)
         candidates = {
             "loss": self._find_loss(graph),
             "loss_scale": _latest(graph, LOSS_SCALE),

@@ -28,6 +28,7 @@ class SkipsHook(tf.estimator.SessionRunHook):
 
     def before_run(self, run_context):
         graph, asked = run_context.session.graph, run_context.original_args
+        self._skips.graph = graph
         names = [name for name in (STEP_SKIPPED, LOSS_SCALE, UNSCALED_LOSS) if graph.get_collection_ref(name)]
         latest = {name: graph.get_collection_ref(name)[-1] for name in names}
         skipped, loss = latest.get(STEP_SKIPPED), latest.pop(UNSCALED_LOSS, None)

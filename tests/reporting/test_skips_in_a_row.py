@@ -18,7 +18,7 @@ from npu_bridge.npu_init import (
     npu_callbacks_append,
     npu_keras_optimizer,
 )
-from npu_bridge.reporting import HistoryHook, ProgressHook, ReportCallback
+from npu_bridge.reporting import HistoryHook, LossScaleCollapseHook, ProgressHook, ReportCallback
 from tests.reporting.stepping import run_steps
 
 tf1 = tf.compat.v1
@@ -69,6 +69,21 @@ def test_skips_that_no_scale_prevents_are_told_early(skipped, scales, loss, told
     assert len(said) == told and all(len(text) < LONGEST_MESSAGE for text in said)
 
 
+@pytest.mark.parametrize("hooks, advice", [([], "Add a npu_bridge"), ([LossScaleCollapseHook()], "If the next steps")])
+def test_a_hook_that_is_there_is_not_advised(hooks, advice, tmp_path, caplog):
+    run_steps([HistoryHook(str(tmp_path / "history.jsonl")), *hooks], [np.nan] * 10, [True] * 10, [1.0] * 10)
+    (said,) = warnings_in(caplog, IN_VAIN)
+    assert f"16 bits. {advice}" in said
+
+
+@pytest.mark.parametrize("rate, told", [(1e30, 1), (0.01, 0)])
+def test_keras_tells_of_a_loss_that_is_nan_where_no_step_is_skipped(rate, told, caplog):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[2])])
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(rate)), "mse")
+    model.fit(np.ones([12, 2]), np.zeros([12, 1]), batch_size=1, verbose=0, callbacks=npu_callbacks_append([]))
+    assert len(warnings_in(caplog, "loss: it is NaN. Expected a number; got NaN in fit.")) == told
+
+
 def test_keras_tells_early_that_a_row_of_attention_is_masked(caplog):
     """In O1 the mask is -Inf, and of a row of nothing else the maximum cannot be subtracted."""
     layers = tf.keras.layers
@@ -82,6 +97,7 @@ def test_keras_tells_early_that_a_row_of_attention_is_masked(caplog):
     assert int(levels.optimizer.skipped_steps) == 20
     (said,) = warnings_in(caplog, IN_VAIN)
     assert "got a loss of nan at a loss scale of" in said
+    assert "LossScaleCollapseHook" not in said, "fit has no hooks"
 
 
 def test_a_plain_estimator_tells_it_without_a_hook(tmp_path, caplog):

@@ -6,6 +6,7 @@ import logging
 import zlib
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
@@ -30,8 +31,8 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
     model without an input shape has no weights before its first batch, so the broadcast follows that batch. With a
     single rank nothing is sent.
 
-    The callback also warns if all steps are skipped, so that nothing is trained: see `SkipsInARow`. It checks this
-    after ten steps and at the end of each epoch. At the end of an epoch, rank 0 also warns once if weights are NaN or
+    The callback also warns if all steps are skipped, so that nothing is trained: see `SkipsInARow`. Without a loss
+    scale, it warns if the loss is NaN. It checks this after ten steps and at the end of each epoch. At the end of an epoch, rank 0 also warns once if weights are NaN or
     Inf.
 
     Args:
@@ -87,6 +88,8 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
 
     def _count_skips(self, logs):
         before, self._before = self._before, self._optimizer_numbers()
+        if getattr(self.model.optimizer, "skipped_steps", None) is None:
+            _warn_of_nan((logs or {}).get("loss"))
         if before is None or before.skipped_steps == self._before.skipped_steps:
             return
         steps = int(self._before.skipped_steps - before.skipped_steps)
@@ -109,6 +112,16 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
             return
         session = tf.compat.v1.keras.backend.get_session()
         session.run(broadcast_global_variables(self._root_rank))
+
+
+def _warn_of_nan(loss: Any) -> None:
+    """Warns once, on rank 0, if the loss is NaN and no step is skipped."""
+    if loss is not None and np.isnan(float(loss)) and collective.current().rank == 0:
+        fix = (
+            "Lower the learning rate, or look for a log(0), a 0/0 or a NaN in the batch. With "
+            "FixedLossScaleManager(1), npu_keras_optimizer skips such steps on all ranks."
+        )
+        say_once(logging.WARNING, message("loss", "it is NaN", "a number", "NaN in fit", fix))
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
