@@ -51,6 +51,21 @@ with tf.Session(graph=tf.Graph()) as session:
 """
 
 
+# Of docs/keras.md, with Keras 3 where it is installed: a training to its export, what serves it, one that resumes.
+KERAS_PAGE = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "keras.md").read_text(), re.DOTALL)
+WHOLE = next(code for code in KERAS_PAGE if "model.export(" in code)
+SERVING = next(code for code in KERAS_PAGE if "saved_model.load(" in code)
+RESUMING = next(code for code in KERAS_PAGE if "ResumeCallback(" in code)
+LOSING = """
+class Lose(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 5:
+            1 / (1 - rank)
+
+
+callbacks = [Lose(), """
+
+
 class Desk:
     """A folder with a person's scripts, and what was printed there so far."""
 
@@ -238,3 +253,53 @@ def test_20_export(desk):
     desk.write("export.py", "from npu_bridge.npu_init import *\n" + EXPORT)
     answer = shown(desk.type("python", "export.py"), r"^the exported model says")
     assert float(answer.rsplit(" ", 1)[1]) == pytest.approx(10.0, abs=0.5)
+
+
+def changed(text, *pairs):
+    """A script with changes, each of which it needs."""
+    for old, new in pairs:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+@pytest.mark.slow("tests/reporting has the message")
+def test_21_let_the_loss_of_fit_diverge_and_cure_it(desk):
+    """Without a loss scale, the loss is NaN, and a line says so; the manager that it names skips, and training ends."""
+    imported = "import npu_callbacks_append, ", "import FixedLossScaleManager, npu_callbacks_append, "
+    rate, long = "Adam(0.01)", ("batch_size=32", "batch_size=32, epochs=3")
+    desk.write("diverges_keras.py", changed(KERAS_PAGE[0], (rate, "SGD(1e30)")))
+    advice = shown(desk.type("npu-run", "-np", "2", "diverges_keras.py"), r"loss: it is NaN")
+    assert "Lower the learning rate" in advice and "FixedLossScaleManager(1)" in advice
+    desk.write("skips.py", changed(KERAS_PAGE[0], imported, (f"{rate})", "SGD(1e30), FixedLossScaleManager(1))"), long))
+    shown(desk.type("npu-run", "-np", "2", "skips.py"), r"10 steps in a row were skipped.*enable_check_numerics\(\)")
+    desk.write("cured.py", changed(KERAS_PAGE[0], (rate, "SGD(0.01)")))
+    assert not any("it is NaN" in line for line in desk.type("npu-run", "-np", "2", "cured.py"))
+
+
+@pytest.mark.slow("tests/ranks has the message")
+def test_22_resume_fit_from_another_model(desk):
+    desk.write("resume.py", RESUMING)
+    desk.type("npu-run", "-np", "2", "resume.py")
+    desk.write("wider.py", changed(RESUMING, ("keras.layers.Dense(1)", "keras.layers.Dense(4), keras.layers.Dense(1)")))
+    lines = desk.type("npu-run", "-np", "2", "wider.py", code=1)
+    assert "resumed.keras is a checkpoint of another model" in lines[-1] and "Use another path" in lines[-1], lines
+    assert "\n".join(lines).count("Traceback") == 1 and len(lines) <= 12, lines
+
+
+@pytest.mark.slow("another training; tests/npu_run has how jobs end")
+def test_23_lose_a_rank_of_fit(desk):
+    desk.write("loses_keras.py", changed(WHOLE, ("callbacks = [keras", f"{LOSING.strip()} keras")))
+    lines = desk.type("npu-run", "-np", "2", "loses_keras.py", code=1)
+    assert re.match(r"npu-run: rank 1 .*ZeroDivisionError", lines[-1]), lines
+    assert "\n".join(lines).count("Traceback") == 1, lines
+
+
+@pytest.mark.slow("two more trainings; tests/parity has exported models")
+def test_24_export_the_model_of_fit(desk):
+    desk.write("whole.py", WHOLE)
+    desk.type("npu-run", "-np", "2", "whole.py")
+    desk.write("serve.py", SERVING)
+    served = shown(desk.type("npu-run", "serve.py"), r"^kinds \[")
+    guessed, expected = re.findall(r"\[([\d ]+)\]", served)
+    assert sum(one == other for one, other in zip(guessed.split(), expected.split())) >= 4

@@ -155,6 +155,24 @@ def test_what_cannot_be_resumed_is_refused(tmp_path):
         ResumeCallback(tmp_path / "model.keras").restore(model)
 
 
+@pytest.mark.parametrize("package", ["tensorflow.keras", "keras"])
+def test_the_checkpoint_of_another_model_is_named(package, tmp_path):
+    keras = tf.keras if package == "tensorflow.keras" else pytest.importorskip("keras")
+    path = tmp_path / "model.keras"
+
+    def model(units):
+        made = keras.Sequential([keras.layers.Input([8]), keras.layers.Dense(units)])
+        made.compile(npu_keras_optimizer(keras.optimizers.Adam()), "mse")
+        made.optimizer.build(made.trainable_variables)
+        return made
+
+    model(1).save(path)
+    assert ResumeCallback(path).restore(model(1)) == 0
+    expected = r"is a checkpoint of another model. Expected a variable of shape \(8, 2\); got one of shape \(8, 1\)."
+    with pytest.raises(ValueError, match=expected):
+        ResumeCallback(path).restore(model(2))
+
+
 class _Die(tf.keras.callbacks.Callback):
     """Ends a training after two batches, with no callback's end."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import weakref
 import zipfile
 
@@ -90,7 +91,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
           The number of batches that this model was trained on, including skipped steps; the same number on every rank.
         Raises:
           ValueError: the optimizer is a legacy optimizer, or the model has no weights yet because its input shape is
-            unknown.
+            unknown, or the saved model is another one.
         Ranks: collective.
         """
         optimizer = model.optimizer
@@ -107,7 +108,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
                 got = "a model without an input shape"
                 raise ValueError(message("ResumeCallback", "the model has no weights yet", "a built model", got, fix))
             optimizer.build(model.trainable_variables)
-            model.load_weights(path)
+            _load(model, path)
             reset_restarting_state(optimizer)
             self._batches_done = _batches_done(optimizer) if done is None else done
             saved, counters = _read_json(path, _NUMBERS), _read_json(path, _COUNTERS)
@@ -258,6 +259,22 @@ def _read_batches_done(path):
 def _read_json(path, name):
     with zipfile.ZipFile(path) as saved:
         return json.loads(saved.read(name)) if name in saved.namelist() else {}
+
+
+def _load(model, path):
+    """Loads a saved model; raises ValueError with the shapes if it is another model."""
+    try:
+        model.load_weights(path)
+    except ValueError as error:
+        shapes = re.findall(r"shape[ =](\([\d, ]*\))", str(error))  # of the variable, and in the file
+        if len(shapes) < 2:
+            raise
+        problem, fix = (
+            f"{path} is a checkpoint of another model",
+            "Use another path, or build the model that was saved.",
+        )
+        got = f"one of shape {shapes[1]}"
+        raise ValueError(message("ResumeCallback", problem, f"a variable of shape {shapes[0]}", got, fix)) from None
 
 
 def _callbacks_with_counters(callbacks):
