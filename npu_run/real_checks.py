@@ -30,7 +30,8 @@ _OURS = ("npu_bridge.", "npu_device.", "hccl.")
 # Modules whose calls only check their arguments; for calls of other modules, only the signature is checked.
 _CHECKING_MODULES = re.compile(
     r"npu_bridge\.(hccl\.hccl_ops|operators\.\w+|amp\.(apex|loss_scale|groups|configuration)|boost\.config|"
-    r"gradients\.(freeze_schedule|stage|sync|stages\.\w+)|optimizers\.(choose|rules\.\w+|keras|keras_legacy|tf1)|"
+    r"gradients\.(checkpoints\.sync|freeze_schedule|stage|stages\.\w+)|"
+    r"optimizers\.(choose|rules\.\w+|keras|keras_legacy|tf1)|"
     r"estimator\.(profiler|npu_(\w+_)?ops)|estimator\.npu\.(checks|model_fn|npu_callbacks|npu_config|npu_dynamic_rnn|"
     r"npu_estimator|npu_hook|npu_loss_scale_\w+|npu_optimizer|npu_scope)|reporting\.\w+_hook|"
     r"session\.(average_metrics|best_checkpoint|end_together\w*))|hccl\.split\.api|npu_device\.(ops|train\.\w+)"
