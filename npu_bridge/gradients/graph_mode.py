@@ -1,4 +1,7 @@
-"""Provides conditions and state variables that work alike in TF 1 graphs, functions and eager execution."""
+"""Provides conditions and state variables that work alike in TF 1 graphs, functions and eager execution.
+
+Also makes a TF 1 graph initialise the variables of Keras optimizers in any order.
+"""
 
 from __future__ import annotations
 
