@@ -52,7 +52,7 @@ _RANGE = re.compile(r"\s+\[x>=\d+\]$")  # click appends it to the help of a numb
 _OPTIONS = {
     "Ranks": (
         *("size", "hosts", "hostfile", "rank_table", "restarts", "stall_secs"),
-        *("least", "most", "hosts_from", "wait_secs", "cool_down_secs", "collectives"),
+        *("least", "most", "hosts_from", "wait_secs", "cool_down_secs", "collectives", "open_ports"),
     ),
     "Output": ("out", "logs", "timeline", "repeat", "vary"),
     "The script": ("settings", "era", "trees"),
@@ -177,6 +177,7 @@ def _check_finite(context: click.Context, option: click.Parameter, number: float
     metavar="ENGINE",
     help="horovod (the default, if installed) or tensorflow.",
 )
+@click.option("--allow-open-ports", "open_ports", is_flag=True, help="For tensorflow: open ports to hosts.")
 @settings_option
 @source_options
 @click.version_option(__version__, prog_name="npu-run")
@@ -199,6 +200,7 @@ def run_script(
     repeat: int | None,
     vary: str,
     collectives: str | None,
+    open_ports: bool,
     settings: tuple[str, ...],
     era: int | None,
     trees: tuple[str, ...],
@@ -207,13 +209,14 @@ def run_script(
 ):
     """Runs the Python file SCRIPT on N ranks, or runs a command.
 
-    A single rank runs as a plain process, without Horovod. When a rank fails, the launcher stops the others and names
-    the failed rank in its last line.
+    A single rank is a plain process. If a rank fails, the job ends and names it.
     """
     with contextlib.ExitStack() as outputs:
         try:
             if collectives is not None:
                 environment.write_variable(environment.COLLECTIVES, collectives)
+            if open_ports:
+                environment.write_variable(environment.OPEN_PORTS, 1)
             tasks_wait_secs = WAIT_SECS if wait_secs is None else wait_secs
             task = None if any((size, hosts, hostfile, rank_table, hosts_from)) else find_task(sys.argv[1:])
             if task is not None and task.number > 0:
@@ -226,8 +229,8 @@ def run_script(
             recording = None if timeline is None else Recording.of_text(timeline, out or "timeline")
             plan = tasks.plan() if tasks else plan_job(size, hosts, hostfile, rank_table)
             elastic, plan = _elastic_bounds(click.get_current_context().params, plan, bool(tasks))
-            unsupported = engine_of_ranks.unsupported_job_reason
-            problem = unsupported(plan.is_local and not tasks, elastic is not None) if plan.size > 1 else ""
+            is_on_one_machine = plan.is_local or len(plan.slots) == 1
+            problem = engine_of_ranks.unsupported_job_reason(is_on_one_machine) if plan.size > 1 else ""
             if problem:
                 raise LaunchError(problem)
             repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out or "repeats"))

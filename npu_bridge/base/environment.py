@@ -43,6 +43,7 @@ IMPOSED_OPTIONS = "NPU_RUN_OPTIONS"  # options that npu-run sets in place of the
 SETTINGS = "NPU_RUN_SET"  # the NAME=VALUE of npu-run --set, as a JSON list
 SETTINGS_READ = "NPU_RUN_SET_READ"  # 1 once an NPURunConfig of this process has read NPU_RUN_SET
 COLLECTIVES = "NPU_COLLECTIVES"  # horovod or tensorflow, which npu-run --collectives sets
+OPEN_PORTS = "NPU_ALLOW_OPEN_PORTS"  # 1, which npu-run --allow-open-ports sets
 VERBOSE = "NPU_BRIDGE_VERBOSE"  # 1: show everything that TensorFlow prints
 # The variables that `fill_rank_variables` sets for each rank.
 RANK_VARIABLES = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID", "DEVICE_INDEX", "JOB_ID")

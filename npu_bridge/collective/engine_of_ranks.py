@@ -32,21 +32,31 @@ def describe_engine() -> str:
     """Returns a sentence about the engine, to print at the start of a job; "" for Horovod, which users expect."""
     if engine() == "horovod":
         return ""
-    way = "leave out --collectives" if _has_horovod() else f"install it: {FIX_HOROVOD}"
-    return f"tensors go through TensorFlow's own collectives. For several hosts, use Horovod ({way})"
+    way = _way_to_horovod()
+    return f"tensors go through TensorFlow's own collectives. For faster small transfers, use Horovod ({way})"
 
 
-def unsupported_job_reason(is_on_one_machine: bool, is_elastic: bool, got: str = "") -> str:
+def unsupported_job_reason(is_on_one_machine: bool, got: str = "") -> str:
     """Returns why the engine cannot run a job, with the cure; "" if it can.
 
     Args:
-      got: a further property of the job that TensorFlow's own operators do not support; "" for none.
+      got: a property of the job that TensorFlow's own operators do not support; "" for none.
     """
-    if engine() == "horovod" or (is_on_one_machine and not is_elastic and not got):
+    if engine() == "horovod":
         return ""
-    got = got or ("an elastic job" if is_elastic else "ranks on several hosts, or tasks of a cluster")
-    fix = "leave out --collectives and NPU_COLLECTIVES" if _has_horovod() else f"install Horovod: {FIX_HOROVOD}"
+    if got:
+        return (
+            f"TensorFlow's own collectives cannot run this job. Expected ranks that npu-run -np N or -H starts; got "
+            f"{got}. To use Horovod, {_way_to_horovod()}"
+        )
+    if is_on_one_machine or environment.is_flag_on(environment.OPEN_PORTS):
+        return ""
     return (
-        f"TensorFlow's own collectives cannot run this job. Expected ranks that npu-run -np N starts on one machine; "
-        f"got {got}. To use Horovod, {fix}"
+        f"TensorFlow's own collectives open ports that ask for no secret. Expected --allow-open-ports for several "
+        f"hosts; got none. Add it if you trust the network and all users of the hosts (docs/security.md). To use "
+        f"Horovod instead, {_way_to_horovod()}"
     )
+
+
+def _way_to_horovod():
+    return "leave out --collectives and NPU_COLLECTIVES" if _has_horovod() else f"install it: {FIX_HOROVOD}"

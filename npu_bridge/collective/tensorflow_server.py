@@ -4,7 +4,7 @@ One server serves eager execution, functions and the sessions of TF 1 graphs. It
 tensor. So a rank of `npu-run` announces the server before the script begins; the first tensor or session starts it.
 
 TensorFlow's servers listen on all addresses and accept requests of anyone. So a filter in the system's kernel drops all
-packets for the server's port that do not come from this machine. `docs/security.md` describes the limits of this.
+packets for the server's port that do not come from a host of the job. `docs/security.md` describes the limits of this.
 """
 
 from __future__ import annotations
@@ -19,29 +19,24 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from npu_bridge.base import environment, reading
+from npu_bridge.base.address import address_towards
 from npu_bridge.base.session_wrapper import change_settings
 from npu_bridge.base.tf_internals.servers import serve_from_first_use, start_serving
 from npu_bridge.base.tf_internals.sessions import default_session_config, has_eager_context
 from npu_bridge.collective import engine_of_ranks, rendezvous
+from npu_bridge.collective.key_value_server import read_host
 from npu_bridge.collective.key_value_store import KeyValueStore
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-_HOST = "127.0.0.1"
+_HOST, _LOOPBACK = "127.0.0.1", "127."
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER of Linux, which Python does not name
 _LISTENS = "0A"  # state of a socket in /proc/net/tcp
-# Instructions for the filter (code, jump if true, jump if false, value): does the packet have an IPv4 source 127.*?
-_FROM_THIS_MACHINE = (
-    (0x30, 0, 0, 0xFFF00000),  # the byte with the version of the packet
-    (0x54, 0, 0, 0xF0),
-    (0x15, 0, 4, 0x40),
-    (0x20, 0, 0, 0xFFF0000C),  # its source
-    (0x54, 0, 0, 0xFF000000),
-    (0x15, 0, 1, 0x7F000000),
-    (0x06, 0, 0, 0xFFFFFFFF),  # takes all of it
-    (0x06, 0, 0, 0),  # drops it
-)
+# Instructions for the filter are a code, a jump if true, a jump if false, and a value.
+_TAKE, _DROP = (0x06, 0, 0, 0xFFFFFFFF), (0x06, 0, 0, 0)
+_IF_NOT_IPV4 = ((0x30, 0, 0, 0xFFF00000), (0x54, 0, 0, 0xF0), (0x15, 1, 0, 0x40))  # the byte with the packet's version
+_SOURCE = (0x20, 0, 0, 0xFFF0000C)  # the address that the packet comes from
 
 
 class NoServerError(RuntimeError):
@@ -60,14 +55,16 @@ class Server:
         self._rank, self._size = place.rank, place.size
         self._addresses = KeyValueStore("tensorflow_servers")
         _check_job(self._addresses, place)
+        self._host = _HOST if place.local_size == place.size else _address_for_others(self._addresses)
+        self._hosts = {self._host}
         # Bound without listening, so that only the server of this process can get the port when it starts.
         self._port = socket.socket()
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._port.bind((_HOST, 0))
-        number = self._port.getsockname()[1]
-        self.target = f"grpc://{_HOST}:{number}"
-        self._addresses.put(self._rank, f"{_HOST}:{number}")
-        serve_from_first_use(self._describe, self._accept_this_machine_only)
+        self._port.bind((self._host, 0))
+        own = f"{self._host}:{self._port.getsockname()[1]}"
+        self.target = f"grpc://{own}"
+        self._addresses.put(self._rank, own)
+        serve_from_first_use(self._describe, self._accept_hosts_only)
         change_settings(self._settings_with_server)
 
     def start(self) -> None:
@@ -86,7 +83,10 @@ class Server:
             )
         cluster = cluster_pb2.ClusterDef()
         for rank in range(self._size):
-            cluster.job.add(name=_job_name(rank)).tasks[0] = self._addresses.get(rank)
+            address = self._addresses.get(rank)
+            cluster.job.add(name=_job_name(rank)).tasks[0] = address
+            self._hosts.add(_check_route(address.partition(":")[0], self._host))
+        _bypass_proxies(self._hosts)
         own = tensorflow_server_pb2.ServerDef(cluster=cluster, job_name=_job_name(self._rank), protocol="grpc")
         own.default_session_config.CopyFrom(settings)
         self._set_leader(own.default_session_config)
@@ -114,12 +114,12 @@ class Server:
     def _set_leader(config):
         config.experimental.collective_group_leader = f"/job:{_job_name(0)}/replica:0/task:0"
 
-    def _accept_this_machine_only(self):
-        """Makes the server's port accept packets from this machine only; does nothing outside of Linux."""
+    def _accept_hosts_only(self):
+        """Makes the server's port accept packets from the job's hosts only; does nothing outside of Linux."""
         if not sys.platform.startswith("linux"):
             return
         listening = _listening_sockets(self._port.getsockname()[1])
-        codes = [struct.pack("HBBI", *instruction) for instruction in _FROM_THIS_MACHINE]
+        codes = [struct.pack("HBBI", *instruction) for instruction in _filter_of_sources(self._hosts)]
         program = ctypes.create_string_buffer(b"".join(codes))
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
@@ -134,7 +134,7 @@ def process_server() -> Server:
     """Returns the server of this rank; the first call announces the server.
 
     Raises:
-      NoServerError: `npu-run` did not start this rank, or the job is elastic or runs on several machines.
+      NoServerError: `npu-run` did not start this rank, the job is elastic, or its hosts do not reach each other.
     """
     return Server()
 
@@ -157,10 +157,48 @@ def _check_job(store, place):
         got = "ranks of another launcher"
     elif has_eager_context():
         got = "a rank that has made tensors before npu-run could make it a server"
-    is_elastic = environment.is_flag_on("HOROVOD_ELASTIC")
-    problem = engine_of_ranks.unsupported_job_reason(place.local_size == place.size, is_elastic, got)
+    elif environment.is_flag_on("HOROVOD_ELASTIC"):
+        got = "an elastic job of horovodrun"
+    problem = engine_of_ranks.unsupported_job_reason(place.local_size == place.size, got)
     if problem:
         raise NoServerError(f"npu_bridge.collective: {problem}.")
+
+
+def _address_for_others(store):
+    """Returns this machine's address for other hosts: that from which it reaches the launcher's machine."""
+    address = address_towards(read_host(store.address))
+    if not address or address.startswith(_LOOPBACK):
+        raise NoServerError(
+            f"npu_bridge.collective: a rank's address is unknown. Expected an IPv4 address that other hosts reach, on "
+            f"the route to {read_host(store.address)}; got {address or 'none'}. Name the hosts of the job by addresses."
+        )
+    return address
+
+
+def _check_route(host, own):
+    """Returns a host of the job; raises NoServerError if this machine reaches the host from an unexpected address."""
+    source = address_towards(host)
+    if source != own:
+        raise NoServerError(
+            f"npu_bridge.collective: hosts of the job are in several networks. Expected a route from {own} to {host}; "
+            f"got {f'one from {source}' if source else 'none'}. Name the hosts by addresses of one network."
+        )
+    return host
+
+
+def _bypass_proxies(hosts):
+    """Makes gRPC connect to the job's hosts directly, also if the environment names a proxy."""
+    given = environment.read_variable("no_grpc_proxy") or environment.read_variable("no_proxy")
+    environment.write_variable("no_grpc_proxy", ",".join([*filter(None, [given]), *sorted(hosts)]))
+
+
+def _filter_of_sources(hosts):
+    """Returns a filter's instructions that take the packets from hosts; from 127.*, if 127.0.0.1 is the only host."""
+    mask = 0xFF000000 if hosts == {_HOST} else 0xFFFFFFFF
+    rows = [*_IF_NOT_IPV4, _DROP, _SOURCE, (0x54, 0, 0, mask)]
+    for host in sorted(hosts):
+        rows += [(0x15, 0, 1, int.from_bytes(socket.inet_aton(host), "big") & mask), _TAKE]
+    return [*rows, _DROP]
 
 
 def _job_name(rank):

@@ -116,6 +116,11 @@ _OTHERS = (
         ),
     ),
     (
+        "NPU_ALLOW_OPEN_PORTS",
+        "Of this package. 1: TensorFlow's own collectives can open ports to other hosts.",
+        works("These ports ask for no secret. npu-run --allow-open-ports sets the variable."),
+    ),
+    (
         "NPU_BRIDGE_VERBOSE",
         "Of this package. 1: show all messages of TensorFlow about itself and about TF 1.",
         works("These messages are hidden by default. npu-run --verbose sets the variable."),

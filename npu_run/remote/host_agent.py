@@ -20,12 +20,12 @@ import time
 from collections.abc import Iterator
 from typing import Any, Callable
 
+from npu_bridge.base.address import address_towards, find_interface
 from npu_bridge.base.environment import MEMORY_FOLDER
 from npu_bridge.base.memory_folders import MemoryFolder, folder_name, make_memory_folder
 from npu_run.errors import LaunchError
 from npu_run.job.limits import FILES_OF_A_RANK, Limit, allow_open_files
 from npu_run.job.rank_process import RankProcess, Watch, rank_command, rank_defaults
-from npu_run.remote.address import address_towards, find_interface
 
 LIFE_SIGN_SECS = 1.0
 _TICK_SECS = 0.05

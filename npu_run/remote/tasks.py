@@ -25,12 +25,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple
 
 from npu_bridge.base import environment
+from npu_bridge.base.address import find_interface, own_addresses
 from npu_bridge.base.files import new_file, remove_file_with_text
 from npu_run.errors import LaunchError
 from npu_run.job.hosts import Plan
 from npu_run.job.output import JointStream
-from npu_run.remote.address import find_interface, own_addresses
-from npu_run.remote.cluster import Task
 from npu_run.remote.host import RemoteHost
 
 ADDRESS_FILE_START = rb'^\{"made_by": "npu-run"'

@@ -12,7 +12,7 @@ from npu_bridge import collective
 from npu_bridge.collective import engine_of_ranks
 from npu_bridge.collective.key_value_store import KeyValueStore
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
-from tests.npu_run.launching import npu_run, write_script
+from tests.npu_run.launching import ONE, OTHER, npu_run, write_script, write_ssh
 from tests.rank_pool import RankPools
 from tests.ranks.test_hccl_ops import gradients_of_a_list
 from tests.ranks.test_training import keras_fit_on_own_share, train_with_overflows
@@ -138,12 +138,39 @@ def test_a_killed_rank_is_named_and_the_other_is_ended(tmp_path):
     assert "rank 1 of 2" in output.splitlines()[-1] and "SIGKILL" in output.splitlines()[-1]
 
 
-def test_hosts_and_elastic_jobs_are_refused_with_the_cure(tmp_path):
+def test_several_hosts_are_refused_until_open_ports_are_allowed(tmp_path):
     script = write_script(tmp_path, "")
-    for words in (["-H", "127.0.0.1:1,one.invalid:1"], ["--min-np", 1, "-np", 2]):
-        code, output = npu_run("--collectives", "tensorflow", *words, script, cwd=tmp_path)
-        assert code == 2 and "TensorFlow's own collectives cannot run this job" in output, output
-        assert "leave out --collectives" in output
+    words = ["--collectives", "tensorflow", "-H", "127.0.0.1:1,one.invalid:1"]
+    code, output = npu_run(*words, script, cwd=tmp_path)
+    assert code == 2 and "Expected --allow-open-ports for several hosts; got none" in output, output
+    assert "leave out --collectives" in output
+    code, output = npu_run(*words, "--allow-open-ports", script, cwd=tmp_path)
+    assert "--allow-open-ports" not in output and "one.invalid" in output, output
+
+
+def test_two_hosts_meet_and_other_machines_and_proxies_stay_out(tmp_path):
+    """Both hosts are this machine, whose addresses of the loopback stand for machines outside the job."""
+    script = """
+        import socket
+        import tensorflow as tf
+        from npu_bridge import collective
+        from npu_bridge.collective.key_value_store import KeyValueStore
+        ranks = collective.current()
+        total = ranks.reduce(tf.constant([1.0 + ranks.rank]), "sum", "sum").numpy()
+        host, _, port = KeyValueStore("tensorflow_servers").get(1 - ranks.rank).rpartition(":")
+        reached = []
+        for source in (host, "127.0.0.1", "127.0.0.2"):
+            with socket.socket() as stranger:
+                stranger.settimeout(0.5)
+                stranger.bind((source, 0))
+                reached.append(stranger.connect_ex((host, int(port))) == 0)
+        print("got", host.startswith("127."), total, reached)
+        ranks.reduce(total, "sum", "end")
+    """
+    words = ["--collectives", "tensorflow", "--allow-open-ports", "-H", f"{ONE}:1,{OTHER}:1"]
+    proxies = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "no_proxy": "elsewhere"}
+    code, output = npu_run(*words, write_script(tmp_path, script), cwd=tmp_path, **write_ssh(tmp_path), **proxies)
+    assert code == 0 and output.count("got False [3.] [True, False, False]") == 2, output
 
 
 def test_without_horovod_the_line_at_the_start_says_how_to_get_it(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.lab.two_hosts import reason_for_no_hosts, two_hosts
+from tests.npu_run.launching import needs_horovod
 
 
 @pytest.fixture(scope="session")
@@ -16,9 +17,11 @@ def _network():
         yield hosts
 
 
-@pytest.fixture
-def hosts(_network):
-    """Two hosts on a link of 1 Gbit/s, with nothing running on them and the link whole."""
+@pytest.fixture(params=[pytest.param("horovod", marks=needs_horovod), "tensorflow"])
+def hosts(_network, request, monkeypatch):
+    """Two hosts on a link of 1 Gbit/s, with nothing running on them and the link whole, for each engine of ranks."""
+    monkeypatch.setenv("NPU_COLLECTIVES", request.param)
+    monkeypatch.setenv("NPU_ALLOW_OPEN_PORTS", "1")
     yield _network
     _network.end_all_processes()
     _network.fix()

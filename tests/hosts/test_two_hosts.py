@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -15,14 +16,13 @@ import tensorflow as tf
 
 from tests.goldens.models import adasum_tree
 from tests.hosts import train_by_adasum
-from tests.npu_run.launching import LIMIT_SECS, needs_horovod, read_until, wait_for, write_script
+from tests.npu_run.launching import LIMIT_SECS, read_until, wait_for, write_script
 
 pytestmark = [
     pytest.mark.slow("two hosts, whose link is shaped and cut; make test-hosts"),
     pytest.mark.hosts,
     pytest.mark.ranks(2),
     pytest.mark.timeout(900),
-    needs_horovod,
 ]
 
 TRAIN = pathlib.Path(__file__).with_name("train.py")
@@ -186,8 +186,11 @@ def test_two_hosts_combine_what_their_updates_changed(hosts, tmp_path):
         np.testing.assert_allclose(ours, weights[shown], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(velocity, velocities[rank // 2][shown], rtol=1e-4, atol=1e-5)
         assert digest == found[0][2], "weights differ between ranks"
-    for sent in job.sent_bytes:  # half of the updates up, and three of four pieces of the result
-        assert 1.2 < sent / (4 * train_by_adasum.PARAMETERS * train_by_adasum.STEPS) < 2.0
+    # Horovod sends half of the updates up, and three of four pieces of the result. TensorFlow's operators send whole
+    # tensors where Horovod sends pieces.
+    most = 2.0 if os.environ["NPU_COLLECTIVES"] == "horovod" else 7.0
+    for sent in job.sent_bytes:
+        assert 1.2 < sent / (4 * train_by_adasum.PARAMETERS * train_by_adasum.STEPS) < most
 
 
 def write_waiting(folder):

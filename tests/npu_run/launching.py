@@ -28,12 +28,35 @@ LIMIT_SECS = 300
 needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 _SHARED_OUT = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "TF_CPP_MIN_LOG_LEVEL")
 
+# Addresses for documentation: never this machine's.
+ONE, OTHER = "192.0.2.7", "192.0.2.8"
+SSH = """#!/bin/sh
+# Takes options with their values and the host, then runs the command in a bare environment, as sshd would.
+while [ "$1" != -- ]; do shift 2; done
+shift
+echo "$1" >> hosts_reached
+case $1 in
+  192.0.2.9) echo "ssh: connect to host $1 port 22: Connection refused" >&2; exit 255;;
+esac
+shift
+exec env -i PATH="$PATH" HOME="$HOME" sh -c "$*"
+"""
+
 
 def write_script(folder: Path, text: str, name: str = "train.py") -> Path:
     """Writes a script and returns its path."""
     path = folder / name
     path.write_text(textwrap.dedent(text))
     return path
+
+
+def write_ssh(folder: Path) -> dict[str, str]:
+    """Writes an `ssh` that runs commands on this machine; returns variables with which `npu-run` finds it."""
+    path = folder / "bin" / "ssh"
+    path.parent.mkdir()
+    path.write_text(SSH)
+    path.chmod(0o755)
+    return {"PATH": f"{path.parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 # For jobs that hang or in which several ranks fail: `npu-run` waits for events in place of seconds. Ranks are taken for

@@ -22,6 +22,8 @@ from npu_run.job.watched_rank import WatchedRank
 from npu_run.remote.host import RemoteHost, RemoteProcess
 from tests.npu_run.launching import (
     LIMIT_SECS,
+    ONE,
+    OTHER,
     ROOT,
     finish,
     is_alive,
@@ -30,35 +32,18 @@ from tests.npu_run.launching import (
     start,
     wait_for,
     write_script,
+    write_ssh,
 )
 from tests.npu_run.test_hosts import write_table
 from tests.npu_run.test_local_ranks import WAITING, assert_all_gone
 
 pytestmark = [pytest.mark.ranks(2), needs_horovod]
 
-# Addresses for documentation: never this machine's.
-ONE, OTHER = "192.0.2.7", "192.0.2.8"
-SSH = """#!/bin/sh
-# Takes options with their values and the host, then runs the command in a bare environment, as sshd would.
-while [ "$1" != -- ]; do shift 2; done
-shift
-echo "$1" >> hosts_reached
-case $1 in
-  192.0.2.9) echo "ssh: connect to host $1 port 22: Connection refused" >&2; exit 255;;
-esac
-shift
-exec env -i PATH="$PATH" HOME="$HOME" sh -c "$*"
-"""
-
 
 @pytest.fixture
 def ssh(tmp_path):
     """Variables for `npu_run` with which it finds our `ssh`."""
-    path = tmp_path / "bin" / "ssh"
-    path.parent.mkdir()
-    path.write_text(SSH)
-    path.chmod(0o755)
-    return {"PATH": f"{path.parent}{os.pathsep}{os.environ['PATH']}"}
+    return write_ssh(tmp_path)
 
 
 def start_waiting(folder, ssh):

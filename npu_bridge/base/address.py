@@ -17,9 +17,14 @@ def address_towards(host: str) -> str:
 
 
 def find_interface(address: str) -> str:
-    """Returns the active network interface with an IPv4 address of this machine; "" if no interface has the address."""
-    import psutil  # installed with Horovod, which several ranks need
+    """Returns the active network interface with an IPv4 address of this machine; "" if no interface has the address.
 
+    Without psutil, which is installed with Horovod, returns "": only Horovod needs the interface.
+    """
+    try:
+        import psutil
+    except ImportError:
+        return ""
     states = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():
         is_up = name not in states or states[name].isup
