@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-_ANY_PORT = 9  # nothing is sent to it
+_ANY_PORT, _FAR = 9, "192.0.2.1"  # nothing is sent to them
 
 
 def address_towards(host: str) -> str:
@@ -34,9 +34,11 @@ def find_interface(address: str) -> str:
 
 
 def own_addresses() -> list[str]:
-    """Returns the IPv4 addresses through which other machines can reach this one."""
-    import psutil
-
+    """Returns the IPv4 addresses through which other machines can reach this one; without psutil, only one of them."""
+    try:
+        import psutil
+    except ImportError:
+        return [*filter(None, [address_towards(_FAR)])]
     families = (entry for entries in psutil.net_if_addrs().values() for entry in entries)
     addresses = [entry.address for entry in families if entry.family == socket.AF_INET]
     return [address for address in addresses if not address.startswith("127.")]
