@@ -86,6 +86,12 @@ def test_a_failure_on_the_other_host_ends_the_job_with_its_reason(hosts, tmp_pat
     assert_checkpoint_is_whole(tmp_path)
 
 
+def test_a_rank_that_is_killed_on_the_other_host_is_named(hosts, tmp_path):
+    got, verdict = finish(hosts, start(hosts, tmp_path, FOR_EVER, "kill"))
+    assert got == 137
+    assert verdict.startswith("npu-run: rank 1 of 2 was killed by SIGKILL")
+
+
 def test_a_process_that_is_stopped_on_the_other_host_is_named(hosts, tmp_path):
     got, verdict = finish(hosts, start(hosts, tmp_path, FOR_EVER, "stop"))
     assert got == 124
@@ -164,6 +170,54 @@ def test_ranks_meet_on_the_link_between_them_and_a_stranger_on_it_is_refused(hos
     got, last = finish(hosts, process)
     assert got == 0
     assert last == "npu-run: 1 request(s) at the rendezvous server without this job's secret were refused"
+
+
+STRANGERS = r"""
+import os, socket, sys
+host, port, source, count = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+texts = [b"", b"GET / HTTP/1.1\r\n\r\n", preface + os.urandom(200), os.urandom(5000)]
+held, reached = [], 0
+for number in range(count):
+    stranger = socket.socket()
+    stranger.settimeout(0.5)
+    stranger.bind((source, 0))
+    if stranger.connect_ex((host, port)) == 0:
+        stranger.sendall(texts[number % len(texts)])
+        reached += 1
+    held += [stranger] if number % 5 == 0 else []
+print(reached)
+"""
+
+
+def open_ports(hosts):
+    """Returns the ports of the first host on which something listens at all addresses."""
+    words = hosts.command(0, "cat", "/proc/net/tcp", "/proc/net/tcp6")
+    rows = [line.split() for line in subprocess.run(words, capture_output=True, text=True).stdout.splitlines()]
+    places = [row[1].partition(":") for row in rows if row[3] == "0A"]
+    return {int(port, 16) for address, _, port in places if set(address) == {"0"}}
+
+
+@pytest.mark.parametrize("hosts", ["tensorflow"], indirect=True)
+def test_strangers_at_the_servers_change_no_number(hosts, tmp_path):
+    """A stranger gets in only with an address of a host, and says nothing that a server understands."""
+    subprocess.run(hosts.command(1, "ip", "address", "replace", "10.201.0.99/24", "dev", "eth0"), check=True)
+    others, weights = open_ports(hosts), []
+    for sources in ({}, {hosts.addresses[1]: 300, "10.201.0.99": 10}):
+        folder = tmp_path / str(len(sources))
+        folder.mkdir()
+        process = start(hosts, folder, 40)
+        wait_until_running(process, folder)
+        (port,) = open_ports(hosts) - others
+        for source, count in sources.items():
+            words = hosts.command(1, sys.executable, "-S", "-c", STRANGERS, hosts.addresses[0], port, source, count)
+            reached = int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+            assert reached == (count if source in hosts.addresses else 0)
+        (folder / "go").touch()
+        text, _ = process.communicate(timeout=LIMIT_SECS)
+        assert process.returncode == 0, text
+        weights += re.findall(r"weights (\S+)", text)
+    assert len(weights) == 4 and len(set(weights)) == 1
 
 
 def test_two_hosts_combine_what_their_updates_changed(hosts, tmp_path):

@@ -23,8 +23,8 @@ MISCHIEF_STEP = 10
 def misbehave(mischief):
     if mischief == "raise":
         raise ValueError("bad batch")
-    if mischief == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
+    if mischief in ("stop", "kill"):
+        os.kill(os.getpid(), signal.SIGSTOP if mischief == "stop" else signal.SIGKILL)
 
 
 def main(folder, steps, mischief):
