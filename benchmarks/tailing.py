@@ -20,7 +20,8 @@ Aims: tailing on at most 0.85 of the best loss-scaled peer and at most 0.90 of t
 never above 1.02 of tailing off; with the fused LAMB at most 0.75 of the best peer, and at most 1.15 of the limit;
 overlapping steps at most 0.95 of tailing on if the exchange is long.
 
-`--brief` leaves out tailing off and the fused optimizers. A rate of `none` is a link without limit.
+`--brief` leaves out tailing off and the fused optimizers. A rate of `none` is a link without limit; a rate of
+`loopback` runs both ranks on one host. `--collectives tensorflow` leaves out the wrappings that need Horovod.
 
 `--picture` draws a step with tailing off above one with tailing on, on one scale; `--overlap` draws overlapping
 steps.
@@ -139,9 +140,9 @@ def make_optimizer(name):
 
 def contenders(optimizer_name):
     """Returns the wrapper of the optimizer by contender."""
-    import horovod.tensorflow as hvd
     import tensorflow as tf
 
+    from npu_bridge.collective.engine_of_ranks import engine
     from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
     from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 
@@ -150,6 +151,8 @@ def contenders(optimizer_name):
         return tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer(optimizer, scale)
 
     def distributed(optimizer, name):
+        import horovod.tensorflow as hvd
+
         return hvd.DistributedOptimizer(optimizer, name=name)
 
     def ours(optimizer, is_tailing, is_distributed=True, name=None):
@@ -162,7 +165,7 @@ def contenders(optimizer_name):
         return {"adam": tf1.Adam, "lamb": functools.partial(tf1.LAMB, weight_decay=0.01)}[name](1e-4, fused=True)
 
     inner = make_optimizer
-    return {
+    made = {
         HOROVOD: lambda: distributed(inner(optimizer_name), "alone"),
         SCALED_OUTSIDE: lambda: stock_scale(distributed(inner(optimizer_name), "inside")),
         SCALED_INSIDE: lambda: distributed(stock_scale(inner(optimizer_name)), "outside"),
@@ -173,14 +176,16 @@ def contenders(optimizer_name):
         FUSED_ON: lambda: ours(fused(optimizer_name), True, name="fused_on"),
         COMPUTE_ONLY: lambda: ours(inner(optimizer_name), False, is_distributed=False, name="alone"),
     }
+    return {name: wrap for name, wrap in made.items() if engine() == "horovod" or name not in STOCK}
 
 
 def build_steps(options):
     """Builds one training step per contender, each with its own model, and the exchange alone."""
-    import horovod.tensorflow as hvd
     import tensorflow as tf
 
+    from npu_bridge import collective
     from npu_bridge.base.environment import temporary_variables
+    from npu_bridge.collective.engine_of_ranks import engine
     from npu_bridge.collective.fragments import all_reduce_bytes
     from npu_bridge.session.iterations import name_step
 
@@ -192,14 +197,20 @@ def build_steps(options):
         with tf1.variable_scope(f"contender_{number}", use_resource=True):
             loss = MODELS[options.models](tf1)
             # As with options that request steps in a row.
-            pieces = str(all_reduce_bytes(hvd.size(), overlaps=name == OVERLAPPED))
+            pieces = str(all_reduce_bytes(collective.current().size, overlaps=name == OVERLAPPED))
             with temporary_variables(lambda pieces=pieces: {"FUSION_TENSOR_SIZE": pieces}):
                 optimizer = wrap()
                 steps[name] = optimizer.apply_gradients(optimizer.compute_gradients(loss))
             if name == OVERLAPPED:
                 steps[name] = name_step(steps[name])
             variables = tf1.trainable_variables(f"contender_{number}/")
-    exchanged = hvd.grouped_allreduce([variable.read_value() for variable in variables], op=hvd.Average, name="wire")
+    values = [variable.read_value() for variable in variables]
+    if engine() == "horovod":
+        import horovod.tensorflow as hvd
+
+        exchanged = hvd.grouped_allreduce(values, op=hvd.Average, name="wire")
+    else:
+        exchanged = collective.current().all_reduce(values, "wire")
     steps[WIRE_ONLY] = tf.stack([tf.reshape(tensor, [-1])[0] for tensor in exchanged])
     return steps, sum(variable.shape.num_elements() for variable in variables), len(variables)
 
@@ -247,13 +258,17 @@ def _timed(session, name, step, barrier):
     return (time.perf_counter() - start) / steps, (time.process_time() - work) / steps
 
 
+def choose_engine(engine):
+    """Makes the ranks of the next jobs exchange tensors by an engine: "horovod" or "tensorflow"."""
+    os.environ.update(NPU_COLLECTIVES=engine, NPU_ALLOW_OPEN_PORTS="1")
+
+
 def run_ranks(script, words, rate):
     """Starts the workers of a benchmark as two ranks; returns rank 0's report and where they ran."""
     from benchmarks.lab.two_hosts import reason_for_no_hosts, two_hosts
 
     words = [script, "--worker", *words]
-    reason = reason_for_no_hosts()
-    if reason:
+    if rate == "loopback" or reason_for_no_hosts():
         command = [sys.executable, "-m", "npu_bridge.run", "-np", "2", *map(str, words)]
         text, place = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout, "loopback"
     else:
@@ -268,7 +283,7 @@ def run_ranks(script, words, rate):
 def report(result, place, optimizer, model):
     rounds = result["rounds"]
     median = {name: statistics.median(row[name][0] for row in rounds) for name in rounds[0]}
-    best = min(PEERS, key=median.get)
+    best = min((name for name in PEERS if name in median), key=median.get, default=ON)
     print(
         f"\n{model}, {optimizer}, {place}: {result['parameters'] / 1e6:.1f} million parameters in "
         f"{result['variables']} variables, {len(rounds)} rounds"
@@ -285,8 +300,9 @@ def report(result, place, optimizer, model):
             continue
         work = statistics.median(row[on][1] for row in rounds)
         limit = max(median[WIRE_ONLY], work)
+        beside = f"{ratio(on, HOROVOD):.2f} of {HOROVOD}   " if HOROVOD in median else ""
         print(
-            f"  {on}: {ratio(on, off):.3f} of {off}   {ratio(on, HOROVOD):.2f} of {HOROVOD}   "
+            f"  {on}: {ratio(on, off):.3f} of {off}   {beside}"
             f"{median[on] / limit:.2f} of the limit (exchange {median[WIRE_ONLY]:.3f} s, processor {work:.3f} s, "
             f"step without exchange {median[COMPUTE_ONLY]:.3f} s)"
         )
@@ -303,11 +319,13 @@ def main():
     parser.add_argument("--brief", action="store_true", help="neither tailing off nor fused optimizers")
     parser.add_argument("--picture", metavar="FILE", help="SVG of a step with tailing off and on")
     parser.add_argument("--overlap", metavar="FILE", help="SVG of steps that overlap")
+    parser.add_argument("--collectives", choices=("horovod", "tensorflow"), default="horovod")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         measure(options)
         return
+    choose_engine(options.collectives)
     pictures = {"--picture": options.picture, "--overlap": options.overlap}
     if any(pictures.values()) and "," in options.models + options.optimizers + options.rates:
         parser.error("a picture shows one setting: choose one of --models, one of --optimizers and one of --rates")

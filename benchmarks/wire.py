@@ -1,6 +1,9 @@
 """Measures bytes and time of one update, for every way to keep ranks together, beside Horovod's own.
 
     python benchmarks/wire.py [--rate 1gbit] [--rounds 8] [--width 577] [--batch 8] [--only PART_OF_A_NAME]
+    python benchmarks/wire.py --collectives tensorflow --rate loopback
+
+`--collectives tensorflow` leaves out Horovod's own contenders. A rate of `loopback` runs both ranks on one host.
 
 Two ranks with one core each on two hosts (network namespaces joined by a link of the given rate; without the
 permission for that, on this machine's loopback). They train one model of 20 million parameters in 60 variables, on a
@@ -36,20 +39,22 @@ SHARE = 0.01
 
 def contenders(threshold):
     """Returns the wrapper of the optimizer by contender."""
-    import horovod.tensorflow as hvd
-
     from npu_bridge import stages
+    from npu_bridge.collective.engine_of_ranks import engine
     from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 
-    def horovod(optimizer, **keywords):
-        return hvd.DistributedOptimizer(optimizer, **keywords)
+    def horovod(optimizer, name, is_half=False):
+        import horovod.tensorflow as hvd
+
+        compression = hvd.Compression.fp16 if is_half else hvd.Compression.none
+        return hvd.DistributedOptimizer(optimizer, name=name, compression=compression)
 
     def ours(optimizer, name, *added, **keywords):
         return NPUDistributedOptimizer(optimizer, name=name, stages=list(added), **keywords)
 
     made = {
-        HOROVOD: lambda opt: horovod(opt, name="horovod"),
-        HOROVOD_HALF: lambda opt: horovod(opt, name="horovod_half", compression=hvd.Compression.fp16),
+        HOROVOD: lambda opt: horovod(opt, "horovod"),
+        HOROVOD_HALF: lambda opt: horovod(opt, "horovod_half", is_half=True),
         DENSE: lambda opt: ours(opt, "dense"),
         HALF: lambda opt: ours(opt, "half", wire="float16"),
         TOP_K: lambda opt: ours(opt, "top_k", stages.TopK(SHARE)),
@@ -59,7 +64,7 @@ def contenders(threshold):
         OF_WEIGHTS: lambda opt: ours(opt, "adasum_weights", stages.Adasum(on="weights")),
         NONE: lambda opt: opt,
     }
-    return made
+    return {name: wrap for name, wrap in made.items() if engine() == "horovod" or name not in (HOROVOD, HOROVOD_HALF)}
 
 
 def step_with(wrap, gradients):
@@ -154,7 +159,7 @@ def report(result, place):
 
 
 def main():
-    from benchmarks.tailing import run_ranks
+    from benchmarks.tailing import choose_engine, run_ranks
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rate", default="1gbit", help="of each host's link, as tc writes it")
@@ -162,11 +167,13 @@ def main():
     parser.add_argument("--width", type=int, default=577, help="of 60 square layers")
     parser.add_argument("--batch", type=int, default=8, help="rows for each rank")
     parser.add_argument("--only", default="", help="contenders with this in their name")
+    parser.add_argument("--collectives", choices=("horovod", "tensorflow"), default="horovod")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         measure(options)
         return
+    choose_engine(options.collectives)
     words = [f"--{name}={getattr(options, name)}" for name in ("rounds", "width", "batch", "only")]
     report(*run_ranks(__file__, words, options.rate))
 
