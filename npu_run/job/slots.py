@@ -103,7 +103,7 @@ def _slots_of_horovod(plan: Plan) -> list[Any]:
 
 
 def _slots_in_order(plan: Plan) -> list[_Assigned]:
-    """Returns the same slots for Horovod's this machine, without Horovod: the a fill one host after the other."""
+    """Returns the slots of a plan without Horovod's launcher: ranks fill one host after the other."""
     assigned: list[_Assigned] = []
     for host, slots in ({"localhost": plan.size} if plan.is_local else plan.slots).items():
         count = min(slots, plan.size - len(assigned))

@@ -30,6 +30,7 @@ from npu_bridge.base.files import new_file, remove_file_with_text
 from npu_run.errors import LaunchError
 from npu_run.job.hosts import Plan
 from npu_run.job.output import JointStream
+from npu_run.remote.cluster import Task
 from npu_run.remote.host import RemoteHost
 
 ADDRESS_FILE_START = rb'^\{"made_by": "npu-run"'

@@ -31,9 +31,8 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
     model without an input shape has no weights before its first batch, so the broadcast follows that batch. With a
     single rank nothing is sent.
 
-    The callback also warns if all steps are skipped, so that nothing is trained: see `SkipsInARow`. Without a loss
-    scale, it warns if the loss is NaN. It checks this after ten steps and at the end of each epoch. At the end of an epoch, rank 0 also warns once if weights are NaN or
-    Inf.
+    Rank 0 also warns if all steps are skipped, so that nothing is trained (`SkipsInARow`), and once if the loss or a
+    weight is no number. It checks this after ten steps and at the end of each epoch.
 
     Args:
       root_rank: the rank whose values are sent.
@@ -48,7 +47,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         self._is_done = self._has_begun = False
         self._first_batch = None
         self._before = self._skips = None
-        self._has_bad_weights = False
+        self._has_warned_of_nan = False
         check_root_rank("NPUBroadcastGlobalVariablesCallback", root_rank)
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -83,13 +82,11 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self._count_skips(logs)
-        if not self._has_bad_weights and tf.executing_eagerly() and collective.current().rank == 0:
-            self._has_bad_weights = _warn_of_bad_weights(self.model)
 
     def _count_skips(self, logs):
         before, self._before = self._before, self._optimizer_numbers()
-        if getattr(self.model.optimizer, "skipped_steps", None) is None:
-            _warn_of_nan((logs or {}).get("loss"))
+        if not self._has_warned_of_nan and collective.current().rank == 0:
+            self._has_warned_of_nan = _warn_of_nan(self.model, (logs or {}).get("loss"))
         if before is None or before.skipped_steps == self._before.skipped_steps:
             return
         steps = int(self._before.skipped_steps - before.skipped_steps)
@@ -112,16 +109,6 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
             return
         session = tf.compat.v1.keras.backend.get_session()
         session.run(broadcast_global_variables(self._root_rank))
-
-
-def _warn_of_nan(loss: Any) -> None:
-    """Warns once, on rank 0, if the loss is NaN and no step is skipped."""
-    if loss is not None and np.isnan(float(loss)) and collective.current().rank == 0:
-        fix = (
-            "Lower the learning rate, or look for a log(0), a 0/0 or a NaN in the batch. With "
-            "FixedLossScaleManager(1), npu_keras_optimizer skips such steps on all ranks."
-        )
-        say_once(logging.WARNING, message("loss", "it is NaN", "a number", "NaN in fit", fix))
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
@@ -150,25 +137,32 @@ def broadcast_global_variables(root_rank: int) -> Any:
         return tf.group(*_broadcast_assignments(ready, root_rank))
 
 
-def _warn_of_bad_weights(model):
-    """Warns if trainable weights are NaN or Inf, and returns whether they are.
+def _warn_of_nan(model: Any, loss: Any) -> bool:
+    """Warns if the loss is NaN, or else if a weight is NaN or Inf; returns whether it has warned.
 
-    The loss does not always show this: on a CPU, TensorFlow's Relu turns NaN into 0.
+    The loss does not always show bad weights: on a CPU, TensorFlow's Relu turns NaN into 0.
     """
-    values = [(weight, tf.convert_to_tensor(weight)) for weight in model.trainable_variables]
-    bad = [
-        getattr(weight, "path", weight.name)
-        for weight, value in values
-        if value.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(value))
-    ]
-    if not bad:
-        return False
-    fix = "Lower the learning rate, and look for NaN and Inf in the data and start values of every rank"
-    if getattr(model.optimizer, "skipped_steps", None) is None:
-        fix += ". npu_keras_optimizer(opt, FixedLossScaleManager(1)) skips steps with NaN or Inf gradients on all ranks"
-    problem = f"{len(bad)} of {len(values)} trainable weights are NaN or Inf at the end of an epoch"
-    say_once(logging.WARNING, message("fit", problem, "finite weights", f"NaN or Inf in {bad[0]}", f"{fix}."))
+    fix = "Lower the learning rate, or look for a log(0), a 0/0 or a NaN in the data of any rank."
+    can_skip = getattr(model.optimizer, "skipped_steps", None) is not None
+    if not can_skip:
+        fix += " With FixedLossScaleManager(1), npu_keras_optimizer skips such steps on all ranks."
+    if loss is not None and np.isnan(float(loss)) and not can_skip:
+        text = message("loss", "it is NaN", "a number", "NaN in fit", fix)
+    else:
+        weights = list(model.trainable_variables) if tf.executing_eagerly() else []
+        bad = [weight for weight in weights if not _is_finite(weight)]
+        if not bad:
+            return False
+        problem = f"{len(bad)} of {len(weights)} trainable weights are NaN or Inf"
+        name = getattr(bad[0], "path", bad[0].name)
+        text = message("fit", problem, "finite weights", f"NaN or Inf in {name}", fix)
+    say_once(logging.WARNING, text)
     return True
+
+
+def _is_finite(weight: Any) -> bool:
+    value = tf.convert_to_tensor(weight)
+    return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))
 
 
 def _broadcast_assignments(variables, root_rank):
