@@ -106,7 +106,7 @@ def describe_changes(before: Comparison | None, now: Comparison) -> list[str]:
 
 def describe_slow_rank(comparison: Comparison, rank: int) -> str:
     """Returns a sentence about a slow rank and the time that the others wait for it."""
-    who = "they wait" if len(comparison.own_ms) > 2 else "it waits"
+    who = "the others wait" if len(comparison.own_ms) > 2 else "the other waits"
     lost = f"{who} {lost_share(comparison, rank):.0%} of the time for it"
     return f"rank {rank} is slow: {_compare_work(comparison, rank)}; {lost}"
 

@@ -19,6 +19,7 @@ from npu_bridge.npu_init import (
     npu_keras_optimizer,
 )
 from npu_bridge.reporting import HistoryHook, LossScaleCollapseHook, ProgressHook, ReportCallback
+from npu_bridge.stages import Accumulate
 from tests.reporting.stepping import run_steps
 
 tf1 = tf.compat.v1
@@ -82,6 +83,15 @@ def test_keras_tells_of_a_loss_that_is_nan_where_no_step_is_skipped(rate, told, 
     model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(rate)), "mse")
     model.fit(np.ones([12, 2]), np.zeros([12, 1]), batch_size=1, verbose=0, callbacks=npu_callbacks_append([]))
     assert len(warnings_in(caplog, "loss: it is NaN. Expected a number; got NaN in fit.")) == told
+
+
+@pytest.mark.parametrize("batches, told", [(6, "the gradients of 2 batches are not applied yet"), (8, None)])
+def test_keras_tells_of_gradients_that_wait_for_more_batches(batches, told, caplog):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[2])])
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.1), stages=[Accumulate(4)]), "mse")
+    model.fit(np.ones([batches, 2]), np.ones([batches, 1]), 1, verbose=0, callbacks=npu_callbacks_append([]))
+    said = warnings_in(caplog, "fit: the gradients of")
+    assert [text.partition(".")[0] for text in said] == ([f"fit: {told}"] if told else [])
 
 
 def test_keras_tells_early_that_a_row_of_attention_is_masked(caplog):

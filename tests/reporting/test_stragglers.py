@@ -56,8 +56,8 @@ def test_a_rank_near_the_limit_is_told_once():
 def test_the_sentences():
     four = found(100, 100, 104, 148, waiting=[0.4, 0.42, 0.38, 0.1])
     assert describe_changes(None, four) == [
-        "rank 3 is slow: its own work takes 148 ms a step, that of the others 100 ms (median); they wait 30% of the "
-        "time for it"
+        "rank 3 is slow: its own work takes 148 ms a step, that of the others 100 ms (median); the others wait 30% of "
+        "the time for it"
     ]
     assert describe_changes(four, found(100, 100, 104, 102)) == [
         "rank 3 is no longer slow: its own work takes 102 ms a step, that of the others 100 ms (median)"
@@ -114,8 +114,8 @@ def test_page_and_ending_say_when_which_rank_was_slow(history, tmp_path):
         assert f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" in section
     lines = format_ending(history, (220, 350), 1.0, StepTimes())
     assert " ".join(line.strip() for line in lines[-2:]) == (
-        "from step 300 on, rank 1 is slow: its own work takes 148 ms a step, that of the other 100 ms; it waits 30% of "
-        "the time for it"
+        "from step 300 on, rank 1 is slow: its own work takes 148 ms a step, that of the other 100 ms; the other "
+        "waits 30% of the time for it"
     )
     assert max(map(len, lines[-2:])) < 80
 

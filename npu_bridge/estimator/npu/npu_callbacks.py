@@ -14,6 +14,7 @@ from npu_bridge.base.errors import message, say_once
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.estimator.npu.checks import check_root_rank
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
+from npu_bridge.gradients.checkpoints.sync import batch_counters
 from npu_bridge.gradients.first_step.same_batches import FirstBatchOfFit
 from npu_bridge.gradients.first_step.start_values import variables_in_training
 from npu_bridge.gradients.skips_in_a_row import MOST_NOT_CAUSED_BY_SCALE, SkipsInARow
@@ -32,7 +33,8 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
     single rank nothing is sent.
 
     Rank 0 also warns if all steps are skipped, so that nothing is trained (`SkipsInARow`), and once if the loss or a
-    weight is no number. It checks this after ten steps and at the end of each epoch.
+    weight is no number. It checks this after ten steps and at the end of each epoch. At the end of `fit` it warns if
+    accumulated gradients are not applied yet.
 
     Args:
       root_rank: the rank whose values are sent.
@@ -82,6 +84,10 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self._count_skips(logs)
+
+    def on_train_end(self, logs=None):
+        if tf.executing_eagerly() and collective.current().rank == 0:
+            _warn_of_open_window(self.model.optimizer)
 
     def _count_skips(self, logs):
         before, self._before = self._before, self._optimizer_numbers()
@@ -163,6 +169,16 @@ def _warn_of_nan(model: Any, loss: Any) -> bool:
 def _is_finite(weight: Any) -> bool:
     value = tf.convert_to_tensor(weight)
     return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))
+
+
+def _warn_of_open_window(optimizer: Any) -> None:
+    """Warns if gradients of the last batches are accumulated and wait for more batches before an update."""
+    count = max(map(int, batch_counters(optimizer)), default=0)
+    if count:
+        problem = f"the gradients of {count} batch{'' if count == 1 else 'es'} are not applied yet"
+        fix = "Train on, which continues with them, or change the number of batches."
+        text = message("fit", problem, "a whole number of windows of Accumulate", f"{count} more", fix)
+        say_once(logging.WARNING, text)
 
 
 def _broadcast_assignments(variables, root_rank):
