@@ -76,10 +76,8 @@ def _warn_of_skips(scale: float | None, graph: Any) -> None:
         return
     problem = f"more than {MOST_IN_A_ROW} steps in a row were skipped, so nothing is trained"
     got = "gradients with a NaN or Inf" + ("" if scale is None else f", at a loss scale of {scale:g}")
-    fix = (
-        "If the scale is too high, use npu_bridge.amp.DynamicLossScaleManager.apex(), which finds a scale. "
-        f"{_naming(graph)}"
-    )
+    lower = "If the scale is too high, use npu_bridge.amp.DynamicLossScaleManager.apex(), which finds a scale. "
+    fix = f"{'' if scale is not None and scale <= 1 else lower}{_naming(graph)}"
     say_once(logging.WARNING, message("loss scale", problem, "finite gradients on all ranks", got, fix))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class MissingExtraError(ImportError):
-    """Raised when an optional package is not installed; the message names the extra that installs the package."""
+    """Raised when an optional package cannot be imported; the message names the extra that installs the package."""
 
 
 def import_optional(module: str, who: str, extra: str) -> Any:
@@ -16,6 +16,10 @@ def import_optional(module: str, who: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
+        is_missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == package
+        problem = "is not installed" if is_missing else f"cannot be imported ({error})"
+        again = "" if is_missing else "again "
+        option = "" if is_missing else "--force-reinstall "
         raise MissingExtraError(
-            f"{who}: {package} is not installed. Install it with: pip install 'npu-bridge[{extra}]'"
+            f"{who}: {package} {problem}. Install it {again}with: pip install {option}'npu-bridge[{extra}]'"
         ) from error

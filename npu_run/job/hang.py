@@ -20,7 +20,7 @@ SHORT_LIMIT_SECS = 20.0
 STOPPED_LIMIT_SECS = 20.0
 _CERTAIN = (
     "They wait in different places, so none can continue. Run the same collectives on every rank, in the same order; "
-    "with unequal numbers of batches, add EndTogetherCallback (Keras) or EndTogether, docs/ranks.md."
+    "EndTogetherCallback (Keras) or EndTogether ends ranks with unequal numbers of batches together, docs/ranks.md."
 )
 _CAUSES = (
     "Usual causes: code that only some ranks run, unequal numbers of batches, graphs that differ, or one slow or "

@@ -9,6 +9,9 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base import errors
+from npu_bridge.base.tf_internals import keras3
+from npu_bridge.base.tf_internals.names import HAS_ESTIMATORS
 from npu_bridge.collective.agreement import RanksDisagreeError
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, broadcast_global_variables
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
@@ -34,19 +37,19 @@ _RATE = 0.5
 class _Lines(logging.Handler):
     """Collects what is said about start values."""
 
-    def __init__(self):
+    def __init__(self, log=start_values._LOG):
         super().__init__()
-        self.lines = []
+        self.lines, self._log = [], log
 
     def emit(self, record):
         self.lines.append(record.getMessage())
 
     def __enter__(self):
-        start_values._LOG.addHandler(self)
+        self._log.addHandler(self)
         return self.lines
 
     def __exit__(self, *_):
-        start_values._LOG.removeHandler(self)
+        self._log.removeHandler(self)
 
 
 def _manager():
@@ -93,6 +96,32 @@ def _loss(variables):
 def _expected(size, steps):
     """Returns the values of all ranks after some steps from the values of rank 0."""
     return [[number - steps * _RATE * (size + 1) / 2] * 2 for number in range(4)]
+
+
+def stepped_without_an_input():
+    """A loop whose function makes the variables: a broadcast before it finds none; returns what is said."""
+    keras = keras3.load("this test")
+    model = keras.Sequential([keras.layers.Dense(1)])
+    optimizer = npu_keras_optimizer(keras.optimizers.SGD(0.1))
+    hccl_ops.broadcast(model.variables, 0)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(tf.ones([2, 2])))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    errors.say_once.cache_clear()
+    with _Lines(errors._log) as lines:
+        step()
+    return [line for line in lines if "can start from different values" in line]
+
+
+@pytest.mark.skipif(HAS_ESTIMATORS, reason="Keras 3 comes with TensorFlow 2.16 and later")
+def test_a_model_without_weights_is_to_be_built_before_its_broadcast(on_ranks):
+    said, of_rank_1 = on_ranks(2, stepped_without_an_input)
+    assert len(said) == 1 and "Begin the model with an Input or call model.build(shape). Then add" in said[0], said
+    assert of_rank_1 == []
 
 
 @in_graph

@@ -99,6 +99,14 @@ def test_a_missing_package_is_named(kind, package, monkeypatch):
         kind()
 
 
+def test_a_package_that_is_installed_and_broken_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "mlflow.py").write_text("import a_module_that_mlflow_needs")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "mlflow", raising=False)
+    with pytest.raises(MissingExtraError, match=r"mlflow cannot be imported \(No module named 'a_module_that_mlflow_n"):
+        MlflowWriter()
+
+
 def test_mlflow_has_the_numbers_in_a_store_of_files(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # asked for by MLflow 3
     mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")

@@ -77,6 +77,12 @@ def test_a_hook_that_is_there_is_not_advised(hooks, advice, tmp_path, caplog):
     assert f"16 bits. {advice}" in said
 
 
+def test_a_smaller_scale_is_not_advised_at_a_scale_of_1(tmp_path, caplog):
+    run_steps([HistoryHook(str(tmp_path / "history.jsonl"))], [1.0] * 101, [True] * 101, [1.0] * 101)
+    (said,) = warnings_in(caplog)
+    assert "If the scale is too high" not in said and "LossScaleCollapseHook" in said
+
+
 @pytest.mark.parametrize("rate, told", [(1e30, 1), (0.01, 0)])
 def test_keras_tells_of_a_loss_that_is_nan_where_no_step_is_skipped(rate, told, caplog):
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[2])])

@@ -164,8 +164,11 @@ class RankComparison:
         self._seen.update(variable.ref() for variable in [*new, *new_kept])
         with tf.init_scope():
             if not tf.executing_eagerly() or not all(variable.is_initialized() for variable in new):
-                if line:
-                    say_once(logging.WARNING, f"{self.owner}: ranks can start from different values. Add {line}.")
+                if line and collective.current().rank == 0:
+                    # A script can have broadcast the empty list of a model without weights.
+                    built = "Begin the model with an Input or call model.build(shape). Then add"
+                    text = f"{self.owner}: ranks can start from different values. {built} {line}."
+                    say_once(logging.WARNING, text)
                 return
             _broadcast_differing(self.owner, new, *_eager_access(new), line)
             _copy_to_ranks_without_values(new_kept, *_eager_access(new_kept))
