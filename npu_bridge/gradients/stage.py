@@ -169,6 +169,15 @@ class Stage(KnownKeywords):
         return None
 
 
+class SummingStage(Stage):
+    """Base class of stages that make one update from several batches; their place is one of `SUMMING_PLACES`."""
+
+    @property
+    def batches_so_far(self) -> tf.Variable | None:
+        """The variable that counts the batches since the last update; None before the first step."""
+        raise NotImplementedError
+
+
 class SynchronisingStage(Stage):
     """Base class of stages that make variables equal on all ranks after updates, instead of averaging gradients."""
 

@@ -115,8 +115,8 @@ def _check_addresses(name: str, address: str, interface: str) -> None:
     """Raises LaunchError if this machine lacks the addresses that Gloo needs for ranks here."""
     if not has_address_here(name):  # Gloo crashes without such an address, on any interface
         raise LaunchError(
-            f"Horovod needs an address of this machine by its name. Expected one that {name} leads to; got none. Add a "
-            f"line to /etc/hosts: 127.0.0.1 {name}"
+            f"Horovod cannot find this machine by name. Expected an address for the name {name}; got none. Add a line "
+            f"to /etc/hosts: 127.0.0.1 {name}"
         )
     if address == _LOCAL and not interface:
         raise LaunchError(f"no network interface that is up has the address {address}. Bring one up: ip link set lo up")

@@ -11,8 +11,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.explanation import list_pipelines
-from npu_bridge.gradients.stage import SynchronisingStage, variables_restarting_at_zero
-from npu_bridge.gradients.stages.accumulation import Accumulate
+from npu_bridge.gradients.stage import SummingStage, SynchronisingStage, variables_restarting_at_zero
 from npu_bridge.graph.variables import global_step_of
 
 _AT_THE_END, _NEVER = 0, -1  # instead of steps between checkpoints
@@ -61,7 +60,7 @@ def batch_counters(optimizer: Any) -> list:
     Args:
       optimizer: any optimizer, or a pipeline.
     """
-    stages = [stage for pipeline in _pipelines_of(optimizer) for stage in pipeline.of_type(Accumulate)]
+    stages = [stage for pipeline in _pipelines_of(optimizer) for stage in pipeline.of_type(SummingStage)]
     return [stage.batches_so_far for stage in stages if stage.batches_so_far is not None]
 
 

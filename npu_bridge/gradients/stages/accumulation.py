@@ -16,11 +16,11 @@ from npu_bridge.gradients.arithmetic import (
     zero_gradient_like,
 )
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
-from npu_bridge.gradients.stage import Stage, unknown_gradients_error
+from npu_bridge.gradients.stage import SummingStage, unknown_gradients_error
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
-class Accumulate(Stage):
+class Accumulate(SummingStage):
     """Adds up the gradients of a window of `steps` batches on each rank, and updates with the last batch of the window.
 
     Each window has one all-reduce, one overflow check, one update, one increment of `global_step` (or `iterations`,
@@ -69,7 +69,6 @@ class Accumulate(Stage):
 
     @property
     def batches_so_far(self) -> tf.Variable | None:
-        """The variable that counts the batches since the last update; None before the first step."""
         return None if self._sums is None else self._sums.counter
 
     def __copy__(self):
