@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
-import re
 import weakref
 import zipfile
 
@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
-from npu_bridge.base.errors import message
-from npu_bridge.base.files import UNFINISHED, flush, rename_unfinished
+from npu_bridge.base.errors import listed, message
+from npu_bridge.base.files import UNFINISHED, flush, rename_unfinished, temporary_folder
 from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.base.tf_internals.callers import callbacks_in_training
 from npu_bridge.collective.apart import run_in_separate_graph
@@ -262,19 +262,47 @@ def _read_json(path, name):
 
 
 def _load(model, path):
-    """Loads a saved model; raises ValueError with the shapes if it is another model."""
+    """Loads a saved model; raises ValueError that names the variables that differ if it is another model."""
     try:
         model.load_weights(path)
-    except ValueError as error:
-        shapes = re.findall(r"shape[ =](\([\d, ]*\))", str(error))  # of the variable, and in the file
-        if len(shapes) < 2:
+    except ValueError:
+        different = _list_differences(model, path)
+        if not different:
             raise
         problem, fix = (
             f"{path} is a checkpoint of another model",
             "Use another path, or build the model that was saved.",
         )
-        got = f"one of shape {shapes[1]}"
-        raise ValueError(message("ResumeCallback", problem, f"a variable of shape {shapes[0]}", got, fix)) from None
+        raise ValueError(message("ResumeCallback", problem, "this model's variables", listed(different), fix)) from None
+
+
+def _list_differences(model, path):
+    """Returns texts about the variables that a saved model has and `model` has not, or not with this shape."""
+    with temporary_folder() as folder:
+        own = os.path.join(folder, "own.keras")
+        model.save(own)
+        expected, found = _read_shapes(own), _read_shapes(path)
+    return [
+        f"{name} of shape {found.get(name, 'none')} instead of {expected.get(name, 'none')}"
+        for name in dict.fromkeys([*expected, *found])
+        if found.get(name) != expected.get(name)
+    ]
+
+
+def _read_shapes(path):
+    """Reads the shapes of a saved model's variables, except those of its optimizer, by layer and number."""
+    import h5py  # needed after an error only
+
+    shapes = {}
+
+    def add(name, part):
+        if isinstance(part, h5py.Dataset) and "/vars/" in name and "optimizer" not in name:
+            layer, _, number = name.partition("/")[2].rpartition("/vars/")
+            shapes[f"variable {number} of {layer}"] = part.shape
+
+    with zipfile.ZipFile(path) as saved, h5py.File(io.BytesIO(saved.read("model.weights.h5"))) as weights:
+        weights.visititems(add)
+    return shapes
 
 
 def _callbacks_with_counters(callbacks):
