@@ -38,8 +38,11 @@ print("weights", hashlib.sha256(b"".join(array.tobytes() for array in weights)).
 """
 EAGER_PIECES = """
 import npu_bridge.npu_init as npu, tensorflow as tf
-            *("keras", "session", "reporting", "amp", "ranks", "elastic", "stages_accumulate"),
-            *("first_distributed", "checkpoints", "loss_scale", "reading_report"),
+import keras_0, keras_1
+tf.keras.mixed_precision.set_global_policy("float32")
+import keras_4, keras_5, reporting_2, amp_0, amp_1, amp_2, amp_3, elastic_1
+import stages_accumulate_0, stages_accumulate_1, loss_scale_0, loss_scale_2, loss_scale_4, loss_scale_5
+import readme_2, first_distributed_1, checkpoints_0
 if npu.get_rank_size() == 1:
     import first_distributed_0, keras_2
 weights = [*keras_0.model.get_weights(), *keras_4.model.get_weights()]

@@ -173,9 +173,9 @@ def _assert_told(of_savers, results, pair, saving, where):
     assert not any(of_others), where
     before = {name for state in of_savers for name in state}
     after = {name for state in states for name in state}
-    of_lines = {word: [line for line in lines if f": {word}" in line] for word in ("begun", "dropped", "merged")}
+    of_lines = {word: [line for line in lines if f": {word}" in line] for word in ("missing", "dropped", "merged")}
     assert all(len(found) <= 1 for found in of_lines.values()), f"{where}: {lines}"
-    for word, names in (("begun", after - before), ("dropped", before - after)):
+    for word, names in (("missing", after - before), ("dropped", before - after)):
         assert bool(of_lines[word]) == bool(names), f"{where}: {lines}, {sorted(names)}"
         for kind in kinds_of(dict.fromkeys(names)):
             assert kind in of_lines[word][0], f"{where}: {lines}"
