@@ -50,8 +50,9 @@ class CallRecorder:
         self._recorder.see(step)
         if step in self._recorder.steps and self._profile is None:
             self._secondary.attempt(self._start)
-        profiled = self._profile.step(step) if self._profile is not None else contextlib.nullcontext()
-        with contextlib.nullcontext([]) if graphs else collected_graphs() as collected, profiled:
+        profiled: Any = self._profile.step(step) if self._profile is not None else contextlib.nullcontext()
+        collecting: Any = contextlib.nullcontext([]) if graphs else collected_graphs()
+        with collecting as collected, profiled:
             outcome = call()
         graphs.extend(collected)
         self._called[step] = graphs
