@@ -386,6 +386,7 @@ def in_a_subspace(folder):
     return model.get_weights()
 
 
+@pytest.mark.slow("one process takes these steps in the cases above")
 @pytest.mark.ranks(2)
 def test_ranks_take_the_same_steps_in_a_subspace_that_one_of_them_computes(on_ranks, tmp_path):
     model = small_model()

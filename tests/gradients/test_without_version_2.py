@@ -90,7 +90,7 @@ OF_BOOST = """
 
 
 @pytest.mark.skipif(not HAS_ESTIMATORS, reason="Keras 2 of this TensorFlow is the same; one is enough")
-@pytest.mark.few_fast(["keras"], "the other packages take the same shapes")
+@pytest.mark.slow("a start of TensorFlow each; the case below has some of these shapes")
 @pytest.mark.parametrize("calls", [OF_AMP, OF_KERAS, OF_HCCL, OF_BOOST], ids=["amp", "keras", "hccl", "boost"])
 def test_scripts_without_version_2(tmp_path, calls):
     write_script(tmp_path, BEGIN.replace("\n    ", "\n") + calls.replace("\n    ", "\n") + "\nprint('done')\n")

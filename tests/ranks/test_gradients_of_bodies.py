@@ -25,6 +25,7 @@ def train_here(name, place):
     return train(name, found, [batches[current().rank] for batches in BATCHES])
 
 
+@pytest.mark.slow("trains in every body; the cases below have the sums")
 def test_the_mean_is_trained_on(on_ranks):
     for place in BODIES:
         expected, _ = train("stock", place, np.mean(BATCHES, axis=1).tolist())

@@ -384,6 +384,7 @@ def fit_and_load(path):
     return True
 
 
+@pytest.mark.slow("an Estimator waits for the save in the same way")
 def test_weights_that_rank_0_has_saved_are_there_when_fit_returns(on_ranks, tmp_path):
     assert on_ranks(2, fit_and_load, str(tmp_path / "weights.h5")) == [True, True]
 

@@ -132,6 +132,7 @@ def _fits_by_scores(folder):
     return [fit_by_scores(tf.keras, path, *fit) for path, fit in zip(paths, fits)]
 
 
+@pytest.mark.slow("two more trainings; on one process in tests/gradients/test_keras3_callbacks.py")
 def test_callbacks_go_on_counting_in_a_resumed_fit(on_ranks, tmp_path):
     """Rates fall, the fit ends, and the best weights come back as in a fit that nothing interrupted."""
     (whole, *cut), others = on_ranks(2, _fits_by_scores, str(tmp_path))

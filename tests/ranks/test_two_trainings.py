@@ -144,7 +144,7 @@ def trained_in_threads(way, seed, folder, is_made_there):
 
 
 @pytest.mark.few_fast(
-    [f"{way}-made_before" for way in ("session", "estimator", "own_loop")] + ["session-made_in_the_thread"],
+    [f"{way}-made_before" for way in ("session", "estimator")] + ["session-made_in_the_thread"],
     "the other ways are trained fifty times",
 )
 @pytest.mark.parametrize("is_made_there", [False, True], ids=["made_before", "made_in_the_thread"])
