@@ -34,11 +34,12 @@ def find_interface(address: str) -> str:
 
 
 def own_addresses() -> list[str]:
-    """Returns the IPv4 addresses through which other machines can reach this one; without psutil, only one of them."""
+    """Returns the IPv4 addresses through which other machines can reach this one; without psutil, perhaps not all."""
     try:
         import psutil
+
+        families = (entry for entries in psutil.net_if_addrs().values() for entry in entries)
+        addresses = [entry.address for entry in families if entry.family == socket.AF_INET]
     except ImportError:
-        return [*filter(None, [address_towards(_FAR)])]
-    families = (entry for entries in psutil.net_if_addrs().values() for entry in entries)
-    addresses = [entry.address for entry in families if entry.family == socket.AF_INET]
-    return [address for address in addresses if not address.startswith("127.")]
+        addresses = [address_towards(_FAR), address_towards(socket.gethostname())]
+    return [address for address in dict.fromkeys(addresses) if address and not address.startswith("127.")]
