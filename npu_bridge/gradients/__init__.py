@@ -9,10 +9,10 @@ The core, in reading order: `step.py` defines `Step`, the data that one training
 them from options, `pipeline.py` calls the hooks, `inner.py` adapts the optimizer that updates. `optimizer.py` wraps a
 pipeline around an optimizer of TensorFlow 1, and `keras/` around a Keras optimizer.
 
-Around the core: `stages/` has a file for each kind of stage, `tailing/` orders the last all-reduces. `rank_state.py`
-keeps variables right on every rank; `checkpoints/` saves and restores, `first_step/` compares ranks. Stages import
-`stage.py` and small modules such as `arithmetic.py`, which import no stage; `recipe.py`, `pipeline.py` and the wrappers
-import the stages.
+Around the core: `stages/` has a file for each kind of stage. `tailing/` lets updates start early in graphs of other
+optimizers. `rank_state.py` keeps variables right on every rank; `checkpoints/` saves and restores, `first_step/`
+compares ranks. Stages import `stage.py` and small modules such as `arithmetic.py`, which import no stage; `recipe.py`,
+`pipeline.py` and the wrappers import the stages.
 """
 
 from npu_bridge.gradients.optimizer import PipelineOptimizer

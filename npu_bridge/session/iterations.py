@@ -86,7 +86,7 @@ def steps_per_run(session: Any) -> int:
 
 
 def take_run_metadata(session: Any) -> config_pb2.RunMetadata | None:
-    """Returns the trace of the last traced run whose steps overlapped, and forgets it; None if there is none."""
+    """Returns and forgets the trace of the last traced run with overlapping steps; None without such a run."""
     loops = find_engine(session, _LoopEngine)
     return loops.take_run_metadata() if loops is not None else None
 

@@ -19,19 +19,9 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients import AllReduce, LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline, Stage, Step
+from npu_bridge.gradients.stage import HOOKS
 from npu_bridge.gradients.stages.accumulation import Accumulate
 from tests.goldens.two_layers import OPTIMIZERS, in_graph
-
-HOOKS = (
-    "create_variables",
-    "scale_loss",
-    "each_batch",
-    "before_reduce",
-    "all_reduce",
-    "after_reduce",
-    "gate",
-    "after_update",
-)
 
 
 class Recorder(Stage):

@@ -99,7 +99,7 @@ def _expected(size, steps):
 
 
 def stepped_without_an_input():
-    """A loop whose function makes the variables: a broadcast before it finds none; returns what is said."""
+    """Broadcasts before a function has made the variables; returns the lines that are logged."""
     keras = keras3.load("this test")
     model = keras.Sequential([keras.layers.Dense(1)])
     optimizer = npu_keras_optimizer(keras.optimizers.SGD(0.1))

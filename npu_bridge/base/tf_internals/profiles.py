@@ -1,4 +1,4 @@
-"""Watches eager calls of functions, and profiles what they run. TensorFlow 2.15.1 and 2.21."""
+"""Watches eager calls of functions, and profiles their operators. TensorFlow 2.15.1 and 2.21."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class CpuProfile:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Marks what runs inside the block as one step."""
+        """Marks the operators that run inside the block as one step."""
         from tensorflow.python.profiler.trace import Trace
 
         self._begins_ns[number] = time.time_ns()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import zlib
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.errors import message, say_once
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.estimator.npu.checks import check_root_rank
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
-from npu_bridge.gradients.checkpoints.sync import batch_counters
 from npu_bridge.gradients.first_step.same_batches import FirstBatchOfFit
 from npu_bridge.gradients.first_step.start_values import variables_in_training
+from npu_bridge.gradients.keras.fit_warnings import warn_of_nan, warn_of_open_window
 from npu_bridge.gradients.skips_in_a_row import MOST_NOT_CAUSED_BY_SCALE, SkipsInARow
 from npu_bridge.reporting.keras_numbers import Numbers
 
@@ -87,12 +84,12 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         if tf.executing_eagerly() and collective.current().rank == 0:
-            _warn_of_open_window(self.model.optimizer)
+            warn_of_open_window(self.model.optimizer)
 
     def _count_skips(self, logs):
         before, self._before = self._before, self._optimizer_numbers()
         if not self._has_warned_of_nan and collective.current().rank == 0:
-            self._has_warned_of_nan = _warn_of_nan(self.model, (logs or {}).get("loss"))
+            self._has_warned_of_nan = warn_of_nan(self.model, (logs or {}).get("loss"))
         if before is None or before.skipped_steps == self._before.skipped_steps:
             return
         steps = int(self._before.skipped_steps - before.skipped_steps)
@@ -141,44 +138,6 @@ def broadcast_global_variables(root_rank: int) -> Any:
         ready = [variable for variable, is_ready in zip(variables, are_ready) if is_ready]
         _check_alike(ready)
         return tf.group(*_broadcast_assignments(ready, root_rank))
-
-
-def _warn_of_nan(model: Any, loss: Any) -> bool:
-    """Warns if the loss is NaN, or else if a weight is NaN or Inf; returns whether it has warned.
-
-    The loss does not always show bad weights: on a CPU, TensorFlow's Relu turns NaN into 0.
-    """
-    fix = "Lower the learning rate, or look for a log(0), a 0/0 or a NaN in the data of any rank."
-    can_skip = getattr(model.optimizer, "skipped_steps", None) is not None
-    if not can_skip:
-        fix += " With FixedLossScaleManager(1), npu_keras_optimizer skips such steps on all ranks."
-    if loss is not None and np.isnan(float(loss)) and not can_skip:
-        text = message("loss", "it is NaN", "a number", "NaN in fit", fix)
-    else:
-        weights = list(model.trainable_variables) if tf.executing_eagerly() else []
-        bad = [weight for weight in weights if not _is_finite(weight)]
-        if not bad:
-            return False
-        problem = f"{len(bad)} of {len(weights)} trainable weights are NaN or Inf"
-        name = getattr(bad[0], "path", bad[0].name)
-        text = message("fit", problem, "finite weights", f"NaN or Inf in {name}", fix)
-    say_once(logging.WARNING, text)
-    return True
-
-
-def _is_finite(weight: Any) -> bool:
-    value = tf.convert_to_tensor(weight)
-    return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))
-
-
-def _warn_of_open_window(optimizer: Any) -> None:
-    """Warns if gradients of the last batches are accumulated and wait for more batches before an update."""
-    count = max(map(int, batch_counters(optimizer)), default=0)
-    if count:
-        problem = f"the gradients of {count} batch{'' if count == 1 else 'es'} are not applied yet"
-        fix = "Train on, which continues with them, or change the number of batches."
-        text = message("fit", problem, "a whole number of windows of Accumulate", f"{count} more", fix)
-        say_once(logging.WARNING, text)
 
 
 def _broadcast_assignments(variables, root_rank):
