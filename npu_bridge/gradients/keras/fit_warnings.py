@@ -6,9 +6,9 @@ import logging
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from npu_bridge.base.errors import message, say_once
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.checkpoints.sync import batch_counters
 
 
