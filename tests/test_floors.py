@@ -9,6 +9,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 from tests.sources import nodes_of, tree_of
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -28,6 +30,11 @@ FLOORS = [
 PACKAGES = ("npu_bridge", "npu_run", "npu_device", "hccl", "tensorflow1_compat")
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 MOST_FLOORS, MOST_ROOMS, MOST_AT_THE_ROOT = 10, 23, 8
+TOP_LEVEL = """
+    .ci .gitignore CHANGELOG.md CONTRIBUTING.md LICENSE MANIFEST.in Makefile README.md benchmarks configs docs examples
+    hccl mkdocs.yml npu_bridge npu_device npu_run pyproject.toml ruff.toml setup.cfg setup.py tensorflow1_compat tests
+    tools
+"""
 
 
 def modules():
@@ -90,6 +97,13 @@ def test_the_house_is_small_enough_to_know():
     assert len(at_the_root) <= MOST_AT_THE_ROOT, at_the_root
     folders = {path.parent.name for path in (REPOSITORY / "npu_bridge").glob("*/__init__.py")}
     assert folders == {room.partition(".")[2] for room in rooms if room.startswith("npu_bridge.")}
+
+
+def test_the_top_level_holds_nothing_stray():
+    if not (REPOSITORY / ".git").exists():
+        pytest.skip("not a checkout")
+    tracked = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    assert {path.partition("/")[0] for path in tracked.splitlines()} == set(TOP_LEVEL.split())
 
 
 def test_options_know_nobody_and_only_collective_knows_horovod():

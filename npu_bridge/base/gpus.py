@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import pathlib
@@ -27,6 +28,17 @@ def usable_gpus(devices: str = "/dev") -> list[str]:
         numbers = (re.fullmatch(r"nvidia(\d+)", name) for name in os.listdir(devices))
         return sorted((found[1] for found in numbers if found), key=int)
     return []
+
+
+def may_use_gpus() -> bool:
+    """Returns whether NVIDIA's driver or a GPU's device file is here, or `CUDA_VISIBLE_DEVICES` names a GPU."""
+    if usable_gpus():
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def gpu_of_rank(device: int, local_size: int, script: str) -> str | None:

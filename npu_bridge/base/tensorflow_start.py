@@ -39,6 +39,8 @@ _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _GREETING = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\)|I\d{4} .* (port|cpu_feature_guard)\.cc:\d+\]"
 )
+# TensorFlow builds for GPUs say this on a machine without a GPU driver, while they are loaded and at the first use.
+_NO_DRIVER = re.compile(rb"[IE]\d{4} .* cud\w+\.cc:\d+\] (Could not find cuda drivers|failed call to cuInit)")
 _KERAS_CHOICE = "TF_USE_LEGACY_KERAS"  # read while TensorFlow is loaded, and at the first use of `tf.keras`
 _KERAS_2 = ("1", "true", "True")  # its values for Keras 2
 
@@ -137,7 +139,7 @@ def _quiet_loading() -> Iterator[None]:
 
     From TensorFlow 2.16 on, the libraries print greetings before they read the level.
     """
-    from npu_bridge.base import environment, inventory
+    from npu_bridge.base import environment, gpus, inventory
 
     versions = [inventory.installed_version(name) for name in ("tensorflow", "numpy")]
     problem = numpy_problem(*versions) if all(versions) else ""
@@ -150,14 +152,24 @@ def _quiet_loading() -> Iterator[None]:
         _choose_keras_2()  # before the import, which decides what `from tensorflow.keras.layers import Dense` finds
     given = "0" if _is_verbose() else environment.read_variable(_LEVEL)
     level = {} if given else {_LEVEL: "1"}
-    greets = given == "0" or names.HAS_ESTIMATORS
-    with environment.temporary_variables(lambda: level), contextlib.nullcontext() if greets else _without_greetings():
-        yield
+    with environment.temporary_variables(lambda: level):
+        if given == "0" or names.HAS_ESTIMATORS:
+            yield
+        elif gpus.may_use_gpus():
+            with _without_lines(_GREETING):
+                yield
+        else:
+            from npu_bridge.base.tf_internals import sessions
+
+            with _without_lines(_GREETING, _NO_DRIVER):
+                yield
+                with contextlib.suppress(ImportError):  # another version, which is refused afterwards
+                    sessions.find_devices()  # here, and not at the first use, where its messages would be shown
 
 
 @contextlib.contextmanager
-def _without_greetings() -> Iterator[None]:
-    """Buffers this process's standard error, also from C++, and passes on everything but greetings."""
+def _without_lines(*hidden: re.Pattern[bytes]) -> Iterator[None]:
+    """Buffers this process's standard error, also from C++, and passes on all lines but those of these patterns."""
     with contextlib.ExitStack() as stack:
         try:
             said = stack.enter_context(tempfile.TemporaryFile())
@@ -173,7 +185,7 @@ def _without_greetings() -> Iterator[None]:
             os.close(original)
             said.seek(0)
             for line in said:
-                if not _GREETING.match(line):
+                if not any(pattern.match(line) for pattern in hidden):
                     os.write(2, line)
 
 

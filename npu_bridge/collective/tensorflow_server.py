@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import logging
 import os
 import socket
 import struct
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from npu_bridge.base import environment, reading
 from npu_bridge.base.address import address_towards
+from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.session_wrapper import change_settings
 from npu_bridge.base.tf_internals.servers import serve_from_first_use, start_serving
 from npu_bridge.base.tf_internals.sessions import default_session_config, has_eager_context
@@ -115,18 +117,27 @@ class Server:
         config.experimental.collective_group_leader = f"/job:{_job_name(0)}/replica:0/task:0"
 
     def _accept_hosts_only(self):
-        """Makes the server's port accept packets from the job's hosts only; does nothing outside of Linux."""
+        """Makes the server's port accept packets from the job's hosts only; does nothing outside of Linux.
+
+        Raises:
+          NoServerError: the kernel refuses the filter, and the user has not allowed open ports.
+        """
         if not sys.platform.startswith("linux"):
             return
-        listening = _listening_sockets(self._port.getsockname()[1])
-        codes = [struct.pack("HBBI", *instruction) for instruction in _filter_of_sources(self._hosts)]
-        program = ctypes.create_string_buffer(b"".join(codes))
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{name}") in listening:
-                    with socket.socket(fileno=os.dup(int(name))) as port:
-                        given = struct.pack("HP", len(codes), ctypes.addressof(program))
-                        port.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, given)
+        port = self._port.getsockname()[1]
+        problem = _attach_filter(port, _filter_of_sources(self._hosts))
+        if not problem:
+            return
+        text = message(
+            "npu_bridge.collective",
+            f"other machines can reach port {port} of this rank",
+            "a filter in the kernel that drops their packets",
+            problem,
+            "Add --allow-open-ports if you trust all machines that reach this one (docs/security.md), or use Horovod.",
+        )
+        if not environment.is_flag_on(environment.OPEN_PORTS):
+            raise NoServerError(text)
+        say_once(logging.WARNING, text)
 
 
 @functools.cache
@@ -199,6 +210,28 @@ def _filter_of_sources(hosts):
     for host in sorted(hosts):
         rows += [(0x15, 0, 1, int.from_bytes(socket.inet_aton(host), "big") & mask), _TAKE]
     return [*rows, _DROP]
+
+
+def _attach_filter(port, instructions):
+    """Attaches a filter to this process's sockets that listen on a port; returns why it cannot, or ""."""
+    listening = _listening_sockets(port)
+    codes = [struct.pack("HBBI", *instruction) for instruction in instructions]
+    program = ctypes.create_string_buffer(b"".join(codes))
+    attached = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # such as a file that is closed by now
+            if os.readlink(f"/proc/self/fd/{name}") not in listening:
+                continue
+            copy = os.dup(int(name))
+            with socket.socket(fileno=copy) as listener:
+                try:
+                    listener.setsockopt(
+                        socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", len(codes), ctypes.addressof(program))
+                    )
+                except OSError as error:
+                    return f"{error.strerror or error} for {len(codes)} instructions"
+                attached += 1
+    return "" if attached else "no listening socket in /proc/self/fd and /proc/net"
 
 
 def _job_name(rank):

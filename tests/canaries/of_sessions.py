@@ -191,3 +191,9 @@ def _():
     finally:
         tf.summary.trace_off()
     expect(not sessions.is_graph_trace_on(), "a trace that is over is still seen")
+
+
+@canary_of(sessions.find_devices, eagerly=True)
+def _():
+    listed = [device.name for device in tf.config.list_physical_devices()]
+    expect(sessions.find_devices() == listed, "devices are not those that TensorFlow lists")

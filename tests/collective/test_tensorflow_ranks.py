@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import socket
 
 import numpy as np
@@ -178,3 +179,26 @@ def test_without_horovod_the_line_at_the_start_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(engine_of_ranks, "_has_horovod", lambda: False)
     assert engine_of_ranks.engine() == "tensorflow"
     assert "use Horovod (install it: npu-run doctor --fix)" in engine_of_ranks.describe_engine()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls are those of x86_64")
+def test_a_kernel_that_refuses_the_filter_ends_the_job_unless_open_ports_are_allowed(tmp_path):
+    script = """
+        import ctypes, struct
+        SETSOCKOPT, ATTACH_FILTER, NOT_PERMITTED = 54, 26, 1
+        rows = [(0x20, 0, 0, 0), (0x15, 0, 3, SETSOCKOPT), (0x20, 0, 0, 32), (0x15, 0, 1, ATTACH_FILTER)]
+        rows += [(0x06, 0, 0, 0x00050000 | NOT_PERMITTED), (0x06, 0, 0, 0x7FFF0000)]
+        program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *row) for row in rows))
+        filter_ = ctypes.create_string_buffer(struct.pack("HP", len(rows), ctypes.addressof(program)))
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, filter_, 0, 0) == 0  # seccomp, from here on
+        import tensorflow as tf
+        from npu_bridge import collective
+        print("sum", collective.current().reduce(tf.constant([1.0]), "sum", "sum").numpy())
+    """
+    words = ["--collectives", "tensorflow", "-np", 2]
+    problem = "of this rank. Expected a filter in the kernel that drops their packets; got Operation not permitted"
+    code, output = npu_run(*words, write_script(tmp_path, script), cwd=tmp_path)
+    assert code == 1 and problem in output and "sum [" not in output, output
+    code, output = npu_run(*words, "--allow-open-ports", write_script(tmp_path, script), cwd=tmp_path)
+    assert code == 0 and problem in output and output.count("sum [2.]") == 2, output

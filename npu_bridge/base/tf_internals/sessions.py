@@ -202,3 +202,10 @@ def summary_writer_initializers() -> list:
     from tensorflow.python.ops import summary_ops_v2
 
     return list(summary_ops_v2.summary_writer_initializer_op())
+
+
+def find_devices() -> list[str]:
+    """Finds the devices of this machine, without a context of eager execution (`TF_ListPhysicalDevices`, TF 2.15)."""
+    from tensorflow.python import pywrap_tfe
+
+    return [name.decode() for name in pywrap_tfe.TF_ListPhysicalDevices()]

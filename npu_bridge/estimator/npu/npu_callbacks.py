@@ -13,9 +13,7 @@ from npu_bridge.estimator.npu.checks import check_root_rank
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.first_step.same_batches import FirstBatchOfFit
 from npu_bridge.gradients.first_step.start_values import variables_in_training
-from npu_bridge.gradients.keras.fit_warnings import warn_of_nan, warn_of_open_window
-from npu_bridge.gradients.skips_in_a_row import MOST_NOT_CAUSED_BY_SCALE, SkipsInARow
-from npu_bridge.reporting.keras_numbers import Numbers
+from npu_bridge.reporting.fit_warnings import FitWarnings
 
 __all__ = ["NPUBroadcastGlobalVariablesCallback", "broadcast_global_variables"]
 
@@ -29,9 +27,8 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
     model without an input shape has no weights before its first batch, so the broadcast follows that batch. With a
     single rank nothing is sent.
 
-    Rank 0 also warns if all steps are skipped, so that nothing is trained (`SkipsInARow`), and once if the loss or a
-    weight is no number. It checks this after ten steps and at the end of each epoch. At the end of `fit` it warns if
-    accumulated gradients are not applied yet.
+    Rank 0 also warns of steps that are all skipped, of a loss or weights that are no number, and at the end of `fit` of
+    accumulated gradients that are not applied yet.
 
     Args:
       root_rank: the rank whose values are sent.
@@ -45,8 +42,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         self._root_rank = root_rank
         self._is_done = self._has_begun = False
         self._first_batch = None
-        self._before = self._skips = None
-        self._has_warned_of_nan = False
+        self._warnings = FitWarnings()
         check_root_rank("NPUBroadcastGlobalVariablesCallback", root_rank)
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -67,37 +63,19 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         if self._first_batch is not None:
             self._first_batch.compare()
             self._first_batch = None
-
-        if batch + 1 == MOST_NOT_CAUSED_BY_SCALE:
-            self._count_skips(logs)
+        self._warnings.end_batch(self.model, batch, logs)
 
     def on_epoch_begin(self, epoch, logs=None):
         # Not in the first batch: Keras 2 warns of callbacks that are slow there ("Check your callbacks").
         if not self._is_done and tf.executing_eagerly() and self.model.built:
             self._broadcast()
-        self._before = self._optimizer_numbers()
-        if self._before is not None and self._skips is None:
-            self._skips = SkipsInARow(self._before.loss_scale)
+        self._warnings.begin_epoch(self.model)
 
     def on_epoch_end(self, epoch, logs=None):
-        self._count_skips(logs)
+        self._warnings.end_epoch(self.model, logs)
 
     def on_train_end(self, logs=None):
-        if tf.executing_eagerly() and collective.current().rank == 0:
-            warn_of_open_window(self.model.optimizer)
-
-    def _count_skips(self, logs):
-        before, self._before = self._before, self._optimizer_numbers()
-        if not self._has_warned_of_nan and collective.current().rank == 0:
-            self._has_warned_of_nan = warn_of_nan(self.model, (logs or {}).get("loss"))
-        if before is None or before.skipped_steps == self._before.skipped_steps:
-            return
-        steps = int(self._before.skipped_steps - before.skipped_steps)
-        self._skips.add(before.step == self._before.step, self._before.loss_scale, (logs or {}).get("loss"), steps)
-
-    def _optimizer_numbers(self):
-        counts = getattr(self.model.optimizer, "skipped_steps", None) is not None
-        return Numbers.of(self.model.optimizer) if counts and collective.current().rank == 0 else None
+        self._warnings.end_fit(self.model)
 
     def _broadcast(self, own=()):
         self._is_done = True
