@@ -54,7 +54,7 @@ class FitWarnings:
 def warn_of_nan(model: Any, loss: Any) -> bool:
     """Warns if the loss is NaN, or else if a weight is NaN or Inf; returns whether it has warned.
 
-    The loss does not always show bad weights: on a CPU, TensorFlow's Relu turns NaN into 0.
+    The loss does not always show bad weights: on some processors, TensorFlow's Relu turns NaN into 0.
     """
     fix = "Lower the learning rate, or look for a log(0), a 0/0 or a NaN in the data of any rank."
     can_skip = getattr(model.optimizer, "skipped_steps", None) is not None

@@ -106,6 +106,9 @@ def test_keras_optimizers_train_reference_variables_to_the_same_bits(scales, tmp
         "Adam": lambda: tf.keras.optimizers.Adam(schedule, use_ema=True),
         "legacy": lambda: tf.keras.optimizers.legacy.Adam(0.01),
     }
+    # Grappler rewrites the two graphs in different ways, and some processors round a rewritten square root differently.
+    settings = tf1.ConfigProto()
+    settings.graph_options.rewrite_options.disable_meta_optimizer = True
     results = []
     for use_resource in (True, False):
         with tf.Graph().as_default():
@@ -123,7 +126,7 @@ def test_keras_optimizers_train_reference_variables_to_the_same_bits(scales, tmp
                 steps.append(optimizer.minimize(losses[-1], step_counter, var_list=[kernel, table]))
                 assert hasattr(kernel, "handle") == use_resource
             saver = tf1.train.Saver()
-            with tf1.Session() as session:
+            with tf1.Session(config=settings) as session:
                 session.run(tf1.global_variables_initializer())
                 values = [session.run([*losses, *steps])[: len(losses)] for _ in range(12)]
                 saver.save(session, str(tmp_path / f"{use_resource}"))
