@@ -43,6 +43,11 @@ class RankCheck:
     is_usable: Any
     early_decision: Any = None
 
+    @property
+    def verdicts(self) -> list:
+        """The boolean scalars that must all be True for an update."""
+        return [verdict for verdict in (self.is_usable, self.early_decision) if verdict is not None]
+
 
 @dataclasses.dataclass
 class Step:

@@ -110,24 +110,29 @@ class OverflowCheck(Stage):
         return run_if(step.should_apply, update)
 
     def _decide(self, step):
+        """Returns the decision about the update, from the checks that its gradients need.
+
+        - As the pipeline returned them: the check of this rank's gradients.
+        - Changed by a stage or by the caller: this check, and a check of the gradients of the update.
+        - None of this batch, or no earlier check: a check of the gradients of the update.
+        """
         changed, sources = _changed_and_their_sources(step)
-        is_every_one_checked = any(map(_can_make_unusable, self.stages))
-        if is_every_one_checked:
-            changed = step.gradients
-        if step.check is not None and step.check.early_decision is not None and not changed:
-            return step.check.early_decision
-        if step.check is not None and not changed:
-            # Decides from the inputs of an early decision, after all gradients are reduced.
-            with tf.control_dependencies([values_of(grad) for grad in pieces_to_flats(step.gradients)]):
-                return self._agree(tf.identity(step.check.is_usable), "final")
-        verdict = _are_usable(step.gradients + sources, step)
+        stages_can_harm = any(map(_can_make_unusable, self.stages))
+        to_check = step.gradients if stages_can_harm else changed
+        if step.check is not None and not to_check:
+            return self._decide_from_check(step)
         # Gradients that the caller summed in variables can be applied without a batch of their own to check.
-        is_of_this_batch = sources or is_every_one_checked or len(changed) < len(step.gradients)
-        if step.check is not None and is_of_this_batch:
-            verdict = tf.logical_and(verdict, step.check.is_usable)
-            if step.check.early_decision is not None:
-                verdict = tf.logical_and(verdict, step.check.early_decision)
+        is_of_this_batch = stages_can_harm or sources or len(changed) < len(step.gradients)
+        earlier = step.check.verdicts if step.check is not None and is_of_this_batch else []
+        verdict = functools.reduce(tf.logical_and, earlier, _are_usable(step.gradients + sources, step))
         return self._agree(verdict, "final")
+
+    def _decide_from_check(self, step):
+        if step.check.early_decision is not None:
+            return step.check.early_decision
+        # From the inputs of an early decision, after all gradients are reduced.
+        with tf.control_dependencies([values_of(grad) for grad in pieces_to_flats(step.gradients)]):
+            return self._agree(tf.identity(step.check.is_usable), "final")
 
     def _agree(self, verdict, moment):
         return collective.current().all_true(verdict, f"{self._name}_{moment}_decision") if self.is_joint else verdict
