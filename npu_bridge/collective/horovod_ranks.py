@@ -64,26 +64,26 @@ class HorovodCommunicator(SeveralRanks):
     def _sum_vector(self, vector, name, average):
         # A group of one tensor: Horovod fuses a single tensor with others that are ready, but not a group.
         operation = self._hvd.Average if average else self._hvd.Sum
-        (total,) = self._run_collective("grouped_allreduce", name, [vector], op=operation)
+        (total,) = self._run_collective(self._hvd.grouped_allreduce, name, [vector], op=operation)
         return prevent_merging(total)
 
     def reduce(self, tensor, reduction, name):
         (wide,) = prevent_folding([tf.cast(tensor, all_reduce_dtype(tensor.dtype))])
         hvd = self._hvd
         operation = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min, "prod": hvd.Product}[reduction]
-        reduced = self._run_collective("allreduce", name, wide, op=operation)
+        reduced = self._run_collective(hvd.allreduce, name, wide, op=operation)
         return tf.cast(prevent_merging(reduced), tensor.dtype)
 
     def reduce_scatter(self, tensor, reduction, name):
         if reduction != "sum":
             return tf.split(self.reduce(tensor, reduction, name), self.size)[self.rank]
         (wide,) = prevent_folding([tf.cast(tensor, reduce_scatter_dtype(tensor.dtype))])
-        part = self._run_collective("reducescatter", name, wide, op=self._hvd.Sum)
+        part = self._run_collective(self._hvd.reducescatter, name, wide, op=self._hvd.Sum)
         return tf.cast(prevent_merging(part), tensor.dtype)
 
     def all_gather(self, tensor, name):
         def gather(part):
-            return prevent_merging(self._run_collective("allgather", name, *prevent_folding([part])))
+            return prevent_merging(self._run_collective(self._hvd.allgather, name, *prevent_folding([part])))
 
         return move_as_bits(tf.convert_to_tensor(tensor), gather, is_noted=True)
 
@@ -91,7 +91,9 @@ class HorovodCommunicator(SeveralRanks):
         def send(value):
             # Horovod counts the root in the job, not in the group.
             root = self.members[root_rank]
-            return prevent_merging(self._run_collective("broadcast", name, *prevent_folding([value]), root_rank=root))
+            return prevent_merging(
+                self._run_collective(self._hvd.broadcast, name, *prevent_folding([value]), root_rank=root)
+            )
 
         return move_as_bits(tensor, send)
 
@@ -101,7 +103,7 @@ class HorovodCommunicator(SeveralRanks):
         def send(blocks):
             # prevent_folding copies the smaller input, the counts.
             blocks, splits = prevent_folding([blocks, tf.cast(counts, tf.int32)])
-            received, arrived = self._run_collective("alltoall", name, blocks, splits)
+            received, arrived = self._run_collective(self._hvd.alltoall, name, blocks, splits)
             received_counts.append(arrived)
             return prevent_merging(received)
 
@@ -126,19 +128,19 @@ class HorovodCommunicator(SeveralRanks):
         numbers = {tuple(members): number for number, members in self._declared_sets().items()}
         return [_HorovodGroup(self._hvd, numbers[tuple(members)], self.rank, members) for members in groups]
 
-    def _run_collective(self, kind, name, *tensors, **settings):
-        """Runs a collective of Horovod under a name that is the same on every rank, and returns its result."""
+    def _run_collective(self, collective, name, *tensors, **settings):
+        """Calls a function of Horovod under a name that is the same on every rank, and returns its result."""
 
         def send(*given):
             with named_collective(name) as named:
-                return getattr(self._hvd, kind)(*given, process_set=self._process_set, **settings, **named)
+                return collective(*given, process_set=self._process_set, **settings, **named)
 
         label = wire_names.label() if tf.executing_eagerly() else ""
         if not label:
             return send(*tensors)
         # Eager collectives of one kind all have one name, the operator's. In functions they keep their own names.
         specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), tensors)
-        key = (kind, label, name, self._process_set.process_set_id, str(specs), *settings.items())
+        key = (collective, label, name, self._process_set.process_set_id, str(specs), *settings.items())
         if key not in _FUNCTIONS:
             _FUNCTIONS[key] = tf.function(send, autograph=False).get_concrete_function(*specs)
         return _FUNCTIONS[key](*tensors)
