@@ -18,7 +18,7 @@ from npu_bridge.gradients.explanation import format_stage_rows, list_stages
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.from_config import make_stages
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.recipe import build_pipeline as pipeline
+from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
 from npu_bridge.gradients.stage import PLACES, Stage
 from npu_bridge.gradients.stages.accumulation import Accumulate
 from npu_bridge.gradients.stages.adasum import Adasum
@@ -64,6 +64,21 @@ def from_config(config: Mapping[str, Any]) -> list[Stage]:
     """
     classes = [each for each in map(globals().get, __all__) if isinstance(each, type) and issubclass(each, Stage)]
     return make_stages(config, [made_by for made_by in classes if made_by is not Stage])
+
+
+def pipeline(name: str, manager: Any = None, **settings: Any) -> Pipeline:
+    """Builds a pipeline, for example for a loop around a `tf.GradientTape`.
+
+    Args:
+      name: prefix of the names of collectives; the same on every rank.
+      manager: the loss-scale manager, or a list of managers, one for each loss; None for no loss scaling.
+      **settings: further attributes of `PipelineSettings`, such as `is_distributed=True` to average gradients over the
+        ranks, `stages` for a list of stages, and `inner` for the optimizer that updates.
+    Raises:
+      TypeError: a setting is unknown, `stages` is not a list of stages, or `inner` is not an optimizer.
+      ValueError: the stages cannot be ordered.
+    """
+    return build_pipeline(PipelineSettings(name, manager, **settings))
 
 
 def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) -> str:

@@ -14,7 +14,7 @@ from npu_bridge.collective import wire_names
 from npu_bridge.gradients.inner import is_distributed, mark_as_distributed
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.optimizer import PipelineOptimizer
-from npu_bridge.gradients.recipe import build_pipeline
+from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
 
 _LOG = logger(__name__)
 _NAME = "Npu_Distributed_optimizer"
@@ -111,7 +111,7 @@ class _AveragingMethods:
     def _replace(self, optimizer, method_name, name, method):
         """Replaces a method of the optimizer by `method`, which gets the original method and a pipeline first."""
         original = getattr(optimizer, method_name)
-        pipeline = build_pipeline(name, is_distributed=True, inner=optimizer, owner=self._owner)
+        pipeline = build_pipeline(PipelineSettings(name, is_distributed=True, inner=optimizer, owner=self._owner))
         wire_names.set_owner(optimizer, pipeline.transfers)
         averaging = KerasPipeline(pipeline, self._owner)
         self._pipelines.append(averaging)

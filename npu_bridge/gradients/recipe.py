@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,26 +22,11 @@ from npu_bridge.gradients.stages.loss_scaling import LossScaling
 from npu_bridge.gradients.stages.overflow import DropWarning, NarrowVariableGuard, OverflowCheck
 
 
-def build_pipeline(
-    name: str,
-    manager: Any = None,
-    is_checked: bool = True,
-    is_distributed: bool = False,
-    is_joint: bool | None = None,
-    is_tailed: bool = False,
-    wire_dtype: tf.DType | None = None,
-    is_sharded: bool = False,
-    stages: Sequence[Stage] = (),
-    record: Stage | None = None,
-    first_parameters: tuple | None = None,
-    combines: bool = False,
-    checks_combined: bool = False,
-    inner: Any = None,
-    owner: str = "Pipeline",
-) -> Pipeline:
-    """Builds the pipeline of one optimizer.
+@dataclasses.dataclass(frozen=True)
+class PipelineSettings:
+    """The settings of an optimizer's pipeline.
 
-    Args:
+    Attributes:
       name: name of the optimizer, and prefix of the names of its collectives.
       manager: the loss-scale manager, or a list of managers, one for each loss; None for no loss scaling.
       is_checked: skip steps whose gradients overflow; used with a manager.
@@ -59,72 +45,117 @@ def build_pipeline(
       checks_combined: compare the flat tensors with the single gradients in every step.
       inner: the optimizer that updates, of any family.
       owner: name of the optimizer's class, for messages.
+    """
+
+    name: str
+    manager: Any = None
+    is_checked: bool = True
+    is_distributed: bool = False
+    is_joint: bool | None = None
+    is_tailed: bool = False
+    wire_dtype: tf.DType | None = None
+    is_sharded: bool = False
+    stages: Sequence[Stage] = ()
+    record: Stage | None = None
+    first_parameters: tuple | None = None
+    combines: bool = False
+    checks_combined: bool = False
+    inner: Any = None
+    owner: str = "Pipeline"
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether gradients are multiplied by a loss scale."""
+        return self.manager is not None
+
+
+def build_pipeline(settings: PipelineSettings) -> Pipeline:
+    """Builds the pipeline of one optimizer.
+
     Raises:
-      TypeError: `stages` is not a list of stages, or `inner` is not an optimizer.
+      TypeError: `settings.stages` is not a list of stages, or `settings.inner` is not an optimizer.
       ValueError: the stages cannot be ordered.
     """
-    added = copy_stages(stages, owner)
+    added, inner = copy_stages(settings.stages, settings.owner), settings.inner
     if inner is not None and not isinstance(inner, InnerOptimizer):
-        inner = adapt(inner, owner, is_updating=False)
-    combined, made = None, []
-    if manager is not None:
-        if combines:
-            combined = CombinedGradients(owner, checks_combined, *([] if inner is None else [inner.combine_key]))
-        scaling = GroupScaling if getattr(manager, "is_for_groups", False) else LossScaling
-        made.append(scaling(manager, combined))
+        inner = adapt(inner, settings.owner, is_updating=False)
     exchanging = next((stage for stage in added if stage.communicates), None)
     if exchanging is not None:
-        _check_communicating_stage(exchanging, is_distributed, wire_dtype, is_sharded, owner)
-        exchanging.transfer_name = name
-    elif is_distributed:
-        made.append(AllReduce(name, wire_dtype))
-    if is_checked if manager is not None else _can_harm_without_scaling(added, is_distributed, wire_dtype):
-        # The gradients that AllReduce returns are equal on all ranks, and so are decisions about them.
-        is_of_rank = is_distributed and (manager is not None or exchanging is not None)
-        is_local = is_of_rank and (exchanging is None or "reduced gradients" in exchanging.gives)
-        if is_joint is None:
-            is_joint = is_of_rank or is_sharded
-        made.append(OverflowCheck(name, is_joint, is_local, decides_early=is_local and is_tailed, combined=combined))
-        if manager is None:
-            made.append(DropWarning(_drop_warning(wire_dtype, owner)))
-        else:
-            made += [NarrowVariableGuard(), *([] if record is None else [record])]
-    made += [SharedUpdate()] if is_sharded else []
+        _check_communicating_stage(exchanging, settings)
+        exchanging.transfer_name = settings.name
+    combined = _combined_gradients(settings, inner)
+    made = _scaling_stages(settings, combined)
+    if settings.is_distributed and exchanging is None:
+        made.append(AllReduce(settings.name, settings.wire_dtype))
+    if _needs_check(settings, added):
+        made += _checking_stages(settings, exchanging, combined)
+    if settings.is_sharded:
+        made.append(SharedUpdate())
     for stage in (*made, *added):
         if isinstance(stage, AllReduce):
-            stage.split = OptimizerSplit(first_parameters)
-    return Pipeline([*made, *added], inner, owner)
+            stage.split = OptimizerSplit(settings.first_parameters)
+    return Pipeline([*made, *added], inner, settings.owner)
 
 
-def _can_harm_without_scaling(stages, is_distributed, wire_dtype):
-    """Returns whether an overflow can do harm without loss scaling: in 16 bits, or in values that a stage keeps."""
-    return is_distributed and wire_dtype == tf.float16 or any("a verdict" in stage.needs for stage in stages)
+def _combined_gradients(settings, inner):
+    if not (settings.is_scaled and settings.combines):
+        return None
+    return CombinedGradients(settings.owner, settings.checks_combined, *([] if inner is None else [inner.combine_key]))
 
 
-def _drop_warning(wire_dtype, owner):
+def _scaling_stages(settings, combined):
+    if not settings.is_scaled:
+        return []
+    scaling = GroupScaling if getattr(settings.manager, "is_for_groups", False) else LossScaling
+    return [scaling(settings.manager, combined)]
+
+
+def _needs_check(settings, added):
+    """Returns whether to check gradients; without loss scaling, only for 16 bits and for values that a stage keeps."""
+    if settings.is_scaled:
+        return settings.is_checked
+    sends_float16 = settings.is_distributed and settings.wire_dtype == tf.float16
+    return sends_float16 or any("a verdict" in stage.needs for stage in added)
+
+
+def _checking_stages(settings, exchanging, combined):
+    """Returns the overflow check, and the stages that act on its decision."""
+    # The gradients that AllReduce returns are equal on all ranks, and so are decisions about them.
+    is_of_rank = settings.is_distributed and (settings.is_scaled or exchanging is not None)
+    is_local = is_of_rank and (exchanging is None or "reduced gradients" in exchanging.gives)
+    is_joint = settings.is_joint
+    if is_joint is None:
+        is_joint = is_of_rank or settings.is_sharded
+    check = OverflowCheck(settings.name, is_joint, is_local, is_local and settings.is_tailed, combined)
+    if not settings.is_scaled:
+        return [check, DropWarning(_drop_warning(settings))]
+    return [check, NarrowVariableGuard(), *([] if settings.record is None else [settings.record])]
+
+
+def _drop_warning(settings):
     """Returns the warning for the first step that is dropped, for optimizers without loss scaling."""
-    if wire_dtype == tf.float16:
+    if settings.wire_dtype == tf.float16:
         return (
-            f"{owner}: a step was dropped, because a gradient does not fit float16, in which it is sent. Without a "
-            f"loss scale, every step like it is dropped. Write wire='bfloat16', which has the range of float32, or "
-            f"wire='none'."
+            f"{settings.owner}: a step was dropped, because a gradient does not fit float16, in which it is sent. "
+            f"Without a loss scale, every step like it is dropped. Write wire='bfloat16', which has the range of "
+            f"float32, or wire='none'."
         )
     return (
-        f"{owner}: a step was dropped, because a gradient is NaN or infinite. Without a loss scale, every step like it "
-        f"is dropped. Look for the cause in the loss or in the learning rate."
+        f"{settings.owner}: a step was dropped, because a gradient is NaN or infinite. Without a loss scale, every "
+        f"step like it is dropped. Look for the cause in the loss or in the learning rate."
     )
 
 
-def _check_communicating_stage(stage, is_distributed, wire_dtype, is_sharded, owner):
-    name = type(stage).__name__
-    if not is_distributed:
+def _check_communicating_stage(stage, settings):
+    name, owner = type(stage).__name__, settings.owner
+    if not settings.is_distributed:
         problem, got = f"{name} exchanges values between ranks", "is_distributed=False"
         fix = f"Set is_distributed=True, or leave {name} out."
         raise ValueError(message(owner, problem, "is_distributed=True", got, fix))
-    if wire_dtype is not None:
-        problem, got = f"{name} sends values of 32 bits", f"wire={wire_dtype.name!r}"
+    if settings.wire_dtype is not None:
+        problem, got = f"{name} sends values of 32 bits", f"wire={settings.wire_dtype.name!r}"
         raise ValueError(message(owner, problem, "wire='none'", got, f"Leave wire or {name} out."))
-    if is_sharded and "reduced gradients" not in stage.gives:
+    if settings.is_sharded and "reduced gradients" not in stage.gives:
         problem, got = f"with {name} every rank updates with its own gradients", "is_weight_update_sharding=True"
         fix = f"Leave is_weight_update_sharding or {name} out."
         raise ValueError(message(owner, problem, "is_weight_update_sharding=False", got, fix))

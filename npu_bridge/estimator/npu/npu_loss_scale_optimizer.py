@@ -6,7 +6,7 @@ from npu_bridge.base.arguments import check_switch
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, advice_for_scale, check_manager
 from npu_bridge.gradients import PipelineOptimizer
 from npu_bridge.gradients.inner import adapt
-from npu_bridge.gradients.recipe import build_pipeline
+from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
 
 __all__ = ["FixedLossScaleManager", "NPULossScaleOptimizer"]
 
@@ -35,7 +35,7 @@ class NPULossScaleOptimizer(PipelineOptimizer):
         check_manager("NPULossScaleOptimizer", loss_scale_manager)
         is_distributed = check_switch("NPULossScaleOptimizer", "is_distributed", is_distributed, takes_numbers=True)
         managers = loss_scale_manager if isinstance(loss_scale_manager, (list, tuple)) else [loss_scale_manager]
-        pipeline = build_pipeline(
+        settings = PipelineSettings(
             name,
             manager=loss_scale_manager,
             is_checked=any(getattr(manager, "get_enable_overflow_check", lambda: True)() for manager in managers),
@@ -44,4 +44,4 @@ class NPULossScaleOptimizer(PipelineOptimizer):
             inner=adapt(opt, "NPULossScaleOptimizer", saved_as=self),
             owner="NPULossScaleOptimizer",
         )
-        super().__init__(opt, pipeline, name)
+        super().__init__(opt, build_pipeline(settings), name)

@@ -22,7 +22,7 @@ from npu_bridge.gradients.keras.optimizer import keras_optimizer, keras_optimize
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import PipelineMixin
 from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
-from npu_bridge.gradients.recipe import build_pipeline
+from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
 from npu_bridge.hccl.checks import Call
 from npu_bridge.options import of_graph
 
@@ -104,7 +104,7 @@ class NPUOptimizer(PipelineOptimizer):
         manager, wire_dtype = check_optimizer_arguments(
             "NPUOptimizer", loss_scale_manager, is_distributed, is_loss_scale, is_tailing_optimization, wire
         )
-        pipeline = build_pipeline(
+        settings = PipelineSettings(
             name,
             manager=manager,
             is_distributed=bool(is_distributed),
@@ -117,7 +117,7 @@ class NPUOptimizer(PipelineOptimizer):
             inner=adapt(opt, "NPUOptimizer", saved_as=self),
             owner="NPUOptimizer",
         )
-        super().__init__(opt, pipeline, name)
+        super().__init__(opt, build_pipeline(settings), name)
 
 
 def check_optimizer_arguments(owner, manager, is_distributed, is_loss_scale, is_tailing_optimization, wire):
@@ -195,7 +195,7 @@ class NPUDistributedOptimizer(PipelineOptimizer):
             "NPUDistributedOptimizer", "is_weight_update_sharding", is_weight_update_sharding, takes_numbers=True
         )
         inner = adapt(optimizer, "NPUDistributedOptimizer", saved_as=self)
-        pipeline = build_pipeline(
+        settings = PipelineSettings(
             name,
             is_distributed=True,
             wire_dtype=wire_dtype,
@@ -204,7 +204,7 @@ class NPUDistributedOptimizer(PipelineOptimizer):
             inner=ShardedOptimizer(inner, name) if self.is_weight_update_sharding else inner,
             owner="NPUDistributedOptimizer",
         )
-        super().__init__(optimizer, pipeline, name)
+        super().__init__(optimizer, build_pipeline(settings), name)
 
 
 class KerasDistributeOptimizer(abc.ABC):  # noqa: B024 - the classes that it makes are registered below

@@ -15,7 +15,7 @@ from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.recipe import build_pipeline
+from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
 from npu_bridge.gradients.stages.overflow import SkipRecord
 
 
@@ -24,7 +24,7 @@ class KerasSettings:
     """The settings of a Keras optimizer with a pipeline.
 
     Attributes:
-      name, manager, is_distributed, stages: as in `recipe.build_pipeline`.
+      name, manager, is_distributed, stages: as in `recipe.PipelineSettings`.
       is_tailing_optimization: decide whether to skip a step before the last fragment is all-reduced; needs a manager
         and `is_distributed`.
       decides_together: with a manager, skip a step on all ranks if it overflows on one, even if other code averages
@@ -65,7 +65,7 @@ class KerasSettings:
     def pipeline(self, inner: InnerOptimizer) -> Pipeline:
         """Builds a pipeline with these settings around an optimizer."""
         is_scaled = self.manager is not None
-        return build_pipeline(
+        settings = PipelineSettings(
             self.name,
             manager=self.manager,
             is_distributed=self.is_distributed,
@@ -80,6 +80,7 @@ class KerasSettings:
             inner=inner,
             owner=self.name,
         )
+        return build_pipeline(settings)
 
     def to_config(self) -> dict:
         """Returns the settings in JSON's types.
