@@ -17,7 +17,7 @@ from npu_bridge.gradients.order import sort_stages
 from npu_bridge.gradients.rank_state import RankState
 from npu_bridge.gradients.stage import Stage, changes_after_verdict, overrides, variables_of
 from npu_bridge.gradients.stages.all_reduce import AllReduce
-from npu_bridge.gradients.stages.loss_scaling import LossScaling, Scaling
+from npu_bridge.gradients.stages.loss_scaling import Scaling
 from npu_bridge.gradients.stages.overflow import OverflowCheck
 from npu_bridge.gradients.step import Step, Update
 from npu_bridge.gradients.step_branches import BranchResults, make_update
@@ -65,8 +65,8 @@ class Pipeline:
 
     @property
     def scales_loss(self) -> bool:
-        """Whether a stage scales the loss before the backward pass."""
-        return bool(self.of_type(LossScaling))
+        """Whether a stage changes the loss before the backward pass."""
+        return any(overrides(type(stage), "scale_loss") for stage in self.stages)
 
     @property
     def scales_gradients(self) -> bool:

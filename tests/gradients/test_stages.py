@@ -222,6 +222,23 @@ def test_one_list_of_stages_serves_several_optimizers():
     assert [variable.numpy() for variable in variables] == [-1.0, 0.0]
 
 
+class TwiceTheLoss(stages.Stage):
+    def scale_loss(self, loss, step):
+        return 2.0 * loss
+
+
+@pytest.mark.parametrize("generation", [tf.keras.optimizers, tf.keras.optimizers.legacy])
+def test_a_stage_of_your_own_changes_the_loss_of_keras(generation):
+    def weights_after_fit(optimizer):
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(optimizer, "mse")
+        model.fit(np.float32([[1.0, 2.0], [3.0, 4.0]]), np.float32([[1.0], [2.0]]), epochs=2, verbose=0)
+        return model.get_weights()
+
+    ours = weights_after_fit(npu_keras_optimizer(generation.SGD(2.0**-6), stages=[TwiceTheLoss()]))
+    np.testing.assert_equal(ours, weights_after_fit(generation.SGD(2.0**-5)))
+
+
 def test_a_stage_of_your_own_that_makes_an_inf_skips_the_step():
     class Squared(stages.Stage):
         def after_reduce(self, step):
