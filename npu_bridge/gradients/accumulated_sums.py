@@ -43,7 +43,7 @@ class AccumulationWindow:
 
     Args:
       sums: the variables that hold the sums of the earlier batches.
-      steps: number of batches in a window.
+      batches: number of batches in a window.
       grads_and_vars: (gradient, variable) pairs of the current batch.
       addend: function of a gradient, the dtype of the sum and the number of earlier batches in the window; returns the
         value to add to the sum.
@@ -52,10 +52,10 @@ class AccumulationWindow:
     """
 
     def __init__(
-        self, sums: GradientSums, steps: int, grads_and_vars: Sequence, addend: Callable[[Any, tf.DType, Any], Any]
+        self, sums: GradientSums, batches: int, grads_and_vars: Sequence, addend: Callable[[Any, tf.DType, Any], Any]
     ):
         self._counter, self._counted = sums.counter, sums.counter.read_value()
-        self.is_last = self._counted >= steps - 1  # above in a window that began when `steps` was larger
+        self.is_last = self._counted >= batches - 1  # above in a window that began when `batches` was larger
         kept = [
             None if grad is None else sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
             for grad, variable in grads_and_vars

@@ -37,31 +37,31 @@ class CombinedGradients:
         """Divides a step's gradients by the step's divisor, and replaces the gradients by pieces of flat tensors."""
         pairs = step.grads_and_vars
         made = {position: grad for position, (grad, _) in enumerate(pairs)}
-        batches = self._positions_to_join(pairs)
-        self._log_changed_names(tuple(pairs[position][1].name for batch in batches for position in batch))
+        joins = self._positions_to_join(pairs)
+        self._log_changed_names(tuple(pairs[position][1].name for join in joins for position in join))
         with tf.name_scope("combined_gradients"):
-            for batch in batches:
-                singles = [pairs[position][0] for position in batch]
-                names = [pairs[position][1].name.partition(":")[0] for position in batch]
-                made.update(zip(batch, self._unscale_joined(singles, names, step.divisor)))
-        for position in set(made).difference(*batches):
+            for join in joins:
+                singles = [pairs[position][0] for position in join]
+                names = [pairs[position][1].name.partition(":")[0] for position in join]
+                made.update(zip(join, self._unscale_joined(singles, names, step.divisor)))
+        for position in set(made).difference(*joins):
             made[position] = None if made[position] is None else in_true_units(made[position], step.divisor)
         step.grads_and_vars = [(made[position], variable) for position, (_, variable) in enumerate(pairs)]
 
     def joined(self, tensors: Sequence[tf.Tensor]) -> list:
         """Joins tensors into flat tensors; returns the flat tensors, then the tensors that cannot be joined."""
-        batches = self._positions_to_join([(tensor, None) for tensor in tensors])
-        alone = [tensor for position, tensor in enumerate(tensors) if not any(position in batch for batch in batches)]
-        return [*(concatenate_flat([tensors[position] for position in batch]) for batch in batches), *alone]
+        joins = self._positions_to_join([(tensor, None) for tensor in tensors])
+        alone = [tensor for position, tensor in enumerate(tensors) if not any(position in join for join in joins)]
+        return [*(concatenate_flat([tensors[position] for position in join]) for join in joins), *alone]
 
     def _positions_to_join(self, pairs):
         """Returns a list for each flat tensor: the positions, at least two, of the gradients to join."""
-        batches: dict = {}
+        joins: dict = {}
         for position, (grad, variable) in enumerate(pairs):
             if isinstance(grad, tf.Tensor) and grad.shape.is_fully_defined():
                 key = self._key_of(variable) if hasattr(variable, "assign") else None
-                batches.setdefault((grad.dtype, key), []).append(position)
-        return [batch for batch in batches.values() if len(batch) > 1]
+                joins.setdefault((grad.dtype, key), []).append(position)
+        return [join for join in joins.values() if len(join) > 1]
 
     def _unscale_joined(self, singles, names, divisor):
         flat = in_true_units(concatenate_flat(singles), divisor)

@@ -285,12 +285,12 @@ class _KerasOptimizer(_KerasFamily):
     def _slots_by_name(self):
         """Returns slots by slot name and variable name: a slot of `dense/kernel` is named `Adam/m/dense/kernel`."""
         slots = {}
-        for own in self.optimizer.variables:
+        for held in self.optimizer.variables:
             # "Adam/m/dense/kernel" ends with "kernel" too, which can be the name of another variable.
-            endings = [variable.name for variable in self._updated_variables if own.name.endswith("/" + variable.name)]
+            endings = [variable.name for variable in self._updated_variables if held.name.endswith("/" + variable.name)]
             if endings:
                 primary = max(endings, key=len)
-                slots.setdefault(own.name[: -len(primary) - 1].split("/")[-1], {})[primary] = own
+                slots.setdefault(held.name[: -len(primary) - 1].split("/")[-1], {})[primary] = held
         return slots
 
 
@@ -357,12 +357,12 @@ class _Keras3Optimizer(_KerasFamily):
         """Returns slots by slot name and variable: a slot of `dense/kernel` is named `dense_kernel_momentum`."""
         prefixes = {keras3.prefix_of_slots(known): known for known in keras3.variables_built_with(self.optimizer)}
         slots = {}
-        for own in self.optimizer.variables:
-            fitting = [prefix for prefix in prefixes if own.name.startswith(prefix)]
+        for held in self.optimizer.variables:
+            fitting = [prefix for prefix in prefixes if held.name.startswith(prefix)]
             if fitting:
                 prefix = max(fitting, key=len)
                 updated = original_of(keras3.tensorflow_variable_of(prefixes[prefix]))
-                slots.setdefault(own.name[len(prefix) :], {})[updated.ref()] = keras3.tensorflow_variable_of(own)
+                slots.setdefault(held.name[len(prefix) :], {})[updated.ref()] = keras3.tensorflow_variable_of(held)
         return slots
 
 

@@ -84,7 +84,7 @@ def _reduce(values, reduction, fusion, communicator, group):
         for position, value in enumerate(values)
         if isinstance(value, tf.IndexedSlices)
     }
-    for positions in _group_for_all_reduce(values, fusion, group):
+    for positions in _split_into_all_reduces(values, fusion, group):
         tensors = [values[position] for position in positions]
         sums = communicator.all_reduce(tensors, f"{name}_{positions[0]}", average=False)
         results.update(zip(positions, (_divide_for_mean(total, is_mean, communicator) for total in sums)))
@@ -107,7 +107,7 @@ def _describe_value(position, value):
     return agreement.Gradient(f"value {position}", shape, "a dense gradient", value.dtype.name)
 
 
-def _group_for_all_reduce(values, fusion, group):
+def _split_into_all_reduces(values, fusion, group):
     dense = [position for position, value in enumerate(values) if isinstance(value, tf.Tensor)]
     strategy = groups.process_groups().strategies.strategy_of(group)
     if fusion == _BY_STRATEGY and strategy.fits(len(dense)):

@@ -73,17 +73,17 @@ class StandIns:
     def of(self, variables: Sequence) -> list:
         """Returns the stand-ins of `variables`, which the optimizer updates instead; creates missing stand-ins."""
         made = [self._stand_in_of(variable) for variable in variables]
-        return [variable if own is None else own.seen for own, variable in zip(made, variables)]
+        return [variable if stand_in is None else stand_in.seen for stand_in, variable in zip(made, variables)]
 
     @property
     def kept(self) -> list:
         """The float32 variables that replace 16-bit variables in the optimizer and are saved in checkpoints."""
-        return [own.values for own in self._made.values() if own is not None and own.is_kept]
+        return [stand_in.values for stand_in in self._made.values() if stand_in is not None and stand_in.is_kept]
 
     def slot_of(self, variable: Any) -> Any:
         """Returns the float32 stand-in of a variable, or None."""
-        own = self._made.get(variable.ref())
-        return own.values if own is not None and own.is_kept else None
+        stand_in = self._made.get(variable.ref())
+        return stand_in.values if stand_in is not None and stand_in.is_kept else None
 
     def update(self, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
         """Calls `update` with stand-ins and float32 gradients, then copies the results to the variables.
@@ -92,11 +92,12 @@ class StandIns:
           The result of `update`. In a TF 1 graph with stand-ins: an op.
         """
         given = [variable for grad, variable in grads_and_vars if grad is not None]
-        own = {variable.ref(): made for variable in given if (made := self._stand_in_of(variable)) is not None}
-        if not own:
+        by_variable = {variable.ref(): made for variable in given if (made := self._stand_in_of(variable)) is not None}
+        if not by_variable:
             return update(list(grads_and_vars))
         return self._change(
-            list(own.values()), lambda: update([_replace_by_stand_in(own, *pair) for pair in grads_and_vars])
+            list(by_variable.values()),
+            lambda: update([_replace_by_stand_in(by_variable, *pair) for pair in grads_and_vars]),
         )
 
     def change(self, variables: Sequence, change: Callable[[list], Any]) -> Any:
@@ -105,23 +106,23 @@ class StandIns:
         Returns:
           The result of `change`. In a TF 1 graph with stand-ins: an op.
         """
-        made = [own for own in map(self._stand_in_of, variables) if own is not None]
+        made = [stand_in for stand_in in map(self._stand_in_of, variables) if stand_in is not None]
         if not made:
             return change(list(variables))
         return self._change(made, lambda: change(self.of(variables)))
 
     def _change(self, made, change):
         with tf.name_scope("stand_ins"):
-            current = [own.copy_from_variable() for own in made]
+            current = [stand_in.copy_from_variable() for stand_in in made]
         if not building_graph():
             done = change()
-            for own in made:
-                own.copy_to_variable()
+            for stand_in in made:
+                stand_in.copy_to_variable()
             return done
         with tf.control_dependencies(current):
             done = change()
         with tf.control_dependencies([] if done is None else [done]), tf.name_scope("stand_ins"):
-            return tf.group(*([] if done is None else [done]), *(own.copy_to_variable() for own in made))
+            return tf.group(*([] if done is None else [done]), *(stand_in.copy_to_variable() for stand_in in made))
 
     def _stand_in_of(self, variable):
         reference = variable.ref()
@@ -196,8 +197,8 @@ class _StandIn:
         return tf.compat.v1.assign(self._variable, tf.cast(self.values.read_value(), self._dtype))
 
 
-def _replace_by_stand_in(own, grad, variable):
-    made = own.get(variable.ref())
+def _replace_by_stand_in(by_variable, grad, variable):
+    made = by_variable.get(variable.ref())
     if grad is None:
         return grad, variable
     if made is None:  # Keras needs all gradients from one graph, and this code can run inside a branch

@@ -37,7 +37,7 @@ _LOG = logger(__name__)
 _IN_GRAPH = "session.run(broadcast_global_variables(0)) after the variables have their values"
 _IN_FUNCTION = "NPUBroadcastGlobalVariablesCallback(0) to the callbacks, or hccl_ops.broadcast(variables, 0)"
 _MEETING = "start_values"
-_MAX_BATCH_BYTES = 256 * 2**20
+_MAX_CHUNK_BYTES = 256 * 2**20
 
 
 def plan_collectives(stages: Sequence[Stage], grads_and_vars: Sequence, has_numbered_names: bool) -> agreement.Plan:
@@ -264,8 +264,8 @@ def _broadcast_differing(owner, variables, read, write, line):
     # Reads many variables in one run: for every new set of fetches a session prunes the whole graph.
     hashes = [
         _hash(np.ascontiguousarray(value).tobytes())
-        for batch in _split_by_memory(range(len(variables)), variables)
-        for value in read(batch)
+        for chunk in _split_by_memory(range(len(variables)), variables)
+        for value in read(chunk)
     ]
     kinds = [f"{variable.dtype.base_dtype.name}{variable.shape}" for variable in variables]
     whole = [len(kinds), _hash(";".join(kinds).encode()), _hash(str(hashes).encode())]
@@ -291,11 +291,11 @@ def _broadcast_differing(owner, variables, read, write, line):
             listed(names),
             line,
         )
-    for batch in _split_by_memory(differing, variables):
-        values = read(batch)
-        if not all(variables[position].shape.is_fully_defined() for position in batch):
+    for chunk in _split_by_memory(differing, variables):
+        values = read(chunk)
+        if not all(variables[position].shape.is_fully_defined() for position in chunk):
             values = _zeros_where_shapes_differ(values)
-        write(batch, _broadcast_from_rank_0(ranks, values))
+        write(chunk, _broadcast_from_rank_0(ranks, values))
     return True
 
 
@@ -308,11 +308,11 @@ def _copy_to_ranks_without_values(variables, read, write):
     if not variables:
         return
     ranks = collective.current()
-    held = [int(np.any(value)) for batch in _split_by_memory(range(len(variables)), variables) for value in read(batch)]
+    held = [int(np.any(value)) for chunk in _split_by_memory(range(len(variables)), variables) for value in read(chunk)]
     of_ranks = zip(*exchanges.gather_values(held, _MEETING))
     missed = [position for position, column in enumerate(of_ranks) if column[0] and not all(column)]
-    for batch in _split_by_memory(missed, variables):
-        sent = [pair for pair in zip(batch, _broadcast_from_rank_0(ranks, read(batch))) if not held[pair[0]]]
+    for chunk in _split_by_memory(missed, variables):
+        sent = [pair for pair in zip(chunk, _broadcast_from_rank_0(ranks, read(chunk))) if not held[pair[0]]]
         write([position for position, _ in sent], [value for _, value in sent])
 
 
@@ -328,17 +328,17 @@ def _hash(data):
 
 
 def _split_by_memory(positions, variables):
-    """Splits positions into batches, limited by the bytes of their values in memory."""
-    batch, held = [], 0
+    """Splits positions into chunks, limited by the bytes of their values in memory."""
+    chunk, held = [], 0
     for position in positions:
         size = (variables[position].shape.num_elements() or 0) * variables[position].dtype.base_dtype.size
-        if batch and held + size > _MAX_BATCH_BYTES:
-            yield batch
-            batch, held = [], 0
-        batch.append(position)
+        if chunk and held + size > _MAX_CHUNK_BYTES:
+            yield chunk
+            chunk, held = [], 0
+        chunk.append(position)
         held += size
-    if batch:
-        yield batch
+    if chunk:
+        yield chunk
 
 
 def _zeros_where_shapes_differ(values):

@@ -40,8 +40,8 @@ class GroupScaling(Scaling):
         collections.publish(collections.LOSS_SCALE, losses.common_scale)
         pairs = step.grads_and_vars
         for number, scale in enumerate(losses.scales):
-            own = [grad for group, (grad, _) in zip(groups, pairs) if group == number and grad is not None]
-            losses.record_usable(number, own, scale)
+            of_group = [grad for group, (grad, _) in zip(groups, pairs) if group == number and grad is not None]
+            losses.record_usable(number, of_group, scale)
         ratios = [scale / losses.common_scale for scale in losses.scales]
         step.grads_and_vars = [
             (grad if grad is None else in_true_units(grad, ratios[group]), variable)
