@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base.errors import message, shown
-from npu_bridge.gradients.stage import PLACES, Stage
+from npu_bridge.gradients.stage import FROZEN_UNCHANGED, PLACES, Stage
 
 _SHARED_PLACE = "transform"
 
@@ -77,7 +77,7 @@ def _check_leaves_out(stages, owner):
     """Rejects stages that need every variable in every step, if another stage leaves variables out."""
     leaving = next((stage for stage in stages if stage.place == "freeze"), None)
     for stage in stages if leaving is not None else ():
-        is_of_all = stage.place in ("update", "synchronise") and not stage.keeps_frozen_unchanged
+        is_of_all = stage.place in ("update", "synchronise") and FROZEN_UNCHANGED not in stage.gives
         is_of_each = stage.communicates or stage.place == "accumulate reduced"
         if is_of_all or (is_of_each and stage.needs_variables):
             problem = (

@@ -20,7 +20,7 @@ from npu_bridge.gradients.first_step import training_apart
 from npu_bridge.gradients.first_step.start_values import RankComparison, compare_before_first_run
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
-from npu_bridge.gradients.stage import Stage, overrides, synced_too_early_error, variables_of
+from npu_bridge.gradients.stage import RestartingStage, Stage, overrides, synced_too_early_error, variables_of
 from npu_bridge.gradients.step import Step
 from npu_bridge.graph.variables import global_step_of
 
@@ -45,7 +45,7 @@ class RankState:
             self._exchanges_before = exchanges.count_exchanges()
         self._has_reported_restore = False
         self._is_start_warning_off = False
-        self._kept = [stage for stage in stages if not stage.restarts_at_zero]
+        self._kept = [stage for stage in stages if not isinstance(stage, RestartingStage)]
         has_own = any(overrides(type(stage), "variables_of_this_rank") for stage in self._kept)
         self._values = RankValues() if has_own else None
         self._replicas = RankValues() if any(stage.differ_between_ranks for stage in stages) else None

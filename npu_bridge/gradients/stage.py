@@ -43,6 +43,8 @@ HOOKS = (
 )
 # The places of stages that make one update from several batches.
 SUMMING_PLACES = ("accumulate", "accumulate reduced")
+# The guarantee of a stage, at or after the update, that leaves frozen variables unchanged.
+FROZEN_UNCHANGED = "unchanged frozen variables"
 
 
 class Stage(KnownKeywords):
@@ -71,10 +73,8 @@ class Stage(KnownKeywords):
       communicates: True for a stage that exchanges gradients between ranks or, after the update, variables.
       transfer_name: prefix of the names of the stage's collectives; empty for a stage without collectives.
       needs_variables: True for a stage that needs the variable of each gradient.
-      restarts_at_zero: True for a stage whose variables restart at zero when training resumes.
       differ_between_ranks: values that can differ between ranks: "variables" (trained variables), "slots", both, or
         nothing. `sync_all` stores the values of all ranks in rank 0's checkpoint; each rank restores its own values.
-      keeps_frozen_unchanged: True for a stage, at or after the update, that leaves frozen variables unchanged.
     """
 
     place = "transform"
@@ -84,9 +84,7 @@ class Stage(KnownKeywords):
     communicates = False
     transfer_name = ""
     needs_variables = False
-    restarts_at_zero = False
     differ_between_ranks: tuple = ()
-    keeps_frozen_unchanged = False
 
     def __init_subclass__(cls, **keywords: Any):
         super().__init_subclass__(**keywords)
@@ -178,6 +176,10 @@ class SummingStage(Stage):
         raise NotImplementedError
 
 
+class RestartingStage(Stage):
+    """Base class of stages whose variables restart at zero when training resumes."""
+
+
 class SynchronisingStage(Stage):
     """Base class of stages that make variables equal on all ranks after updates, instead of averaging gradients."""
 
@@ -206,7 +208,9 @@ def variables_of(state: dict) -> list:
 
 def variables_restarting_at_zero(stages: Sequence[Stage]) -> list:
     """Returns the variables of stages that restart at zero when training resumes."""
-    return [variable for stage in stages if stage.restarts_at_zero for variable in variables_of(stage.state())]
+    return [
+        variable for stage in stages if isinstance(stage, RestartingStage) for variable in variables_of(stage.state())
+    ]
 
 
 def unknown_gradients_error(owner: str, problem: str) -> ValueError:

@@ -15,6 +15,7 @@ from npu_bridge.collective.communicator import Communicator
 from npu_bridge.gradients.arithmetic import average_sparse_rows, in_true_units, map_values, values_of
 from npu_bridge.gradients.first_step.start_values import compare_before_first_run
 from npu_bridge.gradients.graph_mode import building_graph, value_before_update
+from npu_bridge.gradients.stage import FROZEN_UNCHANGED
 from npu_bridge.gradients.stages.all_reduce import AllReduce, static_bytes, wait_for_all_gradients
 
 
@@ -49,7 +50,6 @@ class Adasum(AllReduce):
     """
 
     needs = ("a verdict",)
-    keeps_frozen_unchanged = True  # the Adasum of unchanged variables changes nothing
 
     def __init__(self, averaged_ranks: int | str = 1, on: str = "gradients"):
         super().__init__(type(self).__name__)
@@ -63,7 +63,8 @@ class Adasum(AllReduce):
         self.keeps_usable = self._combines_weights  # a sum of gradients can be too large where no gradient is
         self.differ_between_ranks = ("slots",) if self._combines_weights else ()  # weights are equal after each update
         if self._combines_weights:
-            self.place, self.gives = "synchronise", ()
+            # The Adasum of unchanged variables changes nothing.
+            self.place, self.gives = "synchronise", (FROZEN_UNCHANGED,)
 
     def get_config(self):
         return {"averaged_ranks": self._averaged_ranks, "on": "weights" if self._combines_weights else "gradients"}

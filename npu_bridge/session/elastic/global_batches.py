@@ -16,7 +16,7 @@ from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.collective.fragments import lossless_prescale
 from npu_bridge.gradients.explanation import list_pipelines
 from npu_bridge.gradients.graph_mode import state_variable
-from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stage import RestartingStage, Stage
 from npu_bridge.gradients.stages.accumulation import Accumulate
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.session.damaged_checkpoints import check_newest_checkpoint
@@ -201,13 +201,11 @@ class _Share:
         self.is_whole = self.runs == 1 and self.weight == 1.0
 
 
-class _AccumulateShares(Accumulate):
+class _AccumulateShares(Accumulate, RestartingStage):
     """A stage that adds up the gradients of this rank's share of a batch; surplus batches have weight 0.
 
     If a checkpoint was saved in the middle of an update, a resumed training computes the whole update again.
     """
-
-    restarts_at_zero = True
 
     def __init__(self, share: _Share):
         super().__init__(share.runs)
