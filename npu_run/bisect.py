@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.base.own_folders import OwnFolder
 from npu_bridge.base.reading import read_json
 from npu_bridge.base.terminal import echo, path_for_message
-from npu_run.command_line import ScriptCommand, exit_on, launcher_options, say
+from npu_run.command_line import ScriptCommand, exit_on_errors, launcher_options, say
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
 from npu_run.repeat import repeat_folder
@@ -64,7 +64,7 @@ def bisect(
     ever fewer operators in float32: whole name scopes first, then types, then single operators. Prints the set.
     """
     bisection = Bisection(os.path.abspath(out), low, steps, tolerance, max_runs, [*launcher, script, *arguments])
-    with exit_on(LaunchError):
+    with exit_on_errors(LaunchError):
         sys.exit(bisection.run())
 
 
@@ -208,7 +208,7 @@ class Bisection:
         self._say(f"run {len(self._runs) + _REFERENCES + 1}: {what}: {'inside' if passes else 'outside'} ({why})")
         self._runs.append({"kept": kept, "passes": passes, "why": why})
         state = {"asked": self._asked, "runs": self._runs}
-        write_whole(os.path.join(self.folder, _STATE), json.dumps(state, indent=1))
+        write_atomically(os.path.join(self.folder, _STATE), json.dumps(state, indent=1))
         return passes
 
     def _train(self, trial: Trial, options: dict[str, Any]) -> int:

@@ -219,7 +219,7 @@ def _check_process(name: str) -> None:
 
 
 @contextlib.contextmanager
-def exit_on(*errors: type[Exception]) -> Iterator[None]:
+def exit_on_errors(*errors: type[Exception]) -> Iterator[None]:
     """Ends the command with one line and exit code 2 on given errors; with `--json` the line is also in the JSON."""
     try:
         yield
@@ -240,7 +240,7 @@ def _title(command: click.Command) -> str:
 
 def check_script(script: str) -> None:
     """Ends the command if the script's path does not exist. The path of a folder fails later, when it is read."""
-    with exit_on(LaunchError):
+    with exit_on_errors(LaunchError):
         if not os.path.exists(script):
             raise LaunchError(missing_script(script))
 
@@ -277,7 +277,7 @@ def announce_settings(settings: Sequence[str]) -> None:
     if settings:
         from npu_bridge.options import from_shell  # imported late: every start of a script loads this module
 
-        with exit_on(TypeError, ValueError):
+        with exit_on_errors(TypeError, ValueError):
             from_shell.pass_to_ranks(settings)
 
 
@@ -318,7 +318,7 @@ def script_reading_command(command: Callable, endings: Sequence[str] = (".py",))
     def with_choice(*given: Any, era: int | None, trees: tuple[str, ...], as_json: bool, **others: Any) -> NoReturn:
         check_script(others["script"])
         choice = SourceChoice(era or 0, tuple(map(os.path.abspath, trees)))
-        with exit_on(LaunchError, ValueError):
+        with exit_on_errors(LaunchError, ValueError):
             code, facts, show = command(*given, choice=choice, **others)
         if as_json:
             print_json(code, facts)

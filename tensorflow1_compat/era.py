@@ -70,7 +70,7 @@ class Evidence(NamedTuple):
     switches_to_2: bool
 
     @property
-    def deciding(self) -> dict[str, Use]:
+    def packages_in_older_version(self) -> dict[str, Use]:
         """The packages, "keras" or "tensorflow", that the script needs in an older version.
 
         Each package is mapped to the first name that only its older version has. If the installed package `keras` is
@@ -89,7 +89,7 @@ class Evidence(NamedTuple):
     @property
     def older(self) -> list[str]:
         """The names of packages that the script needs in an older version."""
-        return list(self.deciding)
+        return list(self.packages_in_older_version)
 
     @property
     def is_tensorflow_1(self) -> bool:
@@ -101,7 +101,7 @@ def switched(older: Mapping[str, Use]) -> list[tuple[Use, str]]:
     """Returns each use that needs an older Keras, with a message that says which Keras the script gets.
 
     Args:
-      older: `Evidence.deciding`.
+      older: `Evidence.packages_in_older_version`.
     """
     by_use: dict[Use, list[str]] = {}
     for package, use in older.items():

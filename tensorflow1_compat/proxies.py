@@ -20,7 +20,7 @@ from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.tables import INSIDES, OF_1, Tables
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["MENTIONS", "ROOTS", "ModuleProxy", "is_of_tree", "is_plain", "proxy", "removed_from", "serve"]
+__all__ = ["MENTIONS", "ROOTS", "ModuleProxy", "is_of_tree", "is_plain", "proxy", "names_removed_from", "serve"]
 
 _TENSORFLOW_ROOTS = ("tensorflow", "keras")
 _CONTRIB = "tensorflow.contrib"
@@ -77,7 +77,7 @@ def is_of_tree(path: str) -> bool:
     return _tree is not None and _tree.holds(path)
 
 
-def removed_from(module: str) -> set[str]:
+def names_removed_from(module: str) -> set[str]:
     """Returns the old names of a module that `from module import *` no longer binds."""
     own = {key.rpartition(".")[2] for key in removed_names.GONE_NAMES if key.rpartition(".")[0] == module}
     return own - vars(builtins).keys()

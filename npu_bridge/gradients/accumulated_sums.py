@@ -69,7 +69,7 @@ class AccumulationWindow:
                     addend(gradients[position], kept[position].sum.dtype, self._counted)
                 )
 
-    def totals(self, step: Step) -> list:
+    def window_sums(self, step: Step) -> list:
         """Returns (sum, variable) pairs of the window so far, with the dtype and loss scale of the gradients."""
 
         def in_gradient_units(position, grad):

@@ -26,8 +26,8 @@ from npu_bridge.graph.loop import (
     COLLECTIVE_TYPES,
     NotLoopableError,
     export_definition,
+    name_of_outer_tensor,
     ops_to_copy,
-    outer_name,
 )
 from npu_bridge.graph.variables import VARIABLE_TYPES, changes_variable
 
@@ -144,7 +144,7 @@ class _Iteration:
         made: dict[Any, Any] = {}
         for op in self._batches:
             made[op], batch = _read_batch(op, token_of[op.inputs[0].op], whole)
-            outer.update((outer_name(inside), given) for inside, given in zip(op.outputs, batch))
+            outer.update((name_of_outer_tensor(inside), given) for inside, given in zip(op.outputs, batch))
         # TensorFlow rejects inputs that the definition does not use.
         asked = {name for node in self._definition.node for name in node.input}
         outer = {name: tensor for name, tensor in outer.items() if name in asked}

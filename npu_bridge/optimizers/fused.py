@@ -15,7 +15,7 @@ from npu_bridge.base.flat_tensors import concatenate_flat, contiguous_slice
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers import flat_slots, kernels, unfused
 from npu_bridge.optimizers.groups import Treatment
-from npu_bridge.optimizers.hypers import values_at
+from npu_bridge.optimizers.hypers import hyper_values_at
 from npu_bridge.optimizers.rule import PerTensor
 
 # Variables of up to this many elements are joined. For larger variables, computing takes longer than starting ops.
@@ -68,7 +68,7 @@ def update_together(
 
     def hypers_of(treatment, dtype):
         if (treatment, dtype) not in known:
-            at = known[treatment, dtype] = values_at(treatment, updates_done, dtype, rate_of(treatment))
+            at = known[treatment, dtype] = hyper_values_at(treatment, updates_done, dtype, rate_of(treatment))
             kernels.add_scalars(treatment.rule, at)
         return known[treatment, dtype]
 
@@ -153,7 +153,7 @@ def _update_joined(batch, at):
 def _compute_change(batch, parameter, gradient, at, sizes):
     """Returns the tensor to add to the joined parameter, and the ops that update the slots."""
     rule, shape = batch[0].treatment.rule, gradient.shape
-    flat = flat_slots.find_or_make([one.slots for one in batch], sizes)
+    flat = flat_slots.find_or_make_flat_slots([one.slots for one in batch], sizes)
     if flat is None:
         slots = {name: _join([one.slots[name] for one in batch], shape) for name in batch[0].slots}
         amount, new_slots = rule.updated(parameter, gradient, slots, at, _Rows())

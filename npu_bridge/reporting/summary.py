@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.reporting.history import History, list_steps
 from npu_bridge.reporting.progress_line import (
@@ -80,7 +80,7 @@ def write_summary(summary: Summary, path: str) -> None:
     the reason.
     """
     fields = {name: _finite(value) for name, value in summary._asdict().items()}
-    Secondary(f"the summary {path}").attempt(write_whole, path, json.dumps(fields, indent=2) + "\n")
+    Secondary(f"the summary {path}").attempt(write_atomically, path, json.dumps(fields, indent=2) + "\n")
 
 
 def format_summary(summary: Summary) -> str:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import say_once
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.graphs import opened_for_changes
@@ -64,7 +64,7 @@ class TailingHook(tf.estimator.SessionRunHook):
 
 def _write(path: str, text: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    write_whole(path, text, _FILES)
+    write_atomically(path, text, _FILES)
 
 
 def tailing_report_of(graph: tf.Graph) -> TailingReport | None:

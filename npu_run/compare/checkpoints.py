@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npu_bridge.reporting.history import for_json
+from npu_bridge.reporting.history import to_json_value
 from npu_run.compare.arrays import read_pieces
 from npu_run.compare.checkpoint_files import SavedTensor, read_checkpoint
 from npu_run.compare.names import match_operators
@@ -102,7 +102,7 @@ def _judge_steps(a, b, steps, start: _Files, names, facts: dict) -> tuple[bool |
             outside = [one for one in found if one.distance > 0]
         if outside:
             break
-    facts.update(variables=[{name: for_json(value) for name, value in one._asdict().items()} for one in found])
+    facts.update(variables=[{name: to_json_value(value) for name, value in one._asdict().items()} for one in found])
     worst = found[0]
     if outside:
         facts.update(variable=worst.name, step=worst.step)
@@ -160,7 +160,7 @@ def _variables_of_both(files: _Files) -> tuple[dict[str, str], list[str], str]:
 
 
 def _is_float(one: SavedTensor) -> bool:
-    return "float" in one.computed_in and one.size > 0
+    return "float" in one.computed_dtype and one.size > 0
 
 
 def _compare_variable(name: str, other: str, step: int, files: _Files, start: _Files | None) -> Variable:

@@ -10,7 +10,7 @@ import numpy as np
 
 from npu_bridge.reporting.page import axes
 from npu_bridge.reporting.page.chart import LEFT, RIGHT, End, draw_figure, format_tick, path_data
-from npu_bridge.reporting.page.document import section, table, whole_page
+from npu_bridge.reporting.page.document import html_page, section, table
 from npu_run.compare.band import Band, align_losses
 from npu_run.compare.folders import Comparison
 from npu_run.compare.losses import Losses
@@ -51,7 +51,7 @@ def render_comparison(found: Comparison) -> str:
     notes = [*found.notes, *(note for verdict in found.verdicts for note in verdict.notes)]
     if notes:
         parts.append(section("Notes", "".join(f"<p>{escape(note)}</p>" for note in notes)))
-    return whole_page(title, "\n".join(parts), "npu-run compare")
+    return html_page(title, "\n".join(parts), "npu-run compare")
 
 
 def _verdict_html(verdict: Verdict) -> str:
@@ -67,8 +67,8 @@ def _draw_losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, ve
     if not len(known):
         return "<p>No loss is finite.</p>"
     steps = np.concatenate([curve[2] for curve in curves])
-    x = axes.without_margins(int(steps.min()), int(steps.max()), LEFT, RIGHT)
-    y = axes.for_losses([float(known.min()), float(known.max())], _BOTTOM, _TOP)
+    x = axes.axis_without_margins(int(steps.min()), int(steps.max()), LEFT, RIGHT)
+    y = axes.axis_for_losses([float(known.min()), float(known.max())], _BOTTOM, _TOP)
     body, legend = [], [("of-a line", "A"), ("of-b line", "B")]
     if band is not None:
         at = _thinned_places(len(band.steps))

@@ -209,7 +209,7 @@ def _compare_tensor(
     row = TensorRow(place, other, a.types.get(place.op) or b.types.get(other.op, ""), (), None, "", how)
     try:
         x, y = a.array(place), b.array(other)
-        row = row._replace(dtypes=(x.computed_in, y.computed_in))
+        row = row._replace(dtypes=(x.computed_dtype, y.computed_dtype))
         if x.size != y.size:
             problem = f"{place.op!r} has the shape {list(x.shape)} in A and {list(y.shape)} in B"
             return row._replace(problem=problem)

@@ -11,7 +11,7 @@ from npu_bridge.base.arguments import is_number
 from npu_bridge.base.reading import read_json
 from npu_bridge.collective.cost_model import Link, Prediction, Training, predict
 from npu_bridge.reporting.picture_style import PLAN_FILES
-from npu_run.command_line import Command, exit_on, json_option, print_json
+from npu_run.command_line import Command, exit_on_errors, json_option, print_json
 from npu_run.errors import LaunchError
 from npu_run.outputs import check_file
 from npu_run.predict.units import parse_bytes_per_sec, parse_count, parse_ranks, parse_secs
@@ -56,7 +56,7 @@ def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, a
     Every rank trains its own batch, so n ranks do n times the work of one. docs/plan.md explains the numbers and their
     accuracy.
     """
-    with exit_on(LaunchError):
+    with exit_on_errors(LaunchError):
         training = Training(
             parse_count(params, "--params") * _VALUE_BYTES,
             _compute_secs(**step_time),

@@ -208,7 +208,7 @@ class _GraphCheck(first_run.Check):
         if is_changed and slots is not None:
             run_without_engines(session, targets=slots.distributions())
         has_looked, self._has_looked = self._has_looked, True
-        return None if has_looked else same_batches.batch_of(run)
+        return None if has_looked else same_batches.list_batch_tensors(run)
 
     def receive(self, fetched, fed):
         same_batches.compare([*fetched, *fed])

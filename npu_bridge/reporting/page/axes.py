@@ -44,7 +44,7 @@ def linear(numbers: Iterable[float], start: float, end: float, from_zero: bool =
     return Axis(bottom, high + room, start, end, round_numbers(bottom, high + room))
 
 
-def without_margins(low: float, high: float, start: float, end: float) -> Axis:
+def axis_without_margins(low: float, high: float, start: float, end: float) -> Axis:
     """Makes a linear axis from `low` to `high` without margins; ticks are whole numbers, and the last is `high`."""
     high = max(high, low + 1)
     ticks = [tick for tick in round_numbers(low, high, 10) if tick == int(tick)]
@@ -69,7 +69,7 @@ def logarithmic(numbers: Iterable[float], start: float, end: float) -> Axis:
     return Axis(low, high, start, end, _thin_out(ticks), math.log10)
 
 
-def for_losses(numbers: Iterable[float], start: float, end: float) -> Axis:
+def axis_for_losses(numbers: Iterable[float], start: float, end: float) -> Axis:
     """Makes a logarithmic axis for positive numbers over a wide range, else a linear axis."""
     ends = _ends(numbers)
     return (logarithmic if needs_logarithm(*ends) else linear)(ends, start, end)

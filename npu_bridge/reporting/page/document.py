@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from npu_bridge import __version__
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.base.terminal import escape_controls
 from npu_bridge.reporting.history import Evaluation, History, StepRow
 from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, draw_charts, tiles
@@ -62,7 +62,7 @@ def write_page(
       OSError: the page cannot be written, or a file of this name is not a page of this kind.
     """
     page = os.path.join(folder, PAGE_FILE) if page is None else page
-    write_whole(page, render_page(read_run_folder(folder, timeline, history)), PAGE_FILES)
+    write_atomically(page, render_page(read_run_folder(folder, timeline, history)), PAGE_FILES)
     return page
 
 
@@ -94,10 +94,10 @@ def render_page(run: RunFolder) -> str:
             f'<div id="tip" hidden></div>\n<script type="application/json" id="data">{_script_data(curves)}</script>\n'
             f"<script>{SCRIPT}</script>\n"
         )
-    return whole_page(title, body, "npu-run report", scripts)
+    return html_page(title, body, "npu-run report", scripts)
 
 
-def whole_page(title: str, body: str, command: str, scripts: str = "") -> str:
+def html_page(title: str, body: str, command: str, scripts: str = "") -> str:
     """Returns an HTML page in the style of reports, which needs no other file.
 
     Control characters are made visible, as they are not valid in HTML.

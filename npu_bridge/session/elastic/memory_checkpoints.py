@@ -129,7 +129,7 @@ class MemoryCheckpoints:
         return max(found, default=None)
 
     @contextlib.contextmanager
-    def kept_in_use(self, path: str) -> Iterator[None]:
+    def keeping_copy(self, path: str) -> Iterator[None]:
         """Keeps a copy for the duration of a block, even if a newer copy is written."""
         place = os.path.dirname(path)
         self._in_use.add(place)

@@ -83,7 +83,7 @@ def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
 
 
 @contextlib.contextmanager
-def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
+def sharing_one_policy(session: tf.compat.v1.Session) -> Iterator[None]:
     """Makes all runs inside the block that train the same variables follow one policy; used for loops of steps.
 
     Ranks: collective; the ranks decide once, before the first run of the block.
@@ -100,7 +100,7 @@ def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
+def following_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
     """In a block, makes runs that do not train follow the policy of the session's latest training run."""
     executors = find_engine(session, _Executors)
     if executors is None:

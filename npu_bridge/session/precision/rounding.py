@@ -230,7 +230,7 @@ def mark_as_rounding_op(op: tf.Operation, layer: str) -> None:
     set_attribute(op, _LAYER, tf.compat.v1.AttrValue(s=layer.encode()))
 
 
-def unrounded(tensor: tf.Tensor) -> tf.Tensor:
+def tensor_before_rounding(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the original of a rounded tensor; any other tensor is returned itself."""
     while tensor.op.type in ("Cast", "Merge", "Switch") and is_rounding_op(tensor.op):
         tensor = tensor.op.inputs[0]

@@ -84,7 +84,7 @@ _ADDING = frozenset({name for name in _BOTH.clear if name.startswith("MaxPool") 
 EXACT = (_BOTH.clear | _ALSO[FLOAT16].clear | _ALSO[BFLOAT16].clear) - _ADDING
 
 
-def lists_under(low_dtype: str, variables: Mapping[str, str]) -> TypeLists:
+def type_lists_for(low_dtype: str, variables: Mapping[str, str]) -> TypeLists:
     """Returns the lists for a low dtype, after the changes in the environment variables of TensorFlow's rewriter.
 
     Args:
