@@ -88,7 +88,7 @@ def belongs_to_owner(method: Callable) -> Callable:
     return named
 
 
-class _Names:
+class _GraphNames:
     """The names of the collectives in one graph."""
 
     def __init__(self):
@@ -99,7 +99,7 @@ class _Names:
         self.given: list[str] = []
 
 
-_NAMES: weakref.WeakKeyDictionary[tf.Graph, _Names] = weakref.WeakKeyDictionary()
+_NAMES: weakref.WeakKeyDictionary[tf.Graph, _GraphNames] = weakref.WeakKeyDictionary()
 _OWNERS: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()
 
 
@@ -210,7 +210,7 @@ def names_in_graph(graph: tf.Graph) -> list[str]:
 
 def _names_of(graph):
     with _lock:
-        return _NAMES.setdefault(graph, _Names())
+        return _NAMES.setdefault(graph, _GraphNames())
 
 
 def _root_graph():
