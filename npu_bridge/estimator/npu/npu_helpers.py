@@ -294,20 +294,20 @@ def npu_keras_optimizer(
     return keras_optimizer(opt, settings, owner)
 
 
-def _append_to_list(given: Any, addition: Any, owner: str, argument: str) -> list:
-    if isinstance(given, tuple):
-        given = list(given)
-    if not isinstance(given, list):
-        if given is not None:
+def _append_to_list(existing: Any, addition: Any, owner: str, argument: str) -> list:
+    if isinstance(existing, tuple):
+        existing = list(existing)
+    if not isinstance(existing, list):
+        if existing is not None:
             _LOG.warning(
                 "%s: %s is not a list. Expected a list; got %s, which is dropped. Pass a list.",
                 owner,
                 argument,
-                type(given).__name__,
+                type(existing).__name__,
             )
-        given = []
-    given.append(addition)
-    return given
+        existing = []
+    existing.append(addition)
+    return existing
 
 
 def _normalised_copy(config: Any) -> tf.compat.v1.ConfigProto:
