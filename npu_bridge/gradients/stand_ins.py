@@ -95,7 +95,7 @@ class StandIns:
         own = {variable.ref(): made for variable in given if (made := self._stand_in_of(variable)) is not None}
         if not own:
             return update(list(grads_and_vars))
-        return self._change(
+        return self._change_through_stand_ins(
             list(own.values()), lambda: update([_replace_by_stand_in(own, *pair) for pair in grads_and_vars])
         )
 
@@ -108,9 +108,9 @@ class StandIns:
         made = [own for own in map(self._stand_in_of, variables) if own is not None]
         if not made:
             return change(list(variables))
-        return self._change(made, lambda: change(self.of(variables)))
+        return self._change_through_stand_ins(made, lambda: change(self.of(variables)))
 
-    def _change(self, made, change):
+    def _change_through_stand_ins(self, made, change):
         with tf.name_scope("stand_ins"):
             current = [own.copy_from_variable() for own in made]
         if not building_graph():
