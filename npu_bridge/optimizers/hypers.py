@@ -57,10 +57,10 @@ def to_config(rule: Any) -> dict:
     Raises:
       ValueError: a hyper-parameter is a callable or a tensor, which cannot be saved.
     """
-    return {field.name: _to_json(rule, field.name) for field in dataclasses.fields(rule)}
+    return {field.name: _to_json_value(rule, field.name) for field in dataclasses.fields(rule)}
 
 
-def _to_json(rule, name):
+def _to_json_value(rule, name):
     value = plain_value(getattr(rule, name))
     if isinstance(value, tuple):
         return list(value)
