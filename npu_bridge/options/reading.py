@@ -48,8 +48,8 @@ def read_run_config(config: Any) -> TrainingOptions:
     """
     table = find_table(config)
     given = optimizer_entry_values(session_config(config), table)
-    own = _own_values(config, table)
-    given.update(_sent_values(own, table))
+    own = _values_of_config(config, table)
+    given.update(_values_sent_to_session(own, table))
     given.update({name: value for name, value in own.items() if table[name].key is None})
     return _apply_rules(collect_settings(given, IN_OBJECT, table))
 
@@ -83,7 +83,7 @@ def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
 def parameter_values(config: Any) -> dict[str, Any]:
     """Returns an NPURunConfig's values for the parameter_map, by session key: `str`, `int` or `bool`."""
     table = find_table(config)
-    sent = _sent_values(_own_values(config, table), table)
+    sent = _values_sent_to_session(_values_of_config(config, table), table)
     return {table[name].key: table[name].kind.normalise(value) for name, value in sent.items()}
 
 
@@ -164,11 +164,11 @@ def collect_settings(given: dict[str, Any], place: Place, table: OptionTable) ->
     return Settings(values, frozenset(n for n, v in given.items() if v is not None), place, table)
 
 
-def _plain_value(option: Option, given: Mapping[str, Any]) -> Any:
+def _plain_value(option: Option, values: Mapping[str, Any]) -> Any:
     # An option without a session key has no value for an absent key: a given None means None.
-    if option.key is None and option.name in given and given[option.name] is None:
+    if option.key is None and option.name in values and values[option.name] is None:
         return None
-    return option.normalise(given.get(option.name))
+    return option.normalise(values.get(option.name))
 
 
 def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None:
@@ -230,7 +230,7 @@ def announce_ineffective_options(options: TrainingOptions) -> None:
     say_on_terminal(f"npu_bridge: {some} ({names}): npu-run effects {script} lists them")
 
 
-def _own_values(config: Any, table: OptionTable) -> dict[str, Any]:
+def _values_of_config(config: Any, table: OptionTable) -> dict[str, Any]:
     """Returns the plain values of an NPURunConfig and of its helper objects, by option name."""
     owners = _helper_objects(config, table)
     values: dict[str, Any] = {}
@@ -243,7 +243,7 @@ def _own_values(config: Any, table: OptionTable) -> dict[str, Any]:
     return values
 
 
-def _sent_values(own: Mapping[str, Any], table: OptionTable) -> dict[str, Any]:
+def _values_sent_to_session(own: Mapping[str, Any], table: OptionTable) -> dict[str, Any]:
     """Returns the values of an NPURunConfig that are sent to a session."""
     dynamic = [own.get(option.name) for option in table.of(DYNAMIC_INPUT)]
     sent = {}
