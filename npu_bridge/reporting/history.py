@@ -377,10 +377,10 @@ def _parse_count(value: Any) -> int | None:
     return None if value is None else whole_number(value)
 
 
-def _parse_by_rank(found: Any) -> dict[int, int] | None:
-    if found is None:
+def _parse_by_rank(counts: Any) -> dict[int, int] | None:
+    if counts is None:
         return None
-    return {whole_number(int(rank), most=_MOST_RANKS): whole_number(value) for rank, value in dict(found).items()}
+    return {whole_number(int(rank), most=_MOST_RANKS): whole_number(value) for rank, value in dict(counts).items()}
 
 
 def list_steps(history: History) -> tuple[list[StepRow], list[int], list[int]]:

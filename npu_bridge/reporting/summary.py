@@ -79,7 +79,7 @@ def write_summary(summary: Summary, path: str) -> None:
     Numbers that are not finite are written as null, as JSON has no NaN. If the file cannot be written, a warning gives
     the reason.
     """
-    fields = {name: _finite(value) for name, value in summary._asdict().items()}
+    fields = {name: _none_if_not_finite(value) for name, value in summary._asdict().items()}
     Secondary(f"the summary {path}").attempt(write_atomically, path, json.dumps(fields, indent=2) + "\n")
 
 
@@ -212,5 +212,5 @@ def _steps_per_sec(history: History) -> float | None:
     return None
 
 
-def _finite(value):
+def _none_if_not_finite(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -304,9 +304,9 @@ def _script_data(curves: Curves) -> str:
     rows = [
         [
             *(bucket.first, bucket.last, bucket.step),
-            *(_rounded(bucket.loss, part) for part in ("low", "mean", "high")),
-            *(_rounded(bucket.loss_scale, part) for part in ("low", "high")),
-            *(_rounded(bucket.learning_rate, "mean"), bucket.skipped, bucket.not_finite, bucket.precision),
+            *(_rounded_attribute(bucket.loss, part) for part in ("low", "mean", "high")),
+            *(_rounded_attribute(bucket.loss_scale, part) for part in ("low", "high")),
+            *(_rounded_attribute(bucket.learning_rate, "mean"), bucket.skipped, bucket.not_finite, bucket.precision),
             bucket.recorded,
         ]
         for bucket in curves.buckets
@@ -329,8 +329,8 @@ def _describe_evaluation(evaluation: Evaluation) -> str:
     return "\n  ".join([f"{what} at step {evaluation.step}", *shown])
 
 
-def _rounded(found: Any, part: str) -> float | None:
-    return None if found is None else float(f"{getattr(found, part):.6g}")
+def _rounded_attribute(holder: Any, attribute: str) -> float | None:
+    return None if holder is None else float(f"{getattr(holder, attribute):.6g}")
 
 
 def section(title: str, body: str, is_folded: bool = False) -> str:
