@@ -186,8 +186,8 @@ class CarefulSaver:
                 self._remove_failed_save(prefix, files, kept)
             raise CheckpointNotSavedError(_not_saved_message(f"step {global_step}", folder, error)) from error
 
-    def _remove_failed_save(self, prefix, files, kept):
-        self._saver.recover_last_checkpoints(kept)
+    def _remove_failed_save(self, prefix, files, earlier_checkpoints):
+        self._saver.recover_last_checkpoints(earlier_checkpoints)
         if tf.io.gfile.exists(f"{prefix}_temp"):
             remove_unfinished(f"{prefix}_temp")
         for file in set(tf.io.gfile.glob(f"{prefix}.*")) - files:

@@ -59,10 +59,10 @@ class TailingHook(tf.estimator.SessionRunHook):
         _LOG.log(level, "%s", report.text())
         if self._folder is not None:
             path = os.path.join(self._folder, REPORT_FILE)
-            Secondary(f"the report {path}").attempt(_write, path, report.json() + "\n")
+            Secondary(f"the report {path}").attempt(_write_text_file, path, report.json() + "\n")
 
 
-def _write(path: str, text: str) -> None:
+def _write_text_file(path: str, text: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     write_atomically(path, text, _FILES)
 
