@@ -49,8 +49,8 @@ class Command(click.Command):
             if param.metavar in ("FILE", "DIR") or (isinstance(param, click.Argument) and param.type is click.STRING):
                 param.type = click.Path(readable=False)  # so that shells complete it
         self.params += [
-            _flag("-q", "--quiet", _QUIET, "Print only results and errors."),
-            _flag("-v", "--verbose", _VERBOSE, "Show everything that TensorFlow prints."),
+            _make_flag_option("-q", "--quiet", _QUIET, "Print only results and errors."),
+            _make_flag_option("-v", "--verbose", _VERBOSE, "Show everything that TensorFlow prints."),
         ]
 
     def main(self, args=None, prog_name=None, complete_var=None, standalone_mode=True, **extra):
@@ -105,7 +105,7 @@ class ScriptCommand(Command):
         words: list[str] = []
         rest = list(args)
         for _ in range(names.index("script") + 1):
-            options, rest = self._split(ctx, rest)
+            options, rest = self._split_leading_options(ctx, rest)
             own += options
             words += rest[:1]
             rest = rest[1:]
@@ -129,10 +129,11 @@ class ScriptCommand(Command):
                 return
         has_value = not own[name].is_flag and "=" not in rest[at]
         given = " ".join(rest[at : at + 1 + has_value])
-        line = f"{given} goes to the script. If it is for {_title(self)}, write {_title(self)} {given} {script}"
-        echo(escape_in_line(f"{_title(self)}: {line}"), err=True)
+        name = _command_name(self)
+        line = f"{given} goes to the script. If it is for {name}, write {name} {given} {script}"
+        echo(escape_in_line(f"{name}: {line}"), err=True)
 
-    def _split(self, ctx: click.Context, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    def _split_leading_options(self, ctx: click.Context, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """Splits words into leading options and the rest."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         parser = click.Command(self.name, params=options, add_help_option=False).make_parser(ctx)
@@ -141,7 +142,7 @@ class ScriptCommand(Command):
         return own[: -1 if own[-1:] == ["--"] else None], rest
 
 
-def _flag(short: str, name: str, key: str, doc: str) -> click.Option:
+def _make_flag_option(short: str, name: str, key: str, doc: str) -> click.Option:
     def note(context: click.Context, option: click.Parameter, given: bool) -> None:
         context.meta[key] = given
 
@@ -225,7 +226,7 @@ def exit_on_errors(*errors: type[Exception]) -> Iterator[None]:
         yield
     except errors as error:
         _print_problem(str(error))
-        fail(f"{_title(click.get_current_context().command)}: {escape_in_line(str(error))}")
+        fail(f"{_command_name(click.get_current_context().command)}: {escape_in_line(str(error))}")
 
 
 def _print_problem(text: str) -> None:
@@ -234,7 +235,7 @@ def _print_problem(text: str) -> None:
         print_json(2, {"problem": text})
 
 
-def _title(command: click.Command) -> str:
+def _command_name(command: click.Command) -> str:
     return "npu-run" if command.name == "npu-run" else f"npu-run {command.name}"
 
 
