@@ -132,7 +132,7 @@ class _Reader(ast.NodeVisitor):
         self._base = ""  # the base of the class being read
 
     @functools.cached_property
-    def _own_names(self) -> set[str]:
+    def _names_bound_in_file(self) -> set[str]:
         return _names_bound_in(self._tree)
 
     def visit_Import(self, node: ast.Import) -> None:
@@ -153,7 +153,9 @@ class _Reader(ast.NodeVisitor):
             if alias.name == "*":
                 names = (_star_names(module) if bound is None and not node.level else bound) or {}
                 self.aliases.update(
-                    (name, full) for name, full in names.items() if name[0] != "_" and name not in self._own_names
+                    (name, full)
+                    for name, full in names.items()
+                    if name[0] != "_" and name not in self._names_bound_in_file
                 )
                 if not node.level:
                     self._add_use(module, node, is_import=True)
