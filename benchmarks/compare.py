@@ -30,7 +30,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import npu_bridge.npu_init  # noqa: E402, F401  (sessions read options)
-from npu_bridge.options import with_entry  # noqa: E402
+from npu_bridge.options import with_optimizer_entry  # noqa: E402
 from npu_bridge.reporting.history import History  # noqa: E402
 from npu_run.compare.folders import Comparison, compare_folders  # noqa: E402
 
@@ -245,7 +245,7 @@ def train(folder, name, noise, seed, repeat, error=""):
     config = None
     if noise == "rounding":
         (folder / "dump").mkdir()
-        config = with_entry(None, {"enable_dump": True, "dump_path": str(folder / "dump"), "dump_step": "0"})
+        config = with_optimizer_entry(None, {"enable_dump": True, "dump_path": str(folder / "dump"), "dump_step": "0"})
     history = History(str(folder / "history.jsonl"))
     history.begin_session(0)
     _, rate = MODELS[name]

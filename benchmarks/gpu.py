@@ -26,7 +26,7 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 import numpy as np  # noqa: E402
 
 from npu_bridge.npu_init import ExponentialUpdateLossScaleManager, NPUOptimizer, tf  # noqa: E402
-from npu_bridge.options import read_session_config, with_entry  # noqa: E402
+from npu_bridge.options import read_session_config, with_optimizer_entry  # noqa: E402
 from npu_bridge.session.precision import Precision, attach  # noqa: E402
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
@@ -107,7 +107,7 @@ def build_step(model, way, small):
         config = tf.ConfigProto()
         if way == STOCK:
             config.graph_options.rewrite_options.auto_mixed_precision = 1
-        precision = Precision(read_session_config(with_entry(None, {"precision_mode_v2": mode or "origin"})))
+        precision = Precision(read_session_config(with_optimizer_entry(None, {"precision_mode_v2": mode or "origin"})))
         precision.prepare(config)
         session = tf.Session(graph=graph, config=config)
         attach(session, precision)

@@ -20,7 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np  # noqa: E402
 
 from npu_bridge.npu_init import ExponentialUpdateLossScaleManager, NPUOptimizer, tf  # noqa: E402
-from npu_bridge.options import read_session_config, with_entry  # noqa: E402
+from npu_bridge.options import read_session_config, with_optimizer_entry  # noqa: E402
 from npu_bridge.session.precision import Precision, attach  # noqa: E402
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
@@ -76,7 +76,7 @@ def train(name, mode, steps, seed):
     """Returns the losses of all steps."""
     model, draw = MODELS[name]
     random = np.random.RandomState(seed)
-    precision = Precision(read_session_config(with_entry(None, {"precision_mode_v2": mode})))
+    precision = Precision(read_session_config(with_optimizer_entry(None, {"precision_mode_v2": mode})))
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(seed)
         fed = {key: tf.placeholder(value.dtype, value.shape) for key, value in draw(random).items()}

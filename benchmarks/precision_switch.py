@@ -24,7 +24,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from npu_bridge.base import environment  # noqa: E402
-from npu_bridge.options import read_session_config, with_entry  # noqa: E402
+from npu_bridge.options import read_session_config, with_optimizer_entry  # noqa: E402
 from npu_bridge.session.precision import Precision, attach, list_builds  # noqa: E402
 
 tf1 = tf.compat.v1
@@ -73,7 +73,7 @@ def one_round(arguments):
     """Times a fresh pair of sessions: accelerated steps, stock steps, and the executors built for training."""
     (graph, train_op, init), (stock_graph, stock_train_op, stock_init) = (build_model(arguments) for _ in range(2))
     key = {"experimental_accelerate_train_mode": PLANS[arguments.low]}
-    precision, config = Precision(read_session_config(with_entry(None, key))), tf1.ConfigProto()
+    precision, config = Precision(read_session_config(with_optimizer_entry(None, key))), tf1.ConfigProto()
     precision.prepare(config)
     ours, stock = [], []
     environment.write_variable("TOTAL_STEP", arguments.steps)

@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.base.own_folders import OwnFolder
 from npu_bridge.base.reading import read_json
 from npu_bridge.base.terminal import echo, path_for_message
-from npu_run.command_line import ScriptCommand, exit_on, launcher_options, say
+from npu_run.command_line import ScriptCommand, exit_on_errors, launcher_options, say
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
 from npu_run.repeat import repeat_folder
@@ -64,7 +64,7 @@ def bisect(
     ever fewer operators in float32: whole name scopes first, then types, then single operators. Prints the set.
     """
     bisection = Bisection(os.path.abspath(out), low, steps, tolerance, max_runs, [*launcher, script, *arguments])
-    with exit_on(LaunchError):
+    with exit_on_errors(LaunchError):
         sys.exit(bisection.run())
 
 
@@ -114,7 +114,8 @@ class Bisection:
         if found is None:
             self._print_always(
                 f"even with all {len(operators)} operators in float32 the run is outside: the difference is in no "
-                f"operator of a session run that trains. Compare {os.path.join(self._shown, 'run-001')} with repeat-0."
+                "operator of a session run that trains. "
+                f"Compare {os.path.join(self._shown_folder, 'run-001')} with repeat-0."
             )
             return 2
         self._print_result(found, len(operators))
@@ -124,13 +125,13 @@ class Bisection:
         try:
             return [Operator(**each) for each in read_json(_OPERATORS, within=self.folder)]
         except (OSError, ValueError, TypeError) as error:
-            path = os.path.join(self._shown, _OPERATORS)
+            path = os.path.join(self._shown_folder, _OPERATORS)
             raise LaunchError(
                 f"{path} cannot be read ({error}). Remove the folder, or choose another --out."
             ) from error
 
     @property
-    def _shown(self) -> str:
+    def _shown_folder(self) -> str:
         return path_for_message(self.folder)
 
     def _load_earlier_runs(self) -> None:
@@ -145,14 +146,14 @@ class Bisection:
                 raise TypeError("a run has neither passed nor failed")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LaunchError(
-                f"{os.path.join(self._shown, _STATE)} does not come from an earlier search ({error}). "
+                f"{os.path.join(self._shown_folder, _STATE)} does not come from an earlier search ({error}). "
                 f"Remove the folder, or choose another one with --out."
             ) from error
         if before != self._asked:
             changed = ", ".join(name for name, value in self._asked.items() if before.get(name) != value)
             raise LaunchError(
-                f"{self._shown} holds another search. Expected the same {changed}; got a different value. Choose "
-                f"another folder with --out."
+                f"{self._shown_folder} holds another search. Expected the same {changed}; got a different value. "
+                f"Choose another folder with --out."
             )
         self._runs = runs
         self._say(f"resumes after {len(self._runs)} runs in low precision")
@@ -208,7 +209,7 @@ class Bisection:
         self._say(f"run {len(self._runs) + _REFERENCES + 1}: {what}: {'inside' if passes else 'outside'} ({why})")
         self._runs.append({"kept": kept, "passes": passes, "why": why})
         state = {"asked": self._asked, "runs": self._runs}
-        write_whole(os.path.join(self.folder, _STATE), json.dumps(state, indent=1))
+        write_atomically(os.path.join(self.folder, _STATE), json.dumps(state, indent=1))
         return passes
 
     def _train(self, trial: Trial, options: dict[str, Any]) -> int:
@@ -278,10 +279,10 @@ class Bisection:
         echo(f"npu-run bisect: {text}", err=True)
 
 
-def _scope_code(kept: Sequence[Operator]) -> str:
+def _scope_code(kept_operators: Sequence[Operator]) -> str:
     """Returns script code that keeps operators in float32: a block for each script line that makes any of them."""
     lines: dict[str, list[str]] = {}
-    for operator in kept:
+    for operator in kept_operators:
         lines.setdefault(operator.where, []).append(operator.name)
     blocks = []
     for where, names in lines.items():

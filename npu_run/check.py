@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import click
 
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.base.terminal import echo
 from npu_run.check_page import findings_as_facts, format_findings
 from npu_run.command_line import is_quiet, script_reading_command
@@ -41,7 +41,7 @@ def check(
     found = choice.survey(script)
     facts = findings_as_facts(script, found)
     if out is not None:
-        write_whole(out, json.dumps(facts, indent=1), REPORT_FILES)
+        write_atomically(out, json.dumps(facts, indent=1), REPORT_FILES)
     is_fatal = any(finding.is_fatal for finding in found.findings)
     return int(is_fatal), facts, lambda: echo(format_findings(script, found))
 

@@ -34,14 +34,14 @@ def findings_as_facts(script: str, found: Survey, entries: list[Entry] = ()) -> 
     }
 
 
-def _finding_facts(each: Finding | Entry) -> dict[str, str]:
-    row = {"kind": each.kind, "what": each.what, "remark": each.remark, "place": str(each.place)}
-    return row | ({"severity": each.severity} if hasattr(each, "severity") else {})
+def _finding_facts(finding: Finding | Entry) -> dict[str, str]:
+    row = {"kind": finding.kind, "what": finding.what, "remark": finding.remark, "place": str(finding.place)}
+    return row | ({"severity": finding.severity} if hasattr(finding, "severity") else {})
 
 
-def _finding_text(each: Finding | Entry) -> str:
-    what = f"{each.what} ({each.severity})" if each.kind == "ranks" else each.what
-    return f"{what}: {each.remark}" if each.remark else what
+def _finding_text(finding: Finding | Entry) -> str:
+    what = f"{finding.what} ({finding.severity})" if finding.kind == "ranks" else finding.what
+    return f"{what}: {finding.remark}" if finding.remark else what
 
 
 def format_findings(script: str, found: Survey, entries: list[Entry] = ()) -> str:

@@ -49,8 +49,8 @@ class Command(click.Command):
             if param.metavar in ("FILE", "DIR") or (isinstance(param, click.Argument) and param.type is click.STRING):
                 param.type = click.Path(readable=False)  # so that shells complete it
         self.params += [
-            _flag("-q", "--quiet", _QUIET, "Print only results and errors."),
-            _flag("-v", "--verbose", _VERBOSE, "Show everything that TensorFlow prints."),
+            _make_flag_option("-q", "--quiet", _QUIET, "Print only results and errors."),
+            _make_flag_option("-v", "--verbose", _VERBOSE, "Show everything that TensorFlow prints."),
         ]
 
     def main(self, args=None, prog_name=None, complete_var=None, standalone_mode=True, **extra):
@@ -105,7 +105,7 @@ class ScriptCommand(Command):
         words: list[str] = []
         rest = list(args)
         for _ in range(names.index("script") + 1):
-            options, rest = self._split(ctx, rest)
+            options, rest = self._split_leading_options(ctx, rest)
             own += options
             words += rest[:1]
             rest = rest[1:]
@@ -129,10 +129,11 @@ class ScriptCommand(Command):
                 return
         has_value = not own[name].is_flag and "=" not in rest[at]
         given = " ".join(rest[at : at + 1 + has_value])
-        line = f"{given} goes to the script. If it is for {_title(self)}, write {_title(self)} {given} {script}"
-        echo(escape_in_line(f"{_title(self)}: {line}"), err=True)
+        name = _command_name(self)
+        line = f"{given} goes to the script. If it is for {name}, write {name} {given} {script}"
+        echo(escape_in_line(f"{name}: {line}"), err=True)
 
-    def _split(self, ctx: click.Context, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    def _split_leading_options(self, ctx: click.Context, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """Splits words into leading options and the rest."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         parser = click.Command(self.name, params=options, add_help_option=False).make_parser(ctx)
@@ -141,7 +142,7 @@ class ScriptCommand(Command):
         return own[: -1 if own[-1:] == ["--"] else None], rest
 
 
-def _flag(short: str, name: str, key: str, doc: str) -> click.Option:
+def _make_flag_option(short: str, name: str, key: str, doc: str) -> click.Option:
     def note(context: click.Context, option: click.Parameter, given: bool) -> None:
         context.meta[key] = given
 
@@ -219,13 +220,13 @@ def _check_process(name: str) -> None:
 
 
 @contextlib.contextmanager
-def exit_on(*errors: type[Exception]) -> Iterator[None]:
+def exit_on_errors(*errors: type[Exception]) -> Iterator[None]:
     """Ends the command with one line and exit code 2 on given errors; with `--json` the line is also in the JSON."""
     try:
         yield
     except errors as error:
         _print_problem(str(error))
-        fail(f"{_title(click.get_current_context().command)}: {escape_in_line(str(error))}")
+        fail(f"{_command_name(click.get_current_context().command)}: {escape_in_line(str(error))}")
 
 
 def _print_problem(text: str) -> None:
@@ -234,13 +235,13 @@ def _print_problem(text: str) -> None:
         print_json(2, {"problem": text})
 
 
-def _title(command: click.Command) -> str:
+def _command_name(command: click.Command) -> str:
     return "npu-run" if command.name == "npu-run" else f"npu-run {command.name}"
 
 
 def check_script(script: str) -> None:
     """Ends the command if the script's path does not exist. The path of a folder fails later, when it is read."""
-    with exit_on(LaunchError):
+    with exit_on_errors(LaunchError):
         if not os.path.exists(script):
             raise LaunchError(missing_script(script))
 
@@ -277,7 +278,7 @@ def announce_settings(settings: Sequence[str]) -> None:
     if settings:
         from npu_bridge.options import from_shell  # imported late: every start of a script loads this module
 
-        with exit_on(TypeError, ValueError):
+        with exit_on_errors(TypeError, ValueError):
             from_shell.pass_to_ranks(settings)
 
 
@@ -318,7 +319,7 @@ def script_reading_command(command: Callable, endings: Sequence[str] = (".py",))
     def with_choice(*given: Any, era: int | None, trees: tuple[str, ...], as_json: bool, **others: Any) -> NoReturn:
         check_script(others["script"])
         choice = SourceChoice(era or 0, tuple(map(os.path.abspath, trees)))
-        with exit_on(LaunchError, ValueError):
+        with exit_on_errors(LaunchError, ValueError):
             code, facts, show = command(*given, choice=choice, **others)
         if as_json:
             print_json(code, facts)

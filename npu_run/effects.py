@@ -53,7 +53,7 @@ def effects(
     SCRIPT is a Python script, which is read but not run; a TOML file for NPURunConfig.from_file; or the folder of a
     training, which has the values that were in force. The exit code is 1 if an option is refused.
     """
-    rows = list(_rows_of(script, choice))
+    rows = list(_list_rows(script, choice))
     code = int(any(row.effect == "refused" for row in rows))
     counts = {word: sum(row.effect == word for row in rows) for word in _TITLES}
     facts = {"source": script, "counts": counts, "options": [row._asdict() for row in rows]}
@@ -63,7 +63,7 @@ def effects(
 def _print_rows(script: str, rows: Sequence[Row], counts: Mapping[str, int]) -> None:
     console = PlainConsole()
     for word, title in _TITLES.items():
-        shown = [_cells(row) for row in rows if row.effect == word and not (word == "works" and is_quiet())]
+        shown = [_table_cells(row) for row in rows if row.effect == word and not (word == "works" and is_quiet())]
         if not any(value for _, value, _ in shown):
             shown = [(name, note) for name, _, note in shown]
         if shown:
@@ -79,11 +79,11 @@ def _other_counts(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return [("without effect", counts["no effect"]), ("refused", counts["refused"])]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _table_cells(row: Row) -> tuple[str, ...]:
     return (f"{row.place}: {row.name}" if row.place else row.name, _shorten(row.value), row.note)
 
 
-def _rows_of(path: str, choice: SourceChoice) -> Iterator[Row]:
+def _list_rows(path: str, choice: SourceChoice) -> Iterator[Row]:
     if os.path.isdir(path):
         return _rows_of_training(path)
     if path.endswith(".toml"):
@@ -109,14 +109,14 @@ def _rows_of_table(content: Mapping[str, Any], owner: str) -> Iterator[Row]:
         if hasattr(kind, "owner") and isinstance(value, dict):
             yield from _rows_of_table(value, kind.owner)
         elif kind is not None:
-            yield _row(OPTIONS[name], value)
+            yield _make_row(OPTIONS[name], value)
         elif name != "stages":
             near = nearest_word(name, names)
             note = f"not an option{f'; did you mean {near}?' if near else ''}"
             yield Row(f"{owner}.{name}", repr(value), "", "refused", note)
 
 
-def _row(option: Option, value: Any) -> Row:
+def _make_row(option: Option, value: Any) -> Row:
     effect = option.effect
     try:
         option.check(value, IN_OBJECT)

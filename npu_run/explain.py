@@ -8,7 +8,7 @@ from npu_bridge.base.environment import overlapped_steps, read_variable, write_v
 from npu_bridge.base.terminal import echo
 from npu_bridge.collective.cost_model import LEAST_WAIT
 from npu_bridge.reporting.picture_style import PICTURE_FILES
-from npu_run.command_line import Command, exit_on, json_option, print_json
+from npu_run.command_line import Command, exit_on_errors, json_option, print_json
 from npu_run.errors import LaunchError
 from npu_run.outputs import check_file
 from npu_run.predict.units import parse_count
@@ -26,7 +26,7 @@ def explain(file: str, ranks: int, params: str, out: str | None, as_json: bool):
     FILE is a TOML file for NPURunConfig.from_file. Its stages are shown in an NPUOptimizer that averages gradients over
     the ranks and scales the loss.
     """
-    with exit_on(LaunchError, OSError, TypeError, ValueError):
+    with exit_on_errors(LaunchError, OSError, TypeError, ValueError):
         count = parse_count(params, "--params")
         check_file(out, "--out", PICTURE_FILES)
         if read_variable("TF_CPP_MIN_LOG_LEVEL") is None:

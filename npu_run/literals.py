@@ -35,7 +35,7 @@ class Unknown:
         raise Undecided(name)
 
 
-def _undecided(*_: Any, **__: Any) -> NoReturn:
+def _raise_undecided(*_: Any, **__: Any) -> NoReturn:
     raise Undecided
 
 
@@ -46,7 +46,7 @@ _ASKED = re.findall(
     "fspath array bytes reversed",
 )
 for _name in _ASKED:
-    setattr(Unknown, f"__{_name}__", _undecided)
+    setattr(Unknown, f"__{_name}__", _raise_undecided)
 
 
 def is_known(value: Any) -> bool:

@@ -230,11 +230,11 @@ def _replace_job_arguments(given: inspect.BoundArguments) -> inspect.BoundArgume
     return inspect.BoundArguments(given.signature, result)
 
 
-def _find_argument_error(function: Any, given: inspect.BoundArguments, is_open: bool) -> Exception | None:
-    parameters = given.signature.parameters.values()
-    error = error_of_call(function, *given.args, **given.kwargs)
+def _find_argument_error(function: Any, arguments: inspect.BoundArguments, is_open: bool) -> Exception | None:
+    parameters = arguments.signature.parameters.values()
+    error = error_of_call(function, *arguments.args, **arguments.kwargs)
     more = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), "")
-    named = {**given.arguments, **given.arguments.get(more, {})}
+    named = {**arguments.arguments, **arguments.arguments.get(more, {})}
     known = {name: value for name, value in named.items() if is_known(value)}
     is_sure = not is_open and len(known) == len(named)
     if error is not None and (is_sure or isinstance(error, NotImplementedError) or _names_argument(error, known)):

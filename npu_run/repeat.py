@@ -14,7 +14,7 @@ from npu_bridge.base.terminal import path_for_message
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
-from npu_run.trials.trial import Trial, environment_of, replace_out
+from npu_run.trials.trial import Trial, environment_of, fill_in_out_folder
 
 WAYS = ("seed", "order", "rounding")
 _NOTE = "trial.json"  # in the folder of a run; describes the variation
@@ -68,7 +68,7 @@ class Repeats(NamedTuple):
             os.environ.update({**self._changed_variables(number), **environment_of(trial)})
             try:
                 say(f"repeat {number}, {self._describe_difference(number)}, in {path_for_message(folder)}")
-                code = run(replace_out(arguments, folder))
+                code = run(fill_in_out_folder(arguments, folder))
             finally:
                 os.environ.clear()
                 os.environ.update(before)

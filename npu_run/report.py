@@ -7,7 +7,7 @@ import os
 import click
 
 from npu_bridge.base.terminal import echo, path_for_message
-from npu_run.command_line import Command, exit_on
+from npu_run.command_line import Command, exit_on_errors
 from npu_run.errors import LaunchError
 from npu_run.outputs import check_file
 
@@ -29,7 +29,7 @@ def report(folder: str, out: str | None, timeline: str | None):
     from npu_bridge.reporting.page import PAGE_FILE, PAGE_FILES, write_page
     from npu_bridge.reporting.page.run_folder import NoRunError
 
-    with exit_on(LaunchError, NoRunError, OSError):
+    with exit_on_errors(LaunchError, NoRunError, OSError):
         if out is not None or os.path.isdir(folder):
             check_file(out or os.path.join(folder, PAGE_FILE), "--out", PAGE_FILES)
         made = write_page(folder, out, timeline)

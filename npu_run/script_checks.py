@@ -147,7 +147,7 @@ def _find_session_error(settings: Iterable[_Setting], values: Values) -> Excepti
     """Returns the error that these options of a session raise whatever its other options are; None without one."""
     from tensorflow.compat.v1 import ConfigProto
 
-    from npu_bridge.options.reading import ENTRY_NAME, collect_settings, entry_values
+    from npu_bridge.options.reading import ENTRY_NAME, collect_settings, optimizer_entry_values
 
     config = ConfigProto()
     entry = config.graph_options.rewrite_options.custom_optimizers.add(name=ENTRY_NAME)
@@ -158,7 +158,7 @@ def _find_session_error(settings: Iterable[_Setting], values: Values) -> Excepti
             if error is not None:
                 return error
     try:
-        given = entry_values(config, OPTIONS)
+        given = optimizer_entry_values(config, OPTIONS)
         read = collect_settings(given, IN_SESSION, OPTIONS)
     except (TypeError, ValueError) as error:
         return error
@@ -243,7 +243,7 @@ def _find_options(facts: FileFacts) -> Iterator[Finding]:
 
 def _describe_unknown_key(name: str) -> str:
     try:
-        OPTIONS.by_key(name)
+        OPTIONS.option_by_key(name)
     except UnknownKeyError as error:  # a run warns and ignores the key
         return str(error)
     return ""

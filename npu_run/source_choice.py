@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from npu_bridge.base import environment
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.terminal import echo
 from npu_run.errors import LaunchError
@@ -97,7 +97,7 @@ class SourceChoice(NamedTuple):
             found = found or (1 if evidence.is_tensorflow_1 else 2)
             if found == 2 and not evidence.old_of_2:
                 return False
-            older = evidence.deciding
+            older = evidence.packages_in_older_version
         if rank > 0:
             journal.silence()
         start.enter(roots, sys.path[1:], found, older)
@@ -118,7 +118,7 @@ class SourceChoice(NamedTuple):
         found = self.survey(script, calls=False)  # the script has run, so its calls need no checks
         facts = json.dumps(findings_as_facts(script, found, entries()), indent=1)
         if self.report:
-            Secondary(f"the report {self.report}").attempt(write_whole, self.report, facts, REPORT_FILES)
+            Secondary(f"the report {self.report}").attempt(write_atomically, self.report, facts, REPORT_FILES)
         sys.stdout.flush()
         echo(format_findings(script, found, entries()), err=True)
 

@@ -145,8 +145,8 @@ def _read_facts(path: str) -> dict[str, Any] | None:
         return None
 
 
-def _explain_missing_steps(found: list[dict[str, Any]]) -> str:
-    seen = [facts for facts in found if facts["last_step_seen"] is not None]
+def _explain_missing_steps(facts_of_ranks: list[dict[str, Any]]) -> str:
+    seen = [facts for facts in facts_of_ranks if facts["last_step_seen"] is not None]
     if not seen:
         return (
             "Expected runs of a session that train, or calls of model.fit or of a tf.function that update by a Keras "

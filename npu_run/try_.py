@@ -13,7 +13,7 @@ from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.terminal import echo, escape_in_line
 from npu_bridge.reporting.history import HISTORY_FILE, History
-from npu_run.command_line import ScriptCommand, exit_on, json_option, launcher_options, print_json
+from npu_run.command_line import ScriptCommand, exit_on_errors, json_option, launcher_options, print_json
 from npu_run.errors import LaunchError
 from npu_run.trials.trial import Trial, run_trial
 
@@ -32,7 +32,7 @@ def try_script(steps: int, as_json: bool, launcher: list[str], script: str, argu
     Estimators start anew in a temporary folder; files that the script writes elsewhere stay. The script ends after the
     last of these steps, before any evaluation. The exit code is 1 if the script does not train.
     """
-    with exit_on(LaunchError), temporary_folder("npu-run-try-") as folder:
+    with exit_on_errors(LaunchError), temporary_folder("npu-run-try-") as folder:
         ranks = launcher[launcher.index("-np") + 1] if "-np" in launcher else "1"
         step, rank = "step" if steps == 1 else "steps", "rank" if ranks == "1" else "ranks"
         title = f"try: {os.path.basename(script)}, {steps} {step} on {ranks} {rank}, in a temporary folder"

@@ -70,7 +70,7 @@ class Evidence(NamedTuple):
     switches_to_2: bool
 
     @property
-    def deciding(self) -> dict[str, Use]:
+    def packages_in_older_version(self) -> dict[str, Use]:
         """The packages, "keras" or "tensorflow", that the script needs in an older version.
 
         Each package is mapped to the first name that only its older version has. If the installed package `keras` is
@@ -89,7 +89,7 @@ class Evidence(NamedTuple):
     @property
     def older(self) -> list[str]:
         """The names of packages that the script needs in an older version."""
-        return list(self.deciding)
+        return list(self.packages_in_older_version)
 
     @property
     def is_tensorflow_1(self) -> bool:
@@ -101,21 +101,21 @@ def switched(older: Mapping[str, Use]) -> list[tuple[Use, str]]:
     """Returns each use that needs an older Keras, with a message that says which Keras the script gets.
 
     Args:
-      older: `Evidence.deciding`.
+      older: `Evidence.packages_in_older_version`.
     """
     by_use: dict[Use, list[str]] = {}
     for package, use in older.items():
         by_use.setdefault(use, []).append("keras" if package == "keras" else "tf.keras")
     return [
-        (use, f"only an older Keras has {_describe(use)}, so {' and '.join(names)} means {_MEANING[names[0]]}")
+        (use, f"only an older Keras has {_describe_use(use)}, so {' and '.join(names)} means {_MEANING[names[0]]}")
         for use, names in by_use.items()
     ]
 
 
-def _describe(use: Use) -> str:
+def _describe_use(use: Use) -> str:
     if use.name == METHODS_OF_LEGACY:
         return "an optimizer with _resource_apply_dense"
-    return use.name if use.call is None or _is_old(use) else f"a keyword of {use.name}"
+    return use.name if use.call is None or _needs_older_version(use) else f"a keyword of {use.name}"
 
 
 def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
@@ -133,13 +133,13 @@ def evidence_in(files: Iterable[FileFacts]) -> Evidence:
     beside_version_2: dict[str, Use] = {}
     switches_to_2 = needs_2 = makes_graphs = False
     for facts in files:
-        has_both = any(map(_is_plain, facts.uses))
+        has_both = any(map(_is_plain_tensorflow_name, facts.uses))
         for use in facts.uses:
             if use.is_import and not use.is_guarded:
                 package = use.name.partition(".")[0]
                 switches_to_2 = switches_to_2 or package in _SWITCHES_TO_2
                 needs_2 = needs_2 or package in _NEEDS_2
-            if not use.is_guarded and (_is_old(use) or _has_old_keywords(use)):
+            if not use.is_guarded and (_needs_older_version(use) or _has_old_keywords(use)):
                 is_method = use.name == METHODS_OF_LEGACY
                 old_of_2.setdefault(f"{use.name} of {use.alias}" if is_method else use.name, use)
             makes_graphs = makes_graphs or use.name in _MAKES_GRAPHS
@@ -161,7 +161,7 @@ def evidence_in(files: Iterable[FileFacts]) -> Evidence:
     return Evidence(of_1, of_2, old_of_2, switches_to_2)
 
 
-def _is_plain(use: Use) -> bool:
+def _is_plain_tensorflow_name(use: Use) -> bool:
     """Returns whether a use reads a name of `import tensorflow as tf` other than the version of TensorFlow."""
     versions = ("tensorflow.compat", "tensorflow.__", "tensorflow.version")
     return use.alias == "tensorflow" and not use.name.startswith(versions)
@@ -174,7 +174,7 @@ def _has_old_keywords(use: Use) -> bool:
     return any(word in _OLD_KEYWORDS.get(part, ()) for part in use.name.split(".") for word in given)
 
 
-def _is_old(use: Use) -> bool:
+def _needs_older_version(use: Use) -> bool:
     """Returns whether only an older version of TensorFlow 2, Keras, numpy or Python has the used name."""
     if use.name == METHODS_OF_LEGACY:  # classes of TensorFlow 1 and of the legacy namespace still have these methods
         return not use.alias.startswith(_VERSION_1) and "legacy" not in use.alias

@@ -8,7 +8,7 @@ from __future__ import annotations
 __all__ = ["ONLY_1", "ONLY_2"]
 
 
-def _by_namespace(text: str) -> dict[str, frozenset[str]]:
+def _names_by_module(text: str) -> dict[str, frozenset[str]]:
     """Groups names by module: in the text, each module below `tf` ends with a colon, and its names follow."""
     found: dict[str, set[str]] = {}
     for word in text.split():
@@ -20,7 +20,7 @@ def _by_namespace(text: str) -> dict[str, frozenset[str]]:
     return {namespace: frozenset(names) for namespace, names in found.items()}
 
 
-ONLY_1 = _by_namespace("""
+ONLY_1 = _names_by_module("""
     tf: AUTO_REUSE AttrValue COMPILER_VERSION CXX11_ABI_FLAG CXX_VERSION ConditionalAccumulator
         ConditionalAccumulatorBase ConfigProto Dimension Event FIFOQueue FixedLenFeature FixedLenSequenceFeature
         FixedLengthRecordReader GIT_VERSION GPUOptions GRAPH_DEF_VERSION GRAPH_DEF_VERSION_MIN_CONSUMER
@@ -134,7 +134,7 @@ ONLY_1 = _by_namespace("""
     tf.keras.layers: CuDNNGRU CuDNNLSTM disable_v2_dtype_behavior enable_v2_dtype_behavior
 """)
 
-ONLY_2 = _by_namespace("""
+ONLY_2 = _names_by_module("""
     tf: autodiff dtensor eig eigvals get_current_name_scope inside_function optimizers security tools
     tf.random: set_seed
     tf.keras.mixed_precision: Policy global_policy set_global_policy

@@ -18,11 +18,11 @@ from npu_bridge.base.errors import did_you_mean
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.terminal import path_for_message
 from tensorflow1_compat.era import Evidence, evidence_in, evidence_of, switched
-from tensorflow1_compat.installed import find_missing, names_beside
+from tensorflow1_compat.installed import find_missing, names_of_same_module
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import advice_for, shortened
 from tensorflow1_compat.old_python import removed_names
-from tensorflow1_compat.reach import reached_from
+from tensorflow1_compat.reach import names_reached_from
 from tensorflow1_compat.reading import ANY, SET, FileFacts, Use, read_file
 from tensorflow1_compat.reading_tree import likely_path_additions, read_tree
 from tensorflow1_compat.signatures import complaint_about
@@ -140,7 +140,7 @@ def survey(
 def _downgrade_unreached(files: Sequence[FileFacts], findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yields the findings; makes fatal findings harmless if they are in functions that no code calls."""
     definitions = {facts.path: facts.definitions for facts in files}
-    reached = reached_from(list(definitions.values()))
+    reached = names_reached_from(list(definitions.values()))
     for finding in findings:
         around = definitions[finding.place.file].around(finding.place.line) if finding.is_fatal else None
         if around is None or reached is None or around in reached:
@@ -159,7 +159,7 @@ def _find_syntax_errors(facts: FileFacts) -> Iterator[Finding]:
 
 def _find_older_packages(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding for each package that the script gets in an older version."""
-    for use, remark in switched(evidence.deciding):
+    for use, remark in switched(evidence.packages_in_older_version):
         yield Finding("healed", "older Keras", remark, use.place)
 
 
@@ -183,7 +183,7 @@ def _check_package_name(use: Use) -> Iterator[Finding]:
     missing = find_missing(use.name)
     if missing is not None and not use.is_guarded:
         module, _, leaf = missing.rpartition(".")
-        remark = did_you_mean(leaf, names_beside(missing), "No similar name exists here.")
+        remark = did_you_mean(leaf, names_of_same_module(missing), "No similar name exists here.")
         yield Finding("cannot work", missing, f"{module} has no name {leaf!r}. {remark}", use.place)
     else:
         yield Finding("npu", use.name, "", use.place)
@@ -194,7 +194,7 @@ def _check_tensorflow_name(use: Use) -> Iterator[Finding]:
     short = shortened(missing or use.name)
     if missing is not None:
         kind = "ignored" if use.is_guarded else "cannot work"
-        yield Finding(kind, short, advice_for(missing, names_beside(missing)), use.place)
+        yield Finding(kind, short, advice_for(missing, names_of_same_module(missing)), use.place)
     elif (complaint := _describe_call_error(use)) is not None:
         yield Finding("cannot work", f"{short}(...)", f"it {complaint}", use.place)
     elif use.name in NAMES:

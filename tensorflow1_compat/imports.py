@@ -58,7 +58,7 @@ def take_all(module: str) -> None:
     if isinstance(source, proxies.ModuleProxy):
         namespace.update(source.public_names())
         # Removed names only if the file mentions them, since each one is reported.
-        gone = proxies.removed_from(module) & _names_mentioned_in(sys._getframe(1).f_code)
+        gone = proxies.names_removed_from(module) & _names_mentioned_in(sys._getframe(1).f_code)
         namespace.update({name: source.take(name) for name in gone - namespace.keys()})
         return
     names = getattr(source, "__all__", None)

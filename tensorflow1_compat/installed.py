@@ -26,8 +26,8 @@ __all__ = [
     "find_missing",
     "is_installed",
     "locate",
-    "locate_inside",
-    "names_beside",
+    "locate_definition",
+    "names_of_same_module",
 ]
 
 _API = {
@@ -65,7 +65,7 @@ def find_missing(name: str) -> str | None:
     return _locate_part_by_part(name).missing
 
 
-def names_beside(missing: str) -> frozenset[str]:
+def names_of_same_module(missing: str) -> frozenset[str]:
     """Returns all names of the module that should contain a missing name."""
     return _names_of(_locate_part_by_part(missing).module)
 
@@ -76,7 +76,7 @@ def locate(name: str) -> Located | None:
     return None if found.missing else found
 
 
-def locate_inside(name: str) -> Located | None:
+def locate_definition(name: str) -> Located | None:
     """Returns the place where a name in an installed file is defined; None if no such module exists.
 
     Unlike `locate`, takes names as they are: `keras` is the installed Keras.
@@ -92,7 +92,7 @@ def locate_inside(name: str) -> Located | None:
 
 def is_installed(name: str) -> bool:
     """Returns whether the installed packages have a name, without any replacement."""
-    found = locate_inside(name)
+    found = locate_definition(name)
     if found is None or not found.inside:
         return found is not None
     return not _names_of(found.module).isdisjoint((found.inside[0], _ANYTHING))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from npu_bridge.base.terminal import echo, path_for_message
 
-__all__ = ["Entry", "Place", "asked_from", "entries", "note", "say_once", "silence"]
+__all__ = ["Entry", "Place", "place_of_caller", "entries", "note", "say_once", "silence"]
 
 # Modules below `contrib` count as callers.
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -49,7 +49,7 @@ class Entry(NamedTuple):
     place: Place
 
 
-def asked_from(frame: types.FrameType | None = None) -> Place:
+def place_of_caller(frame: types.FrameType | None = None) -> Place:
     """Returns the place of the nearest caller outside this package and Python's import system."""
     frame = frame or sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_OF_USER):
@@ -60,7 +60,7 @@ def asked_from(frame: types.FrameType | None = None) -> Place:
 def note(kind: str, what: str, remark: str = "") -> None:
     """Records the first use of a name; later uses have no effect."""
     if (kind, what) not in _ENTRIES:
-        _ENTRIES[kind, what] = Entry(kind, what, remark, asked_from(sys._getframe(1)))
+        _ENTRIES[kind, what] = Entry(kind, what, remark, place_of_caller(sys._getframe(1)))
 
 
 def say_once(what: str, remark: str) -> None:
@@ -69,7 +69,7 @@ def say_once(what: str, remark: str) -> None:
     place = zlib.crc32(what.encode()) % len(_PRINTED)
     if _PRINTS and not _PRINTED[place]:
         _PRINTED[place] = 1
-        echo(f"npu-run: {asked_from(sys._getframe(1))}: {what}: {remark}", err=True)
+        echo(f"npu-run: {place_of_caller(sys._getframe(1))}: {what}: {remark}", err=True)
 
 
 def entries() -> list[Entry]:

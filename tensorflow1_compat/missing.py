@@ -23,7 +23,7 @@ def describe(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -
     advice = advice_for(name, neighbours, tables)
     journal.note("missing", name, advice)
     return (
-        f"{journal.asked_from()}: {shortened(name)} is not available under npu-run. {advice} If the script needs "
+        f"{journal.place_of_caller()}: {shortened(name)} is not available under npu-run. {advice} If the script needs "
         f"it, please open an issue of the npu_bridge project."
     )
 

@@ -27,7 +27,7 @@ def fix_main_script() -> None:
     if evidence is None or not evidence.is_tensorflow_1:
         return
     problem = _describe_unreachable_name(evidence)
-    if not _has_run():
+    if not _is_too_late_to_switch():
         start.switch_v2_off()
     elif _is_eager():
         problem = problem or f"{Place(path, 1)}: TensorFlow has run eagerly before npu_bridge.npu_init was imported"
@@ -71,7 +71,7 @@ def _is_eager() -> bool:
     return tf.executing_eagerly()
 
 
-def _has_run() -> bool:
+def _is_too_late_to_switch() -> bool:
     """Returns whether an operator has run or a graph has operators: then it is too late to switch to TensorFlow 1."""
     import tensorflow.compat.v1 as tf
 

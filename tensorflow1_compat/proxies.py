@@ -20,7 +20,7 @@ from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.tables import INSIDES, OF_1, Tables
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["MENTIONS", "ROOTS", "ModuleProxy", "is_of_tree", "is_plain", "proxy", "removed_from", "serve"]
+__all__ = ["MENTIONS", "ROOTS", "ModuleProxy", "is_of_tree", "is_plain", "proxy", "names_removed_from", "serve"]
 
 _TENSORFLOW_ROOTS = ("tensorflow", "keras")
 _CONTRIB = "tensorflow.contrib"
@@ -77,7 +77,7 @@ def is_of_tree(path: str) -> bool:
     return _tree is not None and _tree.holds(path)
 
 
-def removed_from(module: str) -> set[str]:
+def names_removed_from(module: str) -> set[str]:
     """Returns the old names of a module that `from module import *` no longer binds."""
     own = {key.rpartition(".")[2] for key in removed_names.GONE_NAMES if key.rpartition(".")[0] == module}
     return own - vars(builtins).keys()
@@ -115,7 +115,7 @@ class ModuleProxy(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         try:
-            value = _find(self, name)
+            value = _find_value(self, name)
         except _NameMissing:
             if name.startswith("__"):
                 raise AttributeError(f"module {self._name!r} has no attribute {name!r}") from None
@@ -133,7 +133,7 @@ class ModuleProxy(types.ModuleType):
         if name in self.__dict__:
             return self.__dict__[name]
         try:
-            return _find(self, name)
+            return _find_value(self, name)
         except _NameMissing:
             raise missing.import_error(f"{self._name}.{name}", dir(self), _tables) from None
 
@@ -144,7 +144,7 @@ class ModuleProxy(types.ModuleType):
         found = {}
         for name in names:
             try:
-                found[name] = self.__dict__[name] if name in self.__dict__ else _find(self, name)
+                found[name] = self.__dict__[name] if name in self.__dict__ else _find_value(self, name)
             except _NameMissing:
                 continue
         return found
@@ -176,7 +176,7 @@ class _NameMissing(Exception):
     """An exception for a name that neither the tables nor the installed modules have."""
 
 
-def _find(at: ModuleProxy, name: str) -> Any:
+def _find_value(at: ModuleProxy, name: str) -> Any:
     """Returns the value of a name in a proxy; raises `_NameMissing` if the name does not exist."""
     full, base = f"{at._name}.{name}", at._base
     if full in _tables.versions:
@@ -185,7 +185,7 @@ def _find(at: ModuleProxy, name: str) -> Any:
         return proxy(full)
     if full in _tables.names:
         journal.note("name", full, _tables.names[full])
-        return _with_proxy(full, _import_value(_tables.names[full]))
+        return _proxy_if_module(full, _import_value(_tables.names[full]))
     if full in removed_names.WRAPPED:
         return _import_value(removed_names.WRAPPED[full])
     is_reused = full in removed_names.REUSED and _tables is OF_1
@@ -205,13 +205,13 @@ def _find(at: ModuleProxy, name: str) -> Any:
     try:
         value = _find_in_base(full, base, name)
     except _NameMissing:
-        value = None if inner else _find_above(full)
+        value = None if inner else _find_moved_up(full)
     if inner is not None and not isinstance(value, types.ModuleType):
         value = importlib.import_module(inner)
-    return _with_proxy(full, value)
+    return _proxy_if_module(full, value)
 
 
-def _find_above(full: str) -> Any:
+def _find_moved_up(full: str) -> Any:
     """Returns the value of a name that has moved to the parent module, or out of an internal module of contrib.
 
     For any name below `tensorflow.contrib.X.python`, searches the module of this package that replaces `X`.
@@ -219,7 +219,7 @@ def _find_above(full: str) -> Any:
     module, _, name = full.rpartition(".")
     for part, above in removed_names.UP.items():
         if f"{module}.".startswith(f"{part}."):
-            return _find(proxy(above), name)
+            return _find_value(proxy(above), name)
     parts = full.split(".")
     if not full.startswith(f"{_CONTRIB}.") or len(parts) < 5 or parts[3] != "python":
         raise _NameMissing
@@ -270,7 +270,7 @@ def _find_in_version_2(full: str) -> Any:
     return value
 
 
-def _with_proxy(full: str, value: Any) -> Any:
+def _proxy_if_module(full: str, value: Any) -> Any:
     """Returns a proxy for a module of TensorFlow or a module with removed names; returns other values unchanged."""
     if not isinstance(value, types.ModuleType) or isinstance(value, ModuleProxy):
         return value
@@ -298,7 +298,7 @@ def _import_base(name: str) -> types.ModuleType:
         return importlib.import_module(name)
     above = proxy(parent)
     try:
-        value = _find(above, leaf)
+        value = _find_value(above, leaf)
     except _NameMissing:
         raise missing.import_error(name, dir(above), _tables, ModuleNotFoundError) from None
     if not isinstance(value, types.ModuleType):

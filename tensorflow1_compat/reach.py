@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from npu_bridge.base.search import search
 
-__all__ = ["Definitions", "asked_in", "definitions_in", "reached_from"]
+__all__ = ["Definitions", "names_tested_in", "definitions_in", "names_reached_from"]
 
 # Functions that look up a name -> the position of that argument. A computed name can be any name.
 _BY_NAME = {"getattr": 1, "globals": 0, "eval": 0, "exec": 0, "import_module": 0, "__import__": 0, "attrgetter": 0}
@@ -53,7 +53,7 @@ def definitions_in(tree: ast.Module) -> Definitions:
     return Definitions(frozenset(at_top), frozenset(in_main), inside, lines)
 
 
-def reached_from(files: Sequence[Definitions]) -> frozenset[str] | None:
+def names_reached_from(files: Sequence[Definitions]) -> frozenset[str] | None:
     """Returns the names that reachable code mentions; None if this code computes names and so can reach any."""
 
     def mentioned_by(name: str) -> Iterator[str]:
@@ -65,7 +65,7 @@ def reached_from(files: Sequence[Definitions]) -> frozenset[str] | None:
     return None if _ANYTHING in reached else reached
 
 
-def asked_in(test: ast.expr) -> Iterator[str]:
+def names_tested_in(test: ast.expr) -> Iterator[str]:
     """Yields the names whose existence a condition tests by `hasattr(tf, "name")` or `"name" in dir(tf)`."""
     for node in ast.walk(test):
         asked: ast.expr | None = None

@@ -15,7 +15,7 @@ from tensorflow1_compat.installed import exported_by
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.old_python.calls import OLD_METHODS, old_mode_of
 from tensorflow1_compat.old_python.removed_names import OF_OLD
-from tensorflow1_compat.reach import Definitions, asked_in, definitions_in
+from tensorflow1_compat.reach import Definitions, definitions_in, names_tested_in
 
 SET, ANY = 0, "*"
 _DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
@@ -132,7 +132,7 @@ class _Reader(ast.NodeVisitor):
         self._base = ""  # the base of the class being read
 
     @functools.cached_property
-    def _own_names(self) -> set[str]:
+    def _names_bound_in_file(self) -> set[str]:
         return _names_bound_in(self._tree)
 
     def visit_Import(self, node: ast.Import) -> None:
@@ -153,7 +153,9 @@ class _Reader(ast.NodeVisitor):
             if alias.name == "*":
                 names = (_star_names(module) if bound is None and not node.level else bound) or {}
                 self.aliases.update(
-                    (name, full) for name, full in names.items() if name[0] != "_" and name not in self._own_names
+                    (name, full)
+                    for name, full in names.items()
+                    if name[0] != "_" and name not in self._names_bound_in_file
                 )
                 if not node.level:
                     self._add_use(module, node, is_import=True)
@@ -215,7 +217,7 @@ class _Reader(ast.NodeVisitor):
     def _guarding_tested(self, test: ast.expr) -> Iterator[None]:
         """Treats names as guarded inside the `with` block if the condition `test` checks that they exist."""
         before = len(self._tested)
-        self._tested.extend(asked_in(test))
+        self._tested.extend(names_tested_in(test))
         yield
         del self._tested[before:]
 

@@ -6,7 +6,7 @@ import ast
 import functools
 from typing import NamedTuple
 
-from tensorflow1_compat.installed import defined_in, locate, locate_inside
+from tensorflow1_compat.installed import defined_in, locate, locate_definition
 from tensorflow1_compat.reading import Call
 
 __all__ = ["complaint_about"]
@@ -104,7 +104,7 @@ def _find_definition(
 
 def _find_installed_definition(name: str, steps: int) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
     """Returns the module and the syntax node that define a full name such as `package.module.name`; else None."""
-    found = locate_inside(name)
+    found = locate_definition(name)
     if found is None or len(found.inside) != 1:
         return None
     return _find_definition(found.module, found.inside[0], steps - 1)

@@ -32,7 +32,7 @@ PRODUCTS = {
     "session/precision/op_lists.py": "files that a person asks for",
     "npu_run/trials/replay.py": "all that a replay is for",
 }
-WRITERS = {"new_file", "write_whole", "savefig", "write_text", "write_bytes", "touch", "copyfile", "copyfileobj"}
+WRITERS = {"new_file", "write_atomically", "savefig", "write_text", "write_bytes", "touch", "copyfile", "copyfileobj"}
 READERS = {"read_text", "read_bytes", "load", "fromfile", "memmap", "genfromtxt", "loadtxt"}
 # Files below /proc; a module that is copied to machines without this package; digits, which a script asks for and whose
 # path the open file tells.

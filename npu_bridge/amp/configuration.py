@@ -19,7 +19,7 @@ from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, LossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.stand_ins import check_takes_stand_ins
-from npu_bridge.options import read_session_config, with_entry
+from npu_bridge.options import read_session_config, with_optimizer_entry
 from npu_bridge.session.precision.functions import make_model_follow, policy_applied
 from npu_bridge.session.precision.keras_models import ModelDtypes, change_dtypes
 from npu_bridge.session.precision.levels import BATCH_NORM_TYPES, DYNAMIC, Properties, level_properties, read_low_dtype
@@ -116,7 +116,7 @@ class Configuration:
 
     def session_config(self, config: Any = None) -> tf.compat.v1.ConfigProto:
         """Returns a copy of a ConfigProto, by default of an empty one, that asks for the level's precision."""
-        return with_entry(config, self.options())
+        return with_optimizer_entry(config, self.options())
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:

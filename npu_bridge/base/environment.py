@@ -67,7 +67,7 @@ def read_variable(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
-def positive_number(name: str, default: int, unit: str) -> int:
+def read_positive_number(name: str, default: int, unit: str) -> int:
     """Reads a whole number from a variable, from 1 to 2**63 - 1; returns `default` if the variable is unset.
 
     Args:

@@ -59,7 +59,7 @@ def new_file(
         raise
 
 
-def write_whole(path: str | os.PathLike, text: str, ours: bytes | None = None) -> None:
+def write_atomically(path: str | os.PathLike, text: str, ours: bytes | None = None) -> None:
     """Writes a text atomically: a crash leaves the old file, or the complete new one. `ours` as in `new_file`."""
     with new_file(path, ours=ours) as file:
         file.write(text)

@@ -42,14 +42,19 @@ class _Lock:
     def __init__(self, path: str, text: str, last_sign: float | None = None, holder: int | None = None):
         self.path, self.text, self.last_sign, self.holder = path, text, last_sign, holder
         self.count, self.is_lost = 0, False
-        self._process, self._mutex, self._is_released, self._seen_at = os.getpid(), threading.Lock(), False, _now()
+        self._process, self._mutex, self._is_released, self._seen_at = (
+            os.getpid(),
+            threading.Lock(),
+            False,
+            _clock_secs(),
+        )
 
     def renew(self) -> None:
         """Updates the lock file's time, and restores a removed file. Logs once that another job owns the file."""
         if self.is_lost or not self.text:
             return
         with contextlib.suppress(OSError):
-            now = _now()
+            now = _clock_secs()
             # If the file is gone after a silence, another job might have come, and ended since.
             was_silent = now - self._seen_at > SILENT_SECS
             if not was_silent:
@@ -70,7 +75,7 @@ class _Lock:
             if not self._is_released:
                 own = _unique_name_beside(self.path)
                 try:
-                    _write_new(own, self.text)
+                    _write_new_file(own, self.text)
                     _create_lock_file(own, self.path, self.text)
                 finally:
                     _remove(own, self.text)
@@ -206,7 +211,7 @@ def _acquire(path: str, what: str) -> _Lock | None:
     text = json.dumps({**describe_this_process(), "what": what, "token": secrets.token_hex(8)})
     own = _unique_name_beside(path)
     try:
-        _write_new(own, text)
+        _write_new_file(own, text)
     except OSError as error:
         _LOG.debug("%s: not held (%s).", path, error)
         with contextlib.suppress(OSError):
@@ -265,7 +270,7 @@ def _create_lock_file(own: str, path: str, text: str) -> bool:
         return _read_text(path) == text  # after a lost answer, a file server reports our own link as existing
     except OSError:  # a file system without links: for a moment the file exists but is empty
         try:
-            _write_new(path, text)
+            _write_new_file(path, text)
             return True
         except FileExistsError:
             return False
@@ -275,12 +280,12 @@ def _unique_name_beside(path: str) -> str:
     return f"{path}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
 
 
-def _write_new(path: str, text: str) -> None:
+def _write_new_file(path: str, text: str) -> None:
     with open(path, "x", encoding="utf-8") as file:
         file.write(text)
 
 
-def _now() -> float:
+def _clock_secs() -> float:
     """Returns the seconds of a clock that also runs while the machine or this process is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 

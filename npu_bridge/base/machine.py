@@ -23,13 +23,13 @@ def own_packages() -> list[str]:
 
 
 @functools.cache
-def _installed() -> tuple[str, ...]:
+def _package_folders() -> tuple[str, ...]:
     return (*(os.path.join(path, "") for path in {*own_packages(), *sysconfig.get_paths().values()}), "<")
 
 
 def is_installed(file: str) -> bool:
     """Returns whether Python code is from an installed package or was generated, and so not the script's own."""
-    return file.startswith(_installed()) or "__autograph_generated_file" in file
+    return file.startswith(_package_folders()) or "__autograph_generated_file" in file
 
 
 def usable_cores() -> int:

@@ -38,7 +38,7 @@ class MemoryFolder:
         if lock < 0 or self._process != os.getpid():  # a forked process holds nothing
             return
         if not keeps:
-            _remove(self.path)
+            _remove_folder(self.path)
         os.close(lock)
 
 
@@ -89,7 +89,7 @@ def keeps_state_in_memory() -> bool:
 def folder_of_job() -> str | None:
     """Returns this job's folder in memory; None if the launcher made no such folder."""
     path = read_variable(MEMORY_FOLDER)
-    return path if path is not None and _is_own(path) else None
+    return path if path is not None and _is_private_folder(path) else None
 
 
 def free_bytes(path: str) -> int:
@@ -100,7 +100,7 @@ def free_bytes(path: str) -> int:
 
 def _lock_folder(path: str) -> int | None:
     """Locks a folder; returns the lock's file descriptor, or None if another process holds it."""
-    if not _is_own(path):
+    if not _is_private_folder(path):
         return None
     lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -112,7 +112,7 @@ def _lock_folder(path: str) -> int | None:
     return lock
 
 
-def _is_own(path: str) -> bool:
+def _is_private_folder(path: str) -> bool:
     """Returns whether a path is a folder of this user that no other user can open."""
     with contextlib.suppress(OSError):
         found = os.lstat(path)
@@ -129,10 +129,10 @@ def _remove_leftovers(prefix: str, but: str) -> None:
             if time.time() - os.stat(path).st_mtime > _KEPT_SECS:
                 lock = _lock_folder(path)
                 if lock is not None:
-                    _remove(path)
+                    _remove_folder(path)
                     os.close(lock)
 
 
-def _remove(path: str) -> None:
+def _remove_folder(path: str) -> None:
     with contextlib.suppress(OSError):
         remove_own(path, lambda each, found: found.st_uid == os.getuid())

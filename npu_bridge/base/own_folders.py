@@ -91,14 +91,14 @@ class OwnFolder:
                     files[os.path.relpath(path, self.path)] = [found.st_size, found.st_mtime_ns]
         self._facts = {**self._facts, "files": files, "is_open": False}
 
-    def _is_own(self, path: str, found: os.stat_result) -> bool:
+    def _is_own(self, path: str, status: os.stat_result) -> bool:
         """Returns whether the command made a file, judged by the name, and by the time or the unchanged contents."""
         name = os.path.relpath(path, self.path)
         if not any(_matches_pattern(name, pattern) for pattern in self._made):
             return False
-        if found.st_ctime_ns >= self._facts["since_ns"]:
+        if status.st_ctime_ns >= self._facts["since_ns"]:
             return True
-        return self._facts["files"].get(name) == [found.st_size, found.st_mtime_ns]
+        return self._facts["files"].get(name) == [status.st_size, status.st_mtime_ns]
 
     def _write(self) -> None:
         with new_file(self._marker, ours=_OURS) as file:

@@ -211,11 +211,11 @@ def _checked_descriptor(file: int, path: str) -> int:
     return file
 
 
-def _check_kind(found: os.stat_result, path: str, kind: int = stat.S_IFREG) -> None:
+def _check_kind(status: os.stat_result, path: str, kind: int = stat.S_IFREG) -> None:
     """Checks a file's kind; called before a file is opened, as opening acts on some devices, and again afterwards."""
-    if stat.S_IFMT(found.st_mode) != kind:
+    if stat.S_IFMT(status.st_mode) != kind:
         expected = "a regular file" if kind == stat.S_IFREG else "a folder"
-        got = _KINDS.get(stat.S_IFMT(found.st_mode), "another kind of file")
+        got = _KINDS.get(stat.S_IFMT(status.st_mode), "another kind of file")
         raise RefusedFileError(
             f"{escape_in_line(path)} is {got}, which is not followed or read here; expected {expected}"
         )

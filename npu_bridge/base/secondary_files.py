@@ -144,10 +144,12 @@ class GrowingFile:
             self.open()
         try:
             if self._lost and self._gap:
-                _append(self._file, self._gap.format(count=self._lost, reason=self.secondary.reason).encode())
+                _append_whole_text(
+                    self._file, self._gap.format(count=self._lost, reason=self.secondary.reason).encode()
+                )
             self._lost = 0
             while self._kept:  # one by one: the disk can have room for some of them
-                _append(self._file, self._kept[0])
+                _append_whole_text(self._file, self._kept[0])
                 self._kept.popleft()
         except OSError:
             self._close()  # a file system can be gone for good and return under the same name
@@ -167,7 +169,7 @@ class GrowingFile:
             self._file = None
 
 
-def _append(file: int, text: bytes) -> None:
+def _append_whole_text(file: int, text: bytes) -> None:
     """Appends all of a text, or nothing: half a line would spoil the next one."""
     before, written = os.fstat(file).st_size, 0
     try:

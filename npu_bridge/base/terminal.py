@@ -99,5 +99,5 @@ def _escape_record(record: logging.LogRecord) -> bool:
     return True
 
 
-def _escape_match(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode() if found[0] < "\ud800" else f"\\u{ord(found[0]):04x}"
+def _escape_match(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode() if match[0] < "\ud800" else f"\\u{ord(match[0]):04x}"

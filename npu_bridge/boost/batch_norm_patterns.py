@@ -98,7 +98,7 @@ def _trace_path(name, nodes, uses):
     return _Path(name, names, [nodes[name].kind for name in names])
 
 
-def _match_addition(paths, found):
+def _match_addition(paths, matches):
     shortcut, branch = sorted(paths, key=lambda path: len(path.kinds))
     if shortcut.kinds not in ([], [CONV, NORM]):
         return f"its shorter side is {' '.join(shortcut.kinds)}"
@@ -106,22 +106,22 @@ def _match_addition(paths, found):
     if kinds == [CONV, NORM, ACT, DEPTHWISE, NORM, ACT, CONV, NORM]:
         if shortcut.kinds:
             return "its shortcut is not the input itself"
-        found.removable[branch.names[1]] = INVERTED
+        matches.removable[branch.names[1]] = INVERTED
         return ""
     blocks = len(kinds) // 3
     if not blocks or kinds != [CONV, NORM, ACT] * blocks + [CONV, NORM]:
         return f"its longer side is {' '.join(kinds) or 'empty'}"
     inner = [name for name, kind in zip(branch.names, kinds) if kind == NORM][:-1]
     inner += [name for name, kind in zip(shortcut.names, shortcut.kinds) if kind == NORM]
-    found.removable.update(dict.fromkeys(inner, RESIDUAL))
+    matches.removable.update(dict.fromkeys(inner, RESIDUAL))
     return ""
 
 
-def _match_concatenation(paths, found):
+def _match_concatenation(paths, matches):
     shortcut, branch = sorted(paths, key=lambda path: len(path.kinds))
     if shortcut.kinds or branch.kinds != [NORM, ACT, CONV, NORM, ACT, CONV]:
         return f"its sides are {' '.join(shortcut.kinds) or 'empty'} and {' '.join(branch.kinds) or 'empty'}"
-    found.removable[branch.names[3]] = DENSE
+    matches.removable[branch.names[3]] = DENSE
     return ""
 
 

@@ -24,7 +24,7 @@ LEVELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 MODES = ("auto", "manual", "enable_all", "disable_all")
 
 
-def _at_least(least):
+def _make_minimum_check(least):
     return lambda value: type(value) is int and value >= least
 
 
@@ -66,22 +66,22 @@ SECTIONS: Mapping[str, Mapping[str, Key]] = MappingProxyType(
         },
         "common": {
             "gradient_split_groups": Key(None, _are_positions, "a list of ascending positions of at least 1"),
-            "device_number": Key(8, _at_least(1), "a whole number of at least 1"),
+            "device_number": Key(8, _make_minimum_check(1), "a whole number of at least 1"),
         },
         "less_bn": {"fn_flag": Key(True, *_FLAG[1:]), "gc_flag": Key(True, *_FLAG[1:])},
         "grad_freeze": {
-            "param_groups": Key(10, _at_least(1), "a whole number of at least 1"),
+            "param_groups": Key(10, _make_minimum_check(1), "a whole number of at least 1"),
             "freeze_type": Key(1, lambda value: type(value) is int and value in (0, 1), "0 or 1"),
             "freeze_p": Key(0.7, lambda value: _is_number(value) and 0 < value <= 1, "a number above 0, at most 1"),
-            "total_steps": Key(65536, _at_least(1), "a whole number of at least 1"),
+            "total_steps": Key(65536, _make_minimum_check(1), "a whole number of at least 1"),
         },
-        "grad_accumulation": {"grad_accumulation_step": Key(1, _at_least(1), "a whole number of at least 1")},
+        "grad_accumulation": {"grad_accumulation_step": Key(1, _make_minimum_check(1), "a whole number of at least 1")},
         "dim_reduce": {
             "rho": Key(0.55, lambda value: _is_number(value) and 0 < value < 1, "a number above 0, below 1"),
             "gamma": Key(0.9, lambda value: _is_number(value) and 0 <= value < 1, "a number from 0, below 1"),
             "alpha": Key(0.001, lambda value: _is_number(value) and value >= 0, "a number of at least 0"),
             "sigma": Key(0.4, lambda value: _is_number(value) and 0 < value < 1, "a number above 0, below 1"),
-            "n_components": Key(32, _at_least(1), "a whole number of at least 1"),
+            "n_components": Key(32, _make_minimum_check(1), "a whole number of at least 1"),
             "pca_mat_path": Key(None, _is_path, "a path or None"),
             "weight_load_dir": Key(None, _is_path, "a path or None"),
             "timeout": Key(1800, lambda value: _is_number(value) and value > 0, "a number of seconds above 0"),
@@ -125,7 +125,7 @@ class BoostConfig:
                     raise option_error(kind, "BoostConfig", key, problem, known.expected, shown(value), fix)
         values = {
             section: MappingProxyType(
-                {key: _as_read_only(config.get(section, {}).get(key, known.default)) for key, known in keys.items()}
+                {key: _list_to_tuple(config.get(section, {}).get(key, known.default)) for key, known in keys.items()}
             )
             for section, keys in SECTIONS.items()
         }
@@ -142,7 +142,7 @@ class BoostConfig:
         """
         is_text = isinstance(source, str) and source.lstrip().startswith("{")
         text = str(source) if is_text else _read_file(source, "a JSON file")
-        return cls._parse(json.loads, text, "JSON", "the text" if is_text else os.fspath(source))
+        return cls._parse_config_text(json.loads, text, "JSON", "the text" if is_text else os.fspath(source))
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike) -> BoostConfig:
@@ -156,10 +156,10 @@ class BoostConfig:
             import tomllib
         else:
             import tomli as tomllib
-        return cls._parse(tomllib.loads, _read_file(path, "a TOML file"), "TOML", os.fspath(path))
+        return cls._parse_config_text(tomllib.loads, _read_file(path, "a TOML file"), "TOML", os.fspath(path))
 
     @classmethod
-    def _parse(cls, parse, text, form, where):
+    def _parse_config_text(cls, parse, text, form, where):
         try:
             config = parse(text)
         except ValueError as error:
@@ -211,5 +211,5 @@ def _check_known(name, known, what, place):
         raise option_error(ValueError, "BoostConfig", name, problem, f"one of {', '.join(known)}", shown(name), fix)
 
 
-def _as_read_only(value):
+def _list_to_tuple(value):
     return tuple(value) if isinstance(value, list) else value

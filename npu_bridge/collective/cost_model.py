@@ -107,7 +107,7 @@ def transfer_secs(gradient_bytes: float, ranks: int, training: Training, link: L
     if ranks == 1:
         return 0.0
     agreement = link.transfer_overhead_secs + 4 * (ranks - 1) * (link.latency_secs + link.message_overhead_secs)
-    return agreement + _ring_secs(gradient_bytes, ranks, training, link) + _host_secs(gradient_bytes, ranks, link)
+    return agreement + _ring_secs(gradient_bytes, ranks, training, link) + _host_work_secs(gradient_bytes, ranks, link)
 
 
 def _ring_secs(gradient_bytes: float, ranks: int, training: Training, link: Link) -> float:
@@ -116,7 +116,7 @@ def _ring_secs(gradient_bytes: float, ranks: int, training: Training, link: Link
     return 2 * (ranks - 1) * (link.latency_secs + link.message_overhead_secs + on_link)
 
 
-def _host_secs(gradient_bytes: float, ranks: int, link: Link) -> float:
+def _host_work_secs(gradient_bytes: float, ranks: int, link: Link) -> float:
     """Returns the time for which a host packs, sums and unpacks gradients; 0.0 on one rank."""
     return gradient_bytes / link.host_bytes_per_sec if ranks > 1 else 0.0
 
@@ -181,7 +181,9 @@ def overlapped_step_secs(ranks: int, training: Training, link: Link) -> float:
     )
     pieces = min(transfers, _MOST_OVERLAPPED_PIECES)
     sent_bytes = training.gradient_bytes / transfers
-    secs = (_ring_secs(sent_bytes, ranks, training, link) + _host_secs(sent_bytes, ranks, link)) * transfers / pieces
+    secs = (
+        (_ring_secs(sent_bytes, ranks, training, link) + _host_work_secs(sent_bytes, ranks, link)) * transfers / pieces
+    )
     forward = training.compute_secs * FORWARD_SHARE / pieces
     backward = training.compute_secs / pieces - forward
     early = min(math.ceil((pieces - 1) * backward / secs), pieces) if secs else pieces
@@ -224,7 +226,7 @@ def best_split(ranks: int, training: Training, link: Link, most_fragments: int =
         starts.append([start for _, start in row])
     times = [max(row[pieces], training.compute_secs) for row in arrivals]
     fewest = next(number for number, secs in enumerate(times) if secs <= min(times) * _CLOSE_ENOUGH)
-    return _trace_sizes(starts, fewest, pieces)
+    return _fragment_sizes(starts, fewest, pieces)
 
 
 def predict(ranks: int, training: Training, link: Link) -> Prediction:
@@ -269,7 +271,7 @@ def _earliest_arrival(end, arrivals, fragments):
     return best, best_start
 
 
-def _trace_sizes(starts, number, end):
+def _fragment_sizes(starts, number, end):
     """Returns the pieces in each fragment of the best plan; a fragment i that ends at e begins at `starts[i][e]`."""
     sizes = []
     for row in reversed(starts[: number + 1]):

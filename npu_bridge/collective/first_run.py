@@ -87,7 +87,7 @@ class _CheckingEngine(SessionEngine):
         results = self.inner.execute(session, request._replace(fetches=[*request.fetches, *along]))
         for check, tensors in reversed(receiving):
             own = len(results) - len(tensors)
-            with wire_names.labelled(session.graph):
+            with wire_names.use_label(session.graph):
                 check.receive(results[own:], list(request.feeds.values()))
             results = results[:own]
         return results
@@ -123,7 +123,7 @@ def _make_due_checks(session, find_run):
     receiving: list[tuple[Check, list[tf.Tensor]]] = []
     for check in due:
         if check.concerns(run):
-            with wire_names.labelled(session.graph):
+            with wire_names.use_label(session.graph):
                 tensors = check.make_check(session, run)
             receiving += [] if tensors is None else [(check, tensors)]
     return receiving

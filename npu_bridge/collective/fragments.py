@@ -193,7 +193,7 @@ def all_reduce_bytes(world_size: int, overlaps: bool = False) -> int:
       ValueError: the variable is not a positive whole number.
     """
     bytes_per_rank = _OVERLAPPED_BYTES_PER_RANK if overlaps else _BYTES_PER_RANK
-    return environment.positive_number("FUSION_TENSOR_SIZE", bytes_per_rank * world_size, "bytes")
+    return environment.read_positive_number("FUSION_TENSOR_SIZE", bytes_per_rank * world_size, "bytes")
 
 
 def max_concurrent_all_reduces(default: int = _CONCURRENT) -> int:
@@ -205,7 +205,7 @@ def max_concurrent_all_reduces(default: int = _CONCURRENT) -> int:
     Raises:
       ValueError: the variable is not a positive whole number.
     """
-    return environment.positive_number("NPU_TRANSFERS_IN_FLIGHT", default, "transfers")
+    return environment.read_positive_number("NPU_TRANSFERS_IN_FLIGHT", default, "transfers")
 
 
 def split_large_fragments(

@@ -54,12 +54,12 @@ class Groups:
         """
         self._check_new(name, rank_ids, world)
         members = tuple(sorted(rank_ids))
-        self._meet(members, world, f"group {name!r} of ranks {', '.join(map(str, members))}")
+        self._open_sets_with_all_ranks(members, world, f"group {name!r} of ranks {', '.join(map(str, members))}")
         self._members_by_name[name] = members
 
     def create_elsewhere(self, world: Communicator) -> None:
         """Takes part in a `create` of other ranks, without becoming a member of a group."""
-        self._meet((), world, "groups of other ranks")
+        self._open_sets_with_all_ranks((), world, "groups of other ranks")
 
     def destroy(self, name: str) -> None:
         """Removes a group's name and split strategy from this process.
@@ -127,7 +127,7 @@ class Groups:
                 f"this rank: every rank of the job takes part."
             )
 
-    def _meet(self, wanted, world, what):
+    def _open_sets_with_all_ranks(self, wanted, world, what):
         """Exchanges the wanted members with all ranks, then opens new sets on all ranks in one order."""
         meeting = f"create_group_{self._meetings}"
         answers = world.exchange([_host_number(), *wanted], meeting, what)

@@ -20,7 +20,7 @@ from npu_bridge.collective.transfer_tensors import (
     prevent_merging,
     reduce_scatter_dtype,
 )
-from npu_bridge.collective.wire_names import named_collective
+from npu_bridge.collective.wire_names import naming_collective
 
 # Functions that run eager collectives, for all trainings except the first one.
 _FUNCTIONS: dict[tuple, Callable] = {}
@@ -132,7 +132,7 @@ class HorovodCommunicator(SeveralRanks):
         """Calls a function of Horovod under a name that is the same on every rank, and returns its result."""
 
         def send(*given):
-            with named_collective(name) as named:
+            with naming_collective(name) as named:
                 return collective(*given, process_set=self._process_set, **settings, **named)
 
         label = wire_names.label() if tf.executing_eagerly() else ""

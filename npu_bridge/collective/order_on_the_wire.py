@@ -99,7 +99,7 @@ def dependencies_for_order(
     return waits
 
 
-def fix_order(order: Sequence[tf.Operation]) -> None:
+def set_horovod_order(order: Sequence[tf.Operation]) -> None:
     """Makes Horovod run all-reduces in this order, from now on, whenever several are ready.
 
     Horovod numbers collectives when it first runs them, and runs ready collectives in the order of these numbers. So

@@ -36,12 +36,12 @@ def fair_division(sizes_bytes: Sequence[int], owners: int) -> list[int]:
         )
     result: list[int] = []
     for owner in range(owners - 1):
-        length = _part_length(sizes_bytes[len(result) :], owners - owner)
+        length = _next_part_length(sizes_bytes[len(result) :], owners - owner)
         result += [owner] * length
     return result + [owners - 1] * (len(sizes_bytes) - len(result))
 
 
-def _part_length(sizes, owners):
+def _next_part_length(sizes, owners):
     """Returns the number of items in the next owner's part; leaves at least one item for each later owner."""
     target = _fair_share(sizes, owners)
     total, length = sizes[0], 1

@@ -96,7 +96,7 @@ def announce_collective(communicator: Communicator, what: str, tensor: tf.Tensor
       numbers all collectives of the group, so that Horovod reports ranks that call different collectives; otherwise
       these ranks would wait for each other forever.
     """
-    name = wire_names.next_name(f"hccl_{groups.members_label(communicator)}")
+    name = wire_names.next_collective_name(f"hccl_{groups.members_label(communicator)}")
     graph = wire_names.counting_graph()
     if communicator.size > 1 and graph is not None and not graph.building_function:
         known = tensor.shape.rank is not None and not may_differ
@@ -118,7 +118,7 @@ class _CollectivesOfGraph(first_run.Check):
 
     def add(self, transfer, name):
         self._plan.transfers.append(transfer)
-        self.transfers.add(wire_names.full_name(name))
+        self.transfers.add(wire_names.full_collective_name(name))
 
     def is_due(self, session):
         return len(self._plan.transfers) > self._compared

@@ -28,7 +28,7 @@ def limit_secs() -> int:
     Raises:
       ValueError: the variable is not a positive whole number.
     """
-    return environment.positive_number("HCCL_CONNECT_TIMEOUT", DEFAULT_LIMIT_SECS, "seconds")
+    return environment.read_positive_number("HCCL_CONNECT_TIMEOUT", DEFAULT_LIMIT_SECS, "seconds")
 
 
 def run_barrier(

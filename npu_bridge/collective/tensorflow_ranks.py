@@ -24,7 +24,7 @@ from npu_bridge.collective.first_run import collectives_in
 from npu_bridge.collective.key_value_store import KeyValueStore
 from npu_bridge.collective.several_ranks import SeveralRanks
 from npu_bridge.collective.transfer_tensors import all_reduce_dtype, move_as_bits, prevent_merging
-from npu_bridge.collective.wire_names import named_collective
+from npu_bridge.collective.wire_names import naming_collective
 from npu_bridge.graph.run import run_of, run_of_call
 
 _REDUCTIONS = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul"}
@@ -154,7 +154,7 @@ class TensorFlowCommunicator(SeveralRanks):
           number: integer tensor that identifies the padded size; None if the static shape is the same on all ranks.
           how: the reduction of a reduce, or the root of a broadcast.
         """
-        with wire_names.recorded_names() as full_names, named_collective(name) as named:
+        with wire_names.recorded_names() as full_names, naming_collective(name) as named:
             shape = tensor.shape if number is None else "any"
             group_key = _hash_to_number("group", self.members)
             _OF_KEY[group_key] = self
@@ -263,7 +263,7 @@ def _synchronise_run_numbers(key):
 
     Rank 0 keeps this number and adds 1 at each of its runs, even if the run executes no collective.
     """
-    with wire_names.labelled(""), tf.Graph().as_default() as graph:
+    with wire_names.use_label(""), tf.Graph().as_default() as graph:
         met = TensorFlowCommunicator().reduce(tf.zeros([]), "sum", f"steps_of_{key}")
         options = tf.compat.v1.RunOptions()
         options.experimental.collective_graph_key = key

@@ -71,7 +71,7 @@ def mean(communicator: Communicator, tensors: Sequence[tf.Tensor], name: str, af
 
 
 def _mean_of_two(communicator, vector, name, after):
-    own, size = _padded(vector, 2)
+    own, size = _pad_vector(vector, 2)
     pairs = tf.bitcast(tf.reshape(own, [-1, 2]), tf.int32)
     (total,) = communicator.all_reduce([pairs], name, average=False, after=after)
     # Unsigned, because only unsigned integers are defined to wrap around.
@@ -81,7 +81,7 @@ def _mean_of_two(communicator, vector, name, after):
 
 
 def _mean_of_many(communicator, vector, name, after):
-    padded, size = _padded(vector, communicator.size)
+    padded, size = _pad_vector(vector, communicator.size)
     with tf.control_dependencies(after):
         padded = tf.identity(padded)
     part = tf.size(padded) // communicator.size
@@ -94,7 +94,7 @@ def _mean_of_many(communicator, vector, name, after):
     return tf.cast(means, tf.float32)[:size]
 
 
-def _padded(vector, multiple):
+def _pad_vector(vector, multiple):
     """Returns the vector, padded with zeros until its length is a multiple of `multiple`, and its original length."""
     size = transfer_tensors.element_count(vector)
     return tf.pad(vector, [[0, -size % multiple]]), size

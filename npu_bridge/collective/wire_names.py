@@ -88,7 +88,7 @@ def belongs_to_owner(method: Callable) -> Callable:
     return named
 
 
-class _Names:
+class _GraphNames:
     """The names of the collectives in one graph."""
 
     def __init__(self):
@@ -99,7 +99,7 @@ class _Names:
         self.given: list[str] = []
 
 
-_NAMES: weakref.WeakKeyDictionary[tf.Graph, _Names] = weakref.WeakKeyDictionary()
+_NAMES: weakref.WeakKeyDictionary[tf.Graph, _GraphNames] = weakref.WeakKeyDictionary()
 _OWNERS: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()
 
 
@@ -122,13 +122,13 @@ def label() -> str:
     """Returns the label in front of the names of the caller's collectives; each training has its own label."""
     in_force = _in_force.get()
     if in_force is not None:
-        return in_force if isinstance(in_force, str) else label_of(in_force)
+        return in_force if isinstance(in_force, str) else label_of_graph(in_force)
     graph = _root_graph()
     own = _of_owner.get() or (_label_of_model() if graph is None else "")
-    return own if graph is None else label_of(graph) + own
+    return own if graph is None else label_of_graph(graph) + own
 
 
-def label_of(graph: tf.Graph) -> str:
+def label_of_graph(graph: tf.Graph) -> str:
     """Returns the label of the collectives in a TF 1 graph."""
     names, in_force = _names_of(graph), _in_force.get()
     if names.label is None and isinstance(in_force, str):
@@ -139,7 +139,7 @@ def label_of(graph: tf.Graph) -> str:
 
 
 @contextlib.contextmanager
-def labelled(whose: str | tf.Graph) -> Iterator[None]:
+def use_label(whose: str | tf.Graph) -> Iterator[None]:
     """Gives all collectives inside the block a label: the text `whose`, or the label of `whose` if it is a graph."""
     before = _in_force.set(whose)
     try:
@@ -158,7 +158,7 @@ def counting_graph() -> tf.Graph | None:
     return graph
 
 
-def next_name(series: str) -> str:
+def next_collective_name(series: str) -> str:
     """Returns the name of the next collective of a series: numbered in a graph; eagerly, the series' own name."""
     graph = counting_graph()
     if graph is None:
@@ -168,13 +168,13 @@ def next_name(series: str) -> str:
     return f"{series}_{counts[series] - 1}"
 
 
-def full_name(name: str) -> str:
+def full_collective_name(name: str) -> str:
     """Returns the full name of a collective's operator in its graph."""
     return f"{_SCOPE}{label()}{name}"
 
 
 @contextlib.contextmanager
-def named_collective(stem: str) -> Iterator[dict]:
+def naming_collective(stem: str) -> Iterator[dict]:
     """Gives a collective that is built inside the block the same full name on every rank; repeated names get numbers.
 
     Yields:
@@ -210,7 +210,7 @@ def names_in_graph(graph: tf.Graph) -> list[str]:
 
 def _names_of(graph):
     with _lock:
-        return _NAMES.setdefault(graph, _Names())
+        return _NAMES.setdefault(graph, _GraphNames())
 
 
 def _root_graph():

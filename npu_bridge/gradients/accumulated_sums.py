@@ -27,11 +27,11 @@ class GradientSums:
         self.module = tf.Module(name="accumulated")
         self.counter = self.module.counter = state_variable(lambda: tf.zeros([], tf.int32), "accumulated_steps")
 
-    def of(self, variable: Any, may_be_sparse: bool) -> _Sum:
+    def of(self, variable: Any, may_be_sparse: bool) -> _SumVariable:
         """Returns the sum of a trained variable's gradients; creates the sum at the first call."""
         kept = self._kept.get(variable.ref())
         if kept is None:
-            kept = self._kept[variable.ref()] = _Sum(variable, self._owner)
+            kept = self._kept[variable.ref()] = _SumVariable(variable, self._owner)
             setattr(self.module, f"sum_{len(self._kept) - 1}", kept)  # where object-based checkpoints find it
         if may_be_sparse:
             kept.make_sparse()
@@ -69,7 +69,7 @@ class AccumulationWindow:
                     addend(gradients[position], kept[position].sum.dtype, self._counted)
                 )
 
-    def totals(self, step: Step) -> list:
+    def window_sums(self, step: Step) -> list:
         """Returns (sum, variable) pairs of the window so far, with the dtype and loss scale of the gradients."""
 
         def in_gradient_units(position, grad):
@@ -90,7 +90,7 @@ class AccumulationWindow:
         return None if tf.executing_eagerly() else tf.group(counted, *kept)
 
 
-class _Sum(tf.Module):
+class _SumVariable(tf.Module):
     """The variable that holds the sum of one trained variable's gradients.
 
     Attributes:

@@ -67,12 +67,12 @@ def _state_outside_variables(layer):
     return kept
 
 
-def _set_state_outside_variables(layer, kept):
-    if kept.get("bin_boundaries"):
-        layer.bin_boundaries = kept["bin_boundaries"]
-    if kept.get("vocabulary"):
+def _set_state_outside_variables(layer, state):
+    if state.get("bin_boundaries"):
+        layer.bin_boundaries = state["bin_boundaries"]
+    if state.get("vocabulary"):
         try:
-            layer.set_vocabulary(kept["vocabulary"], kept.get("idf_weights"))
+            layer.set_vocabulary(state["vocabulary"], state.get("idf_weights"))
         except RuntimeError as error:
             problem, expected = f"{layer.name} lacks words of the adapted rank", "as many words"
             fix = "Call adapt before the layer, on every rank, or set pad_to_max_tokens=True."

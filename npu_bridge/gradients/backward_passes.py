@@ -47,7 +47,7 @@ class BackwardPasses:
           loss_id: position of the loss-scale manager.
           delays_unscale: keep the gradients scaled, and add them to the gradients of the next pass of this `loss_id`.
         """
-        delayed = self._delayed(step)
+        delayed = self._delayed_gradients(step)
         pairs = sum_pairs_by_variable(delayed.pop(loss_id, []), grads_and_vars)
         if delays_unscale:
             delayed[loss_id] = pairs
@@ -62,7 +62,7 @@ class BackwardPasses:
         Ranks: collective where the pipeline communicates.
         """
         step = self._open_steps.take_scaled()
-        delayed = {} if step is None else self._delayed(step)
+        delayed = {} if step is None else self._delayed_gradients(step)
         if step is None or not (step.grads_and_vars or delayed):
             problem, expected = "there are no gradients", "a backward pass since the last update"
             fix = "Write `with scale_loss(loss, optimizer) as scaled: scaled.backward(tape, variables)` before."
@@ -74,7 +74,7 @@ class BackwardPasses:
             raise ValueError(message(self._owner, problem, expected, got, "Leave delay_unscale out in the last pass."))
         return self._combine(step, step.grads_and_vars)
 
-    def _delayed(self, step):
+    def _delayed_gradients(self, step):
         """Returns the gradients of passes with `delays_unscale`, which are still scaled, in a dict by `loss_id`."""
         return step.notes.setdefault(self, {})
 

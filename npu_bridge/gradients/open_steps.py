@@ -81,7 +81,7 @@ class OpenSteps:
 
     def find(self, grads_and_vars: Sequence) -> Step | None:
         """Returns the step of these gradients and keeps it open, or returns None."""
-        kept = self._search(grads_and_vars)
+        kept = self._find_step(grads_and_vars)
         if (
             kept is not None
             and kept.may_be_abandoned
@@ -93,12 +93,12 @@ class OpenSteps:
 
     def take(self, grads_and_vars: Sequence) -> Step | None:
         """Closes and returns the step of these gradients, or returns None."""
-        kept = self._search(grads_and_vars)
+        kept = self._find_step(grads_and_vars)
         if kept is not None:
             self._combined.remove(kept)
         return kept and kept.step
 
-    def _search(self, grads_and_vars):
+    def _find_step(self, grads_and_vars):
         here = [kept for kept in reversed(self._combined) if kept.place in _enclosing_graphs()]
         return next(
             (kept for kept in here if kept.has_returned_any_of(grads_and_vars)),

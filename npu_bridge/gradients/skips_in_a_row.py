@@ -61,7 +61,7 @@ class SkipsInARow:
             _warn_of_cause(scale, loss, self.graph)
 
 
-def _naming(graph: Any) -> str:
+def _advice_to_find_operator(graph: Any) -> str:
     """Returns how to find the operator that makes the first NaN or Inf."""
     if graph is None:
         return "tf.debugging.enable_check_numerics() at the start of the script names the operator."
@@ -77,7 +77,7 @@ def _warn_of_skips(scale: float | None, graph: Any) -> None:
     problem = f"more than {MOST_IN_A_ROW} steps in a row were skipped, so nothing is trained"
     got = "gradients with a NaN or Inf" + ("" if scale is None else f", at a loss scale of {scale:g}")
     lower = "If the scale is too high, use npu_bridge.amp.DynamicLossScaleManager.apex(), which finds a scale. "
-    fix = f"{'' if scale is not None and scale <= 1 else lower}{_naming(graph)}"
+    fix = f"{'' if scale is not None and scale <= 1 else lower}{_advice_to_find_operator(graph)}"
     say_once(logging.WARNING, message("loss scale", problem, "finite gradients on all ranks", got, fix))
 
 
@@ -91,6 +91,6 @@ def _warn_of_cause(scale: float | None, loss: float | None, graph: Any) -> None:
     got += " without a loss scale" if scale is None else f" at a loss scale of {scale:g}"
     fix = (
         "Look for log(0), 0/0, a row of attention that is masked altogether, or values beyond 65504 in 16 bits. "
-        f"{_naming(graph)}"
+        f"{_advice_to_find_operator(graph)}"
     )
     say_once(logging.WARNING, message("loss scale", problem, expected, got, fix))

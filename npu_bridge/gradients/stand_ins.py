@@ -95,7 +95,7 @@ class StandIns:
         by_variable = {variable.ref(): made for variable in given if (made := self._stand_in_of(variable)) is not None}
         if not by_variable:
             return update(list(grads_and_vars))
-        return self._change(
+        return self._change_through_stand_ins(
             list(by_variable.values()),
             lambda: update([_replace_by_stand_in(by_variable, *pair) for pair in grads_and_vars]),
         )
@@ -109,9 +109,9 @@ class StandIns:
         made = [stand_in for stand_in in map(self._stand_in_of, variables) if stand_in is not None]
         if not made:
             return change(list(variables))
-        return self._change(made, lambda: change(self.of(variables)))
+        return self._change_through_stand_ins(made, lambda: change(self.of(variables)))
 
-    def _change(self, made, change):
+    def _change_through_stand_ins(self, made, change):
         with tf.name_scope("stand_ins"):
             current = [stand_in.copy_from_variable() for stand_in in made]
         if not building_graph():

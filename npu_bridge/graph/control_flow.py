@@ -85,11 +85,11 @@ def guards_of(ops: Iterable[tf.Operation], fed: Collection[str]) -> dict[tf.Oper
     return found
 
 
-def _guards_of_tensor(tensor, found):
+def _guards_of_tensor(tensor, guards_by_op):
     """Returns the guards of a tensor, the decisions it depends on; None for a tensor that a later operator makes."""
     op = tensor.op
-    if op not in found or op.type not in ("Switch", "RefSwitch"):
-        return found.get(op)
+    if op not in guards_by_op or op.type not in ("Switch", "RefSwitch"):
+        return guards_by_op.get(op)
     decider = op.inputs[1]
     name = decider.name + (_OF_LOOP if decider.op.type == "LoopCond" else "")
-    return found[op] | {(name, tensor.value_index)}
+    return guards_by_op[op] | {(name, tensor.value_index)}

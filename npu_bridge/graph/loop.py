@@ -142,7 +142,7 @@ def share_with_copies(op: tf.Operation) -> tf.Operation:
     return op
 
 
-def outer_name(tensor: tf.Tensor) -> str:
+def name_of_outer_tensor(tensor: tf.Tensor) -> str:
     """Returns the name that `export_definition` gives to a tensor from outside of the exported operators."""
     return f"outer_{tensor.name.replace(':', '_')}:0"
 
@@ -162,8 +162,8 @@ def export_definition(
     def name_inside(tensor):
         if tensor.op.name in inside and tensor.name not in fed:
             return tensor.name
-        outer[outer_name(tensor)] = tensor
-        return outer_name(tensor)
+        outer[name_of_outer_tensor(tensor)] = tensor
+        return name_of_outer_tensor(tensor)
 
     for op in copied:
         node = definition.node.add()

@@ -26,8 +26,8 @@ from npu_bridge.graph.loop import (
     COLLECTIVE_TYPES,
     NotLoopableError,
     export_definition,
+    name_of_outer_tensor,
     ops_to_copy,
-    outer_name,
 )
 from npu_bridge.graph.variables import VARIABLE_TYPES, changes_variable
 
@@ -144,7 +144,7 @@ class _Iteration:
         made: dict[Any, Any] = {}
         for op in self._batches:
             made[op], batch = _read_batch(op, token_of[op.inputs[0].op], whole)
-            outer.update((outer_name(inside), given) for inside, given in zip(op.outputs, batch))
+            outer.update((name_of_outer_tensor(inside), given) for inside, given in zip(op.outputs, batch))
         # TensorFlow rejects inputs that the definition does not use.
         asked = {name for node in self._definition.node for name in node.input}
         outer = {name: tensor for name, tensor in outer.items() if name in asked}
@@ -198,7 +198,7 @@ class _Iteration:
         ordered = sorted(guards, key=lambda pair: len(self._guards_of_decider(pair[0])))
         signal, others = tf.constant(True), []
         for name, value in ordered:
-            decider = made[name] if name in made else self._outer_decider(name)
+            decider = made[name] if name in made else self._outer_tensor(name)
             sides = tf.raw_ops.Switch(data=signal, pred=decider)
             signal = sides.output_true if value else sides.output_false
             others.append(sides.output_false if value else sides.output_true)
@@ -211,7 +211,7 @@ class _Iteration:
         op = self._step[0].graph.get_operation_by_name(name.partition(":")[0])
         return self._guards.get(op, frozenset())
 
-    def _outer_decider(self, name):
+    def _outer_tensor(self, name):
         return self._step[0].graph.get_tensor_by_name(name)
 
 
@@ -222,11 +222,11 @@ def _find_states(copied: Sequence[tf.Operation]) -> list[_SharedState]:
     for op in copied:
         if op.type.startswith(COLLECTIVE_TYPES):
             found[op] = _SharedState(op, False, writers=[op])
-        if op.type in _FORWARDING and _gives_access(op.inputs[0]):
+        if op.type in _FORWARDING and _refers_to_state(op.inputs[0]):
             _record_access(op, 0, found, known, is_use=False)
             continue
         for position, tensor in enumerate(op.inputs):
-            if _gives_access(tensor):
+            if _refers_to_state(tensor):
                 _record_access(op, position, found, known, is_use=True)
     return list(found.values())
 
@@ -244,13 +244,13 @@ def _record_access(op, position, found, known, is_use):
             users.append(op)
 
 
-def _gives_access(tensor):
+def _refers_to_state(tensor):
     return tensor.dtype == tf.resource or is_reference(tensor.dtype)
 
 
 def _access_sources(op):
     """Returns [source] if `op` forwards access to a variable or other state from an operator `source`; else []."""
-    return [op.inputs[0].op] if op.type in _FORWARDING and op.inputs and _gives_access(op.inputs[0]) else []
+    return [op.inputs[0].op] if op.type in _FORWARDING and op.inputs and _refers_to_state(op.inputs[0]) else []
 
 
 def _writers(states):

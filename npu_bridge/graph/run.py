@@ -117,7 +117,7 @@ class Run:
         """The last scalar passed to `note_gradients` whose gradients the run computes, unscaled; None without one."""
         computed = set(self.ops)
         losses = [loss for loss, gradients in _record_of(self._graph).losses if gradients & computed]
-        return _without_scale(losses[-1]) if losses else None
+        return _without_loss_scale(losses[-1]) if losses else None
 
 
 def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> Run:
@@ -175,13 +175,13 @@ def _record_of(graph: Any) -> _GraphRecord:
     return graph._npu_bridge_runs
 
 
-def _without_scale(loss: tf.Tensor) -> tf.Tensor:
+def _without_loss_scale(loss: tf.Tensor) -> tf.Tensor:
     """Returns a loss without its loss scale: a power of two, or a factor from a variable with "scale" in its name."""
     scaled = _skip_casts(loss)
     factors = tuple(scaled.op.inputs) if scaled.op.type == "Mul" else ()
     for model, factor in (factors, factors[::-1]) if factors else ():
         if model.shape.rank == 0 and _is_loss_scale(factor):
-            return _without_scale(model)
+            return _without_loss_scale(model)
     return loss
 
 

@@ -85,17 +85,17 @@ def is_ever_changed(variable: tf.Variable) -> bool:
 
     def is_changed(copy):
         users = search([copy.op], lambda op: consumers(op) if op.type in forwarding else ())
-        return any(_may_change(op, copy.op.name) for op in users if op is not copy.initializer)
+        return any(_may_change_variable(op, copy.op.name) for op in users if op is not copy.initializer)
 
-    return any(map(is_changed, _copies(variable)))
+    return any(map(is_changed, _copies_of_variable(variable)))
 
 
-def _copies(variable: tf.Variable) -> Sequence[tf.Variable]:
+def _copies_of_variable(variable: tf.Variable) -> Sequence[tf.Variable]:
     """Returns the copies of a variable that a `tf.distribute` strategy keeps, or else the variable alone."""
     return getattr(variable, "values", (variable,))
 
 
-def _may_change(op, name):
+def _may_change_variable(op, name):
     if op.type in _CALLING:
         return any(changes_variable(node.op) for node in nodes_in_functions(op.graph, [op.node_def]))
     if not changes_variable(op.type) or variable_behind(op.inputs[0]) != name:
@@ -111,7 +111,9 @@ def trained_variables(graph: tf.Graph, ops: Iterable[tf.Operation], assignments_
     only kernels of optimizers count: assignments can also clip weights after a step.
     """
     variables = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
-    initializers = {getattr(copy, "initializer", None) for variable in variables for copy in _copies(variable)}
+    initializers = {
+        getattr(copy, "initializer", None) for variable in variables for copy in _copies_of_variable(variable)
+    }
     changed, read, computes = _uses_of_variables((op for op in ops if op not in initializers), assignments_count)
     trainable = {variable.op.name for variable in variables}
     return frozenset(changed & read & trainable) if computes else frozenset()

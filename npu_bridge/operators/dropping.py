@@ -56,7 +56,7 @@ def packed_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name:
     """
     with tf.name_scope(name or "packed_mask"):
         count = tf.reduce_prod(tf.cast(shape, tf.int32))
-        is_kept = _draw_kept([count], keep_prob, seed, seed2)
+        is_kept = _draw_keep_mask([count], keep_prob, seed, seed2)
         bits = tf.reshape(tf.pad(tf.cast(is_kept, tf.uint8), [[0, -count % _MASK_BITS]]), [-1, 8])
         return tf.reduce_sum(tf.bitwise.left_shift(bits, _bit_numbers()), axis=1)
 
@@ -64,7 +64,7 @@ def packed_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name:
 def byte_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name: str | None = None) -> tf.Tensor:
     """Returns a random mask of kept elements, with a byte for each element, in the shape of the tensor to mask."""
     with tf.name_scope(name or "byte_mask"):
-        return tf.cast(_draw_kept(shape, keep_prob, seed, seed2), tf.uint8)
+        return tf.cast(_draw_keep_mask(shape, keep_prob, seed, seed2), tf.uint8)
 
 
 def mask_with_bits(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -> tf.Tensor:
@@ -95,7 +95,7 @@ def _bit_numbers():
     return tf.constant([*range(8)], tf.uint8)  # a list, because a graph cannot convert a range
 
 
-def _draw_kept(shape, keep_prob, seed, seed2):
+def _draw_keep_mask(shape, keep_prob, seed, seed2):
     drawn = tf.raw_ops.RandomUniform(shape=tf.cast(shape, tf.int32), dtype=tf.float32, seed=seed, seed2=seed2)
     return drawn < tf.cast(keep_prob, tf.float32)
 

@@ -106,7 +106,7 @@ def bidirectional_lstm(
 
 def gru(x: tf.Tensor, weights: GruWeights, h: tf.Tensor, rule: GruRule, lengths: tf.Tensor | None) -> list[tf.Tensor]:
     """Runs a GRU over x [T, B, D]; returns y, h, update, reset, new and the hidden part of new, each [T, B, H]."""
-    y, h, update, _, *others = _gru(x, weights, h, rule, lengths, ())
+    y, h, update, _, *others = _run_gru(x, weights, h, rule, lengths, ())
     return [y, h, update, *others]
 
 
@@ -117,10 +117,10 @@ def attentional_gru(
 
     Returns the outputs of `gru`, and, inserted after `update`, the multiplied update gate.
     """
-    return _gru(x, weights, h, rule, lengths, (attention[..., tf.newaxis],))
+    return _run_gru(x, weights, h, rule, lengths, (attention[..., tf.newaxis],))
 
 
-def _gru(x, weights, h, rule, lengths, attention):
+def _run_gru(x, weights, h, rule, lengths, attention):
     of_hidden, hidden_bias = weights.of_hidden, weights.hidden_bias
     width = of_hidden.shape.as_list()[0]
 

@@ -19,7 +19,7 @@ from npu_bridge.base.tf_internals.graphs import add_control_inputs
 _KEY = ("npu_bridge", "flat_slots")  # TensorFlow exports collections with text keys only
 
 
-def find_or_make(slots: Sequence[dict], sizes: Sequence[int]) -> FlatSlots | None:
+def find_or_make_flat_slots(slots: Sequence[dict], sizes: Sequence[int]) -> FlatSlots | None:
     """Returns the flat form of slots, made at the first call; None if the slots cannot be flat.
 
     Slots cannot be flat outside of TF 1 graphs, in TF 1 reference variables, or if one of them is already flat together

@@ -15,7 +15,7 @@ from npu_bridge.base.flat_tensors import concatenate_flat, contiguous_slice
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers import flat_slots, kernels, unfused
 from npu_bridge.optimizers.groups import Treatment
-from npu_bridge.optimizers.hypers import values_at
+from npu_bridge.optimizers.hypers import hyper_values_at
 from npu_bridge.optimizers.rule import PerTensor
 
 # Variables of up to this many elements are joined. For larger variables, computing takes longer than starting ops.
@@ -68,7 +68,7 @@ def update_together(
 
     def hypers_of(treatment, dtype):
         if (treatment, dtype) not in known:
-            at = known[treatment, dtype] = values_at(treatment, updates_done, dtype, rate_of(treatment))
+            at = known[treatment, dtype] = hyper_values_at(treatment, updates_done, dtype, rate_of(treatment))
             kernels.add_scalars(treatment.rule, at)
         return known[treatment, dtype]
 
@@ -117,10 +117,10 @@ def batch_key(variable: Any, treatment: Treatment) -> tuple | None:
     return treatment, variable.dtype.base_dtype, variable.device, size
 
 
-def _has_kernel(one):
-    is_resource = all(hasattr(kept, "handle") for kept in (one.variable, *one.slots.values()))
-    is_wide = unfused.working_dtype(one.variable) == one.variable.dtype.base_dtype
-    return is_resource and is_wide and kernels.has_kernel(one.treatment.rule)
+def _has_kernel(pending):
+    is_resource = all(hasattr(kept, "handle") for kept in (pending.variable, *pending.slots.values()))
+    is_wide = unfused.working_dtype(pending.variable) == pending.variable.dtype.base_dtype
+    return is_resource and is_wide and kernels.has_kernel(pending.treatment.rule)
 
 
 def _uses_norms(treatment):
@@ -136,16 +136,16 @@ def _update_joined(batch, at):
     own_dtype = batch[0].variable.dtype.base_dtype
     dtype = unfused.working_dtype(batch[0].variable)
     shape = [len(sizes), sizes[0]] if _uses_norms(batch[0].treatment) else [sum(sizes)]
-    gradient = tf.cast(_join([one.gradient for one in batch], shape), dtype)
+    gradient = tf.cast(_join_into_flat([one.gradient for one in batch], shape), dtype)
     parameter = None
     if rule.reads_parameter or own_dtype != dtype:
-        parameter = tf.cast(_join([one.variable for one in batch], shape), dtype)
+        parameter = tf.cast(_join_into_flat([one.variable for one in batch], shape), dtype)
     change, written = _compute_change(batch, parameter, gradient, at, sizes)
     if parameter is not None:
-        for one, part in zip(batch, _split(tf.cast(parameter + change, own_dtype), batch)):
+        for one, part in zip(batch, _split_into_tensors(tf.cast(parameter + change, own_dtype), batch)):
             written.append(one.variable.assign(part, read_value=False))
     else:
-        for one, part in zip(batch, _split(change, batch)):
+        for one, part in zip(batch, _split_into_tensors(change, batch)):
             written.append(one.variable.assign_add(part, read_value=False))
     return written
 
@@ -153,14 +153,14 @@ def _update_joined(batch, at):
 def _compute_change(batch, parameter, gradient, at, sizes):
     """Returns the tensor to add to the joined parameter, and the ops that update the slots."""
     rule, shape = batch[0].treatment.rule, gradient.shape
-    flat = flat_slots.find_or_make([one.slots for one in batch], sizes)
+    flat = flat_slots.find_or_make_flat_slots([one.slots for one in batch], sizes)
     if flat is None:
-        slots = {name: _join([one.slots[name] for one in batch], shape) for name in batch[0].slots}
+        slots = {name: _join_into_flat([one.slots[name] for one in batch], shape) for name in batch[0].slots}
         amount, new_slots = rule.updated(parameter, gradient, slots, at, _Rows())
         written = [
             one.slots[name].assign(part, read_value=False)
             for name, values in new_slots.items()
-            for one, part in zip(batch, _split(values, batch))
+            for one, part in zip(batch, _split_into_tensors(values, batch))
         ]
         return -amount, written
     written = []
@@ -177,13 +177,13 @@ def _compute_change(batch, parameter, gradient, at, sizes):
     return change, written
 
 
-def _join(tensors, shape):
+def _join_into_flat(tensors, shape):
     flat = contiguous_slice(tensors)
     flat = concatenate_flat(tensors) if flat is None else flat
     return flat if len(shape) == 1 else tf.reshape(flat, shape)
 
 
-def _split(joined, batch):
+def _split_into_tensors(joined, batch):
     flat = joined if joined.shape.rank == 1 else tf.reshape(joined, [-1])
     parts = tf.split(flat, [one.elements for one in batch])
     return [

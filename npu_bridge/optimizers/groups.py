@@ -47,7 +47,7 @@ class ParameterGroups:
     def __init__(self, rule: Rule, groups: Sequence[dict] | None = None):
         self._owner = type(rule).__name__
         self.rule = rule
-        self._groups = [self._read(number, group) for number, group in enumerate(groups or ())]
+        self._groups = [self._read_group(number, group) for number, group in enumerate(groups or ())]
         self._treatments: dict[Treatment, Treatment] = {}
 
     def treatment_of(self, variable: Any) -> Treatment:
@@ -80,7 +80,7 @@ class ParameterGroups:
             problem, expected = f"group {number} matches no variable", "a match for at least one"
             raise ValueError(message(self._owner, problem, expected, got, hint))
 
-    def _read(self, number, group):
+    def _read_group(self, number, group):
         where = f"{self._owner}: group {number}"
         if not isinstance(group, dict) or "match" not in group:
             problem, expected = (

@@ -15,7 +15,7 @@ from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.rule import is_number
 
 
-def values_at(
+def hyper_values_at(
     treatment: Treatment, updates_done: tf.Tensor, dtype: tf.DType, learning_rate: Any = None
 ) -> types.SimpleNamespace:
     """Returns the values of hyper-parameters for the next update.
@@ -33,7 +33,7 @@ def values_at(
     at = types.SimpleNamespace(update=tf.cast(updates_done, dtype) + 1, adapts_layer=treatment.adapts_layer)
     for name in rule.hyper_names():
         value = getattr(rule, name)
-        setattr(at, name, None if value is None else as_tensor(value, updates_done, dtype))
+        setattr(at, name, None if value is None else hyper_value_at(value, updates_done, dtype))
     if learning_rate is not None:
         at.learning_rate = tf.cast(learning_rate, dtype)
     if not (treatment.decays and rule.is_on("weight_decay")):
@@ -41,7 +41,7 @@ def values_at(
     return at
 
 
-def as_tensor(value: Any, updates_done: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def hyper_value_at(value: Any, updates_done: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns the value of a hyper-parameter after `updates_done` updates, in whichever form it was given."""
     if callable(value):
         is_schedule = isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule)
@@ -57,10 +57,10 @@ def to_config(rule: Any) -> dict:
     Raises:
       ValueError: a hyper-parameter is a callable or a tensor, which cannot be saved.
     """
-    return {field.name: _to_json(rule, field.name) for field in dataclasses.fields(rule)}
+    return {field.name: _to_json_value(rule, field.name) for field in dataclasses.fields(rule)}
 
 
-def _to_json(rule, name):
+def _to_json_value(rule, name):
     value = plain_value(getattr(rule, name))
     if isinstance(value, tuple):
         return list(value)

@@ -12,7 +12,7 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.optimizers.fused import Pending, batch_key, check_fused, update_together
 from npu_bridge.optimizers.groups import name_of
-from npu_bridge.optimizers.hypers import as_tensor, from_config
+from npu_bridge.optimizers.hypers import from_config, hyper_value_at
 from npu_bridge.optimizers.keras_optimizer import COMMON_ARGUMENTS, KerasOptimizerBase
 from npu_bridge.optimizers.rule import is_number
 from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, working_dtype
@@ -39,7 +39,7 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
     def _rate_for_keras(self, rate):
         if is_number(rate) or keras3.is_schedule(rate):
             return float(rate) if is_number(rate) else rate
-        return lambda: as_tensor(rate, self._counter, tf.float32)  # Keras 3 does not pass the step to functions
+        return lambda: hyper_value_at(rate, self._counter, tf.float32)  # Keras 3 does not pass the step to functions
 
     def build(self, variables):
         """Makes the slots of variables of Keras or TensorFlow."""

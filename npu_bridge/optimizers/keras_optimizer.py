@@ -15,7 +15,7 @@ from npu_bridge.collective.exchanges import watch_updates
 from npu_bridge.optimizers import states
 from npu_bridge.optimizers.fused import Pending, batch_key, check_fused, update_together
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
-from npu_bridge.optimizers.hypers import from_config, to_config, values_at
+from npu_bridge.optimizers.hypers import from_config, hyper_values_at, to_config
 from npu_bridge.optimizers.rule import Rule
 from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update, working_dtype
 
@@ -82,7 +82,7 @@ class KerasOptimizerBase:
 
     def _update(self, variable, gradient):
         treatment = self._groups.treatment_of(variable)
-        at = values_at(treatment, self.iterations, working_dtype(variable), self._settable_rate(treatment))
+        at = hyper_values_at(treatment, self.iterations, working_dtype(variable), self._settable_rate(treatment))
         return update(variable, gradient, self._slots_of(variable), treatment, at)
 
     def _settable_rate(self, treatment):
@@ -94,7 +94,7 @@ class KerasOptimizerBase:
 
     def get_states(self) -> dict:
         """Returns the number of updates and the slots; see `states.get_states`."""
-        return self._deferred_states.added_to(states.get_states(self._counter, self._slots_by_name()))
+        return self._deferred_states.add_to_states(states.get_states(self._counter, self._slots_by_name()))
 
     def set_states(self, values: dict) -> None:
         """Restores the result of `get_states`; see `states.set_states`.

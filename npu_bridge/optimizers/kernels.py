@@ -41,7 +41,7 @@ def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any)
       gradient: dense, of the variable's shape and dtype.
       slots: slot variables by name.
       rule: a rule that has a kernel.
-      at: the hyper-parameters from `values_at`, after `add_scalars`.
+      at: the hyper-parameters from `hyper_values_at`, after `add_scalars`.
     Returns:
       The op to wait for; None in eager execution.
     """

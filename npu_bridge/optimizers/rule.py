@@ -43,27 +43,29 @@ def hyper(default: float | None, low: float = 0.0, below: float = math.inf, opti
       optional: whether None is allowed; None turns the option off.
     """
     missing = default is None and not optional
-    return _field(default, _check_hyper, low=low, below=below, optional=optional, is_hyper=True, is_required=missing)
+    return _hyper_field(
+        default, _check_hyper, low=low, below=below, optional=optional, is_hyper=True, is_required=missing
+    )
 
 
 def number(default: float | None, low: float = 0.0, optional: bool = False) -> Any:
     """Defines a number of at least `low` that is the same in all updates; with `optional`, None is allowed, too."""
-    return _field(default, _check_number, low=low, below=math.inf, optional=optional)
+    return _hyper_field(default, _check_number, low=low, below=math.inf, optional=optional)
 
 
 def flag(default: bool) -> Any:
     """Defines an argument that is True or False."""
-    return _field(default, _check_flag)
+    return _hyper_field(default, _check_flag)
 
 
 def choice(default: str, *others: str) -> Any:
     """Defines an argument that is one of a few strings."""
-    return _field(default, _check_choice, choices=(default, *others))
+    return _hyper_field(default, _check_choice, choices=(default, *others))
 
 
 def patterns() -> Any:
     """Defines an argument that is None or a list of regular expressions that are searched for in variable names."""
-    return _field(None, _check_patterns)
+    return _hyper_field(None, _check_patterns)
 
 
 class Rule(KnownKeywords, abc.ABC):
@@ -151,7 +153,7 @@ class Rule(KnownKeywords, abc.ABC):
         return not (isinstance(at.weight_decay, float) and at.weight_decay == 0.0)
 
 
-def _field(default, check, **metadata):
+def _hyper_field(default, check, **metadata):
     return dataclasses.field(default=default, metadata={"check": check, **metadata})
 
 

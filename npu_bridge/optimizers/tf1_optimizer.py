@@ -10,7 +10,7 @@ from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.optimizers import states
 from npu_bridge.optimizers.fused import Pending, batch_key, check_fused, update_together
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
-from npu_bridge.optimizers.hypers import values_at
+from npu_bridge.optimizers.hypers import hyper_values_at
 from npu_bridge.optimizers.rule import Rule
 from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update, working_dtype
 
@@ -109,7 +109,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         if self._is_fused and getattr(var, "constraint", None) is None:
             self._pending.append(Pending(var, grad, slots, treatment))
             return None
-        at = values_at(treatment, self._count_before, working_dtype(var))
+        at = hyper_values_at(treatment, self._count_before, working_dtype(var))
         return update(var, grad, slots, treatment, at)
 
     def _resource_apply_dense(self, grad, handle):

@@ -40,7 +40,7 @@ def update(variable: Any, gradient: Any, slots: dict, treatment: Treatment, at: 
     """Updates one variable and its slots (variables by slot name); makes a sparse gradient dense.
 
     Args:
-      at: the hyper-parameters of this update in the working dtype, see `values_at`.
+      at: the hyper-parameters of this update in the working dtype, see `hyper_values_at`.
     Returns:
       The op to wait for; None in eager execution.
     """

@@ -17,8 +17,8 @@ _PLACES = {
     "read_run_config": "npu_bridge.options.reading:read_run_config",
     "read_session_config": "npu_bridge.options.reading:read_session_config",
     "make_session_config": "npu_bridge.options.reading:make_session_config",
-    "tell_effects": "npu_bridge.options.reading:tell_effects",
-    "with_entry": "npu_bridge.options.reading:with_entry",
+    "announce_ineffective_options": "npu_bridge.options.reading:announce_ineffective_options",
+    "with_optimizer_entry": "npu_bridge.options.reading:with_optimizer_entry",
 }
 
 __all__ = list(_PLACES)

@@ -37,7 +37,7 @@ def pass_to_ranks(words: Sequence[str]) -> None:
     }
     for word in words:
         reader = TomlReader(_message_start(word), "", OPTIONS, helpers)
-        values = reader.constructor_values(RUN_CONFIG, _parse(word), "")
+        values = reader.constructor_values(RUN_CONFIG, _parse_assignment(word), "")
         try:
             _check_values(RUN_CONFIG, **values)
         except (TypeError, ValueError) as error:
@@ -68,14 +68,14 @@ def apply_settings(
     changed, word = dict(values), ""
     try:
         for word in words:
-            changed.update(_merge(RUN_CONFIG, changed, _parse(word), table, helpers))
+            changed.update(_merge_settings(RUN_CONFIG, changed, _parse_assignment(word), table, helpers))
     except (TypeError, ValueError) as error:
         raise _with_location(error, word, table) from error
     try:
         yield changed
     except (TypeError, ValueError) as error:
         option = getattr(error, "option", None)
-        failing_word = next((word for word in words if option in _nested_names(_parse(word))), None)
+        failing_word = next((word for word in words if option in _nested_names(_parse_assignment(word))), None)
         if failing_word is None:
             raise
         raise _with_location(error, failing_word, table) from error
@@ -95,7 +95,7 @@ def report_unread() -> None:
         say_on_terminal(f"npu-run: {said}. Make one, or set the option where the script sets its options.")
 
 
-def _parse(word: str) -> dict[str, Any]:
+def _parse_assignment(word: str) -> dict[str, Any]:
     """Parses `NAME=VALUE` into the form that a parsed TOML file has."""
     name, equals, text = word.partition("=")
     name, text = name.strip(), text.strip()
@@ -132,7 +132,7 @@ def _nested_names(content: Mapping[str, Any]) -> Iterator[str]:
         yield from _nested_names(value) if isinstance(value, dict) else ()
 
 
-def _merge(
+def _merge_settings(
     owner: str, before: Mapping[str, Any], content: Mapping[str, Any], table: OptionTable, helpers: Mapping[str, type]
 ) -> dict[str, Any]:
     """Returns the settings of a class by option name; replaces helper objects by changed copies."""
@@ -142,7 +142,7 @@ def _merge(
         if isinstance(kind, Helper):
             helper = before.get(name)
             own = {} if helper is None else {o.name: getattr(helper, o.attribute) for o in table.of(kind.owner)}
-            value = helpers[kind.owner](**{**own, **_merge(kind.owner, own, value, table, helpers)})
+            value = helpers[kind.owner](**{**own, **_merge_settings(kind.owner, own, value, table, helpers)})
         values[name] = value
     return values
 

@@ -31,7 +31,7 @@ class Problem(NamedTuple):
 _NULL_BYTE = Problem(ValueError, "Remove the null byte.", says="has a null byte, at which other programs end the text")
 
 
-def _int_cure(value: Any) -> str:
+def _suggest_int(value: Any) -> str:
     """Returns what to write in place of a value that must be an `int`, for the message."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return f"Write {int(value)}."
@@ -177,7 +177,7 @@ class Integer(Kind):
         if isinstance(value, bool):
             return Problem(TypeError, f"Pass {int(value)}.", says="has the wrong type")
         if not isinstance(value, int):
-            return Problem(TypeError, _int_cure(value), says="has the wrong type")
+            return Problem(TypeError, _suggest_int(value), says="has the wrong type")
         if not _INT64_LIMITS[0] <= value <= _INT64_LIMITS[1]:
             return Problem(ValueError, _FITS_64_BITS)
         if self._clamped(value) != value:
@@ -278,7 +278,7 @@ class Seed(Kind):
 
     def problem(self, value: Any) -> Problem | None:
         if isinstance(value, bool) or not isinstance(value, int):
-            return Problem(ValueError, _int_cure(value), says="has the wrong type")
+            return Problem(ValueError, _suggest_int(value), says="has the wrong type")
         return None
 
 

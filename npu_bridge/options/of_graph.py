@@ -19,7 +19,7 @@ _KEY = ("npu_bridge", "options")  # TensorFlow exports collections with text key
 
 
 @dataclass
-class _Record:
+class _OptionsOfGraph:
     options: TrainingOptions | None = None
     built_with: dict[str, Any] = field(default_factory=dict)
 
@@ -90,18 +90,18 @@ def _compare_hcom_parallel(configured: bool, built: bool, is_built: bool) -> Non
 _COMPARISONS = {"is_tailing_optimization": _compare_tailing, "hcom_parallel": _compare_hcom_parallel}
 
 
-def _record_of(graph: Any = None) -> _Record:
+def _record_of(graph: Any = None) -> _OptionsOfGraph:
     if graph is None:
         import tensorflow as tf
 
         graph = tf.compat.v1.get_default_graph()
     kept = graph.get_collection_ref(_KEY)
     if not kept:
-        kept.append(_Record())
+        kept.append(_OptionsOfGraph())
     return kept[0]
 
 
-def _current_record() -> _Record | None:
+def _current_record() -> _OptionsOfGraph | None:
     import tensorflow as tf
 
     with tf.init_scope():  # for a function: the graph that contains it

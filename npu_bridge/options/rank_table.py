@@ -195,9 +195,11 @@ def _read_number(parent: dict, field: str, where: str) -> int:
     return int(value)
 
 
-def _check_count(parent: dict, field: str, found: int, where: str) -> None:
-    if field in parent and str(parent[field]) != str(found):
-        raise _error(where, f"{field} does not fit", str(found), repr(parent[field]), "Correct the count or the list")
+def _check_count(parent: dict, field: str, true_count: int, where: str) -> None:
+    if field in parent and str(parent[field]) != str(true_count):
+        raise _error(
+            where, f"{field} does not fit", str(true_count), repr(parent[field]), "Correct the count or the list"
+        )
 
 
 def _error(where: str, problem: str, expected: str, got: str, fix: str) -> ValueError:

@@ -47,9 +47,9 @@ def read_run_config(config: Any) -> TrainingOptions:
       TypeError, ValueError: an option, or a combination of options, is illegal.
     """
     table = find_table(config)
-    given = entry_values(session_config(config), table)
-    own = _own_values(config, table)
-    given.update(_sent_values(own, table))
+    given = optimizer_entry_values(session_config(config), table)
+    own = _values_of_config(config, table)
+    given.update(_values_sent_to_session(own, table))
     given.update({name: value for name, value in own.items() if table[name].key is None})
     return _apply_rules(collect_settings(given, IN_OBJECT, table))
 
@@ -65,7 +65,7 @@ def read_session_config(session_config: Any, table: OptionTable = OPTIONS) -> Tr
     Raises:
       ValueError: a value, or a combination of options, is illegal. Unknown keys only cause a warning.
     """
-    return _apply_rules(collect_settings(entry_values(session_config, table), IN_SESSION, table))
+    return _apply_rules(collect_settings(optimizer_entry_values(session_config, table), IN_SESSION, table))
 
 
 def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
@@ -83,11 +83,11 @@ def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
 def parameter_values(config: Any) -> dict[str, Any]:
     """Returns an NPURunConfig's values for the parameter_map, by session key: `str`, `int` or `bool`."""
     table = find_table(config)
-    sent = _sent_values(_own_values(config, table), table)
+    sent = _values_sent_to_session(_values_of_config(config, table), table)
     return {table[name].key: table[name].kind.normalise(value) for name, value in sent.items()}
 
 
-def with_entry(session_config: Any, values: Mapping[str, Any], table: OptionTable = OPTIONS) -> Any:
+def with_optimizer_entry(session_config: Any, values: Mapping[str, Any], table: OptionTable = OPTIONS) -> Any:
     """Returns a copy of a ConfigProto with one more `NpuOptimizer` entry.
 
     Args:
@@ -108,14 +108,14 @@ def with_entry(session_config: Any, values: Mapping[str, Any], table: OptionTabl
     entry = changed.graph_options.rewrite_options.custom_optimizers.add()
     entry.name = ENTRY_NAME
     for key, value in values.items():
-        slot = table.by_key(key).kind.session_field
+        slot = table.option_by_key(key).kind.session_field
         setattr(entry.parameter_map[key], slot, value.encode("utf-8") if isinstance(value, str) else value)
     return changed
 
 
 def make_session_config(config: Any) -> Any:
     """Copies an NPURunConfig's ConfigProto, and adds an `NpuOptimizer` entry with all options of the NPURunConfig."""
-    return with_entry(session_config(config), parameter_values(config), find_table(config))
+    return with_optimizer_entry(session_config(config), parameter_values(config), find_table(config))
 
 
 def find_table(config: Any) -> OptionTable:
@@ -164,11 +164,11 @@ def collect_settings(given: dict[str, Any], place: Place, table: OptionTable) ->
     return Settings(values, frozenset(n for n, v in given.items() if v is not None), place, table)
 
 
-def _plain_value(option: Option, given: Mapping[str, Any]) -> Any:
+def _plain_value(option: Option, values: Mapping[str, Any]) -> Any:
     # An option without a session key has no value for an absent key: a given None means None.
-    if option.key is None and option.name in given and given[option.name] is None:
+    if option.key is None and option.name in values and values[option.name] is None:
         return None
-    return option.normalise(given.get(option.name))
+    return option.normalise(values.get(option.name))
 
 
 def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None:
@@ -214,7 +214,7 @@ def _report_unusual(settings: Settings) -> list[str]:
     return names
 
 
-def tell_effects(options: TrainingOptions) -> None:
+def announce_ineffective_options(options: TrainingOptions) -> None:
     """Prints in one line, when a training begins, how many of the set options have no effect here.
 
     Only rank 0 prints, on standard error. Each line is printed once in a process.
@@ -230,7 +230,7 @@ def tell_effects(options: TrainingOptions) -> None:
     say_on_terminal(f"npu_bridge: {some} ({names}): npu-run effects {script} lists them")
 
 
-def _own_values(config: Any, table: OptionTable) -> dict[str, Any]:
+def _values_of_config(config: Any, table: OptionTable) -> dict[str, Any]:
     """Returns the plain values of an NPURunConfig and of its helper objects, by option name."""
     owners = _helper_objects(config, table)
     values: dict[str, Any] = {}
@@ -243,7 +243,7 @@ def _own_values(config: Any, table: OptionTable) -> dict[str, Any]:
     return values
 
 
-def _sent_values(own: Mapping[str, Any], table: OptionTable) -> dict[str, Any]:
+def _values_sent_to_session(own: Mapping[str, Any], table: OptionTable) -> dict[str, Any]:
     """Returns the values of an NPURunConfig that are sent to a session."""
     dynamic = [own.get(option.name) for option in table.of(DYNAMIC_INPUT)]
     sent = {}
@@ -277,7 +277,7 @@ def _task_values(table: OptionTable) -> dict[str, Any]:
     return {name: value for name, value in own.items() if name in table}
 
 
-def entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
+def optimizer_entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
     """Returns the values in all `NpuOptimizer` entries of a ConfigProto, by option name."""
     given: dict[str, Any] = {}
     if session_config is None:
@@ -287,7 +287,7 @@ def entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
             continue
         for key in sorted(entry.parameter_map):
             try:
-                option = table.by_key(key)
+                option = table.option_by_key(key)
             except UnknownKeyError as error:  # scripts can have keys of newer NPU stacks
                 say_once(logging.WARNING, str(error))
                 continue

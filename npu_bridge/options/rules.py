@@ -78,9 +78,9 @@ def one_precision_mode(s: Settings) -> None:
 
 def mixlist_needs_mixed_precision(s: Settings) -> None:
     """Refuses `modify_mixlist` without mixed precision, as only mixed precision has lists that can be modified."""
-    if s.values["modify_mixlist"] is None or _precision(s) in MIXED_PRECISION_MODES:
+    if s.values["modify_mixlist"] is None or _requested_precision_mode(s) in MIXED_PRECISION_MODES:
         return
-    problem = f"{{}} needs mixed precision, but the precision mode is {_precision(s)!r}"
+    problem = f"{{}} needs mixed precision, but the precision mode is {_requested_precision_mode(s)!r}"
     fix = "Set precision_mode_v2='mixed_float16' or 'mixed_bfloat16', or leave modify_mixlist out."
     raise s.error("modify_mixlist", problem, "no mixlist, or a mixed precision mode", fix)
 
@@ -94,14 +94,14 @@ def acceleration_fits_precision(s: Settings) -> None:
     if not fits:
         raise s.error(
             "accelerate_train_mode",
-            f"{{}} does not go with the precision mode {_precision(s)!r}",
+            f"{{}} does not go with the precision mode {_requested_precision_mode(s)!r}",
             "no acceleration, or precision_mode_v2='origin', or precision_mode="
             + " or ".join(repr(mode) for mode in _ACCELERATED_FROM),
             "Leave both precision modes out, or use one of these.",
         )
 
 
-def _precision(s: Settings) -> str | None:
+def _requested_precision_mode(s: Settings) -> str | None:
     return s.values["precision_mode_v2"] or s.values["precision_mode"]
 
 

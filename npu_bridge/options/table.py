@@ -206,7 +206,7 @@ class OptionTable:
         """Returns the options of one owner in constructor order."""
         return tuple(option for option in self._options if option.owner == owner)
 
-    def by_key(self, key: str) -> Option:
+    def option_by_key(self, key: str) -> Option:
         """Returns the option with a key in a session's parameter_map.
 
         Raises:

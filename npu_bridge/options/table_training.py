@@ -28,7 +28,7 @@ _graph_memory = functools.partial(Option, owner=GRAPH_MEMORY)
 _undocumented = functools.partial(Option, status="undocumented")
 
 
-def _helper(position: int, name: str, owner: str, doc: str, effect=works) -> Option:
+def _helper_option(position: int, name: str, owner: str, doc: str, effect=works) -> Option:
     return Option(position, name, Helper(owner), doc, effect(f"Each field has its own line under {owner}."), key=None)
 
 
@@ -45,7 +45,7 @@ OPTIONS = (
         default=1,
         attribute="iterations_per_loop",
     ),
-    _helper(2, "profiling_config", PROFILING, "Settings of the profiler."),
+    _helper_option(2, "profiling_config", PROFILING, "Settings of the profiler."),
     Option(3, "model_dir", Directory(), "Directory of checkpoints and summaries.", _BASE),
     Option(4, "tf_random_seed", Seed(), "Seed of the graph.", _BASE),
     Option(
@@ -145,7 +145,7 @@ OPTIONS = (
         ),
         default=True,
     ),
-    _helper(21, "dump_config", DUMP, "Tensor dumps and overflow detection."),
+    _helper_option(21, "dump_config", DUMP, "Tensor dumps and overflow detection."),
     Option(
         23,
         "is_tailing_optimization",
@@ -177,7 +177,7 @@ OPTIONS = (
         default=1,
         attribute="graph_run_mode",
     ),
-    _helper(31, "dynamic_input_config", DYNAMIC_INPUT, "Shape profiles of dynamic inputs.", recorded),
+    _helper_option(31, "dynamic_input_config", DYNAMIC_INPUT, "Shape profiles of dynamic inputs.", recorded),
     _undocumented(
         42,
         "hcom_multi_mode",
@@ -199,8 +199,8 @@ OPTIONS = (
     _undocumented(
         59, "HCCL_algorithm", Text(), "Algorithm of collective communication.", recorded("Communication is Horovod's.")
     ),
-    _helper(62, "memory_config", MEMORY, "Memory management settings.", recorded),
-    _helper(63, "experimental_config", EXPERIMENTAL, "Experimental settings."),
+    _helper_option(62, "memory_config", MEMORY, "Memory management settings.", recorded),
+    _helper_option(63, "experimental_config", EXPERIMENTAL, "Experimental settings."),
     _experimental(
         1,
         "logical_device_cluster_deploy_mode",

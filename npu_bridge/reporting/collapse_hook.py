@@ -118,7 +118,7 @@ class LossScaleCollapseHook(StepHook):
             for check in checks:
                 precision.mark(check.op)
         losses = [tensor for tensor in seen if tensor is self._fetches.get("loss")]
-        with precision.as_last_step(session):
+        with precision.following_last_step(session):
             counts, loss = session.run([checks, losses], self._feeds)
         worst = {tensor.name: _worst_of_counts(*count[2:]) for tensor, count in zip(seen, counts)}
         return _LocalValues(local, run.fed, worst, float(np.mean(loss)) if loss else None)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple, Union
 
-from npu_bridge.base.files import check_output, write_whole
+from npu_bridge.base.files import check_output, write_atomically
 from npu_bridge.base.reading import open_file, parse_json, whole_number
 from npu_bridge.base.secondary_files import GrowingFile
 from npu_bridge.base.terminal import logger
@@ -191,7 +191,7 @@ class History:
         """
         self.close()
         self.entries = _entries_until(self.entries, step) + [SessionStart(step, self.now, ranks)]
-        begin = functools.partial(write_whole, self.path, "".join(map(_to_line, self.entries)), _FILES)
+        begin = functools.partial(write_atomically, self.path, "".join(map(_to_line, self.entries)), _FILES)
         self._file = self._new_file(begin)
         self._file.write(b"")
         self._is_open = True
@@ -345,16 +345,16 @@ def _parse_comparison(fields: Mapping[str, Any], time: float) -> Comparison:
 
 
 def _to_line(entry: Entry) -> str:
-    known = {name: for_json(value) for name, value in entry._asdict().items()}
+    known = {name: to_json_value(value) for name, value in entry._asdict().items()}
     fields = {_FIRST.get(type(entry), "step"): known.pop("step")}
     fields.update((name, value) for name, value in known.items() if value not in (None, "") or name not in _OPTIONAL)
     return json.dumps(fields) + "\n"
 
 
-def for_json(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Converts a value for JSON: NaN and infinity, which JSON lacks, become strings ("nan", "inf")."""
     if isinstance(value, dict):
-        return {key: for_json(each) for key, each in value.items()}
+        return {key: to_json_value(each) for key, each in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -377,10 +377,10 @@ def _parse_count(value: Any) -> int | None:
     return None if value is None else whole_number(value)
 
 
-def _parse_by_rank(found: Any) -> dict[int, int] | None:
-    if found is None:
+def _parse_by_rank(counts: Any) -> dict[int, int] | None:
+    if counts is None:
         return None
-    return {whole_number(int(rank), most=_MOST_RANKS): whole_number(value) for rank, value in dict(found).items()}
+    return {whole_number(int(rank), most=_MOST_RANKS): whole_number(value) for rank, value in dict(counts).items()}
 
 
 def list_steps(history: History) -> tuple[list[StepRow], list[int], list[int]]:

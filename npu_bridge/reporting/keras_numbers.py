@@ -31,9 +31,9 @@ class Numbers(NamedTuple):
             rate = rate(optimizer.iterations)
         return cls(
             int(tf.keras.backend.get_value(optimizer.iterations)),
-            _number(getattr(optimizer, "loss_scale", None)),
-            _number(getattr(optimizer, "skipped_steps", None)),
-            _number(rate),
+            _as_float(getattr(optimizer, "loss_scale", None)),
+            _as_float(getattr(optimizer, "skipped_steps", None)),
+            _as_float(rate),
         )
 
 
@@ -45,5 +45,5 @@ def split_logs(logs: Mapping[str, float] | None) -> tuple[dict[str, float], dict
     return found
 
 
-def _number(value) -> float | None:
+def _as_float(value) -> float | None:
     return None if value is None else float(tf.keras.backend.get_value(value))

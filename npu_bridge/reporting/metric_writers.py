@@ -48,7 +48,7 @@ class CsvWriter:
           FileExistsError: the file has other columns; it is not changed.
         """
         self.close()
-        made = GrowingFile(self.path, "the file of numbers", functools.partial(self._drop_after, step))
+        made = GrowingFile(self.path, "the file of numbers", functools.partial(self._drop_rows_after, step))
         try:
             made.open()
         except NotOursError:
@@ -57,7 +57,7 @@ class CsvWriter:
             made.write(b"")  # logs the reason
         self._file = made
 
-    def _drop_after(self, step: int) -> None:
+    def _drop_rows_after(self, step: int) -> None:
         kept = _read_rows_until(step, self.path)
         with new_file(self.path, ours=_FILES) as file:
             csv.writer(file).writerows([_COLUMNS, *kept])

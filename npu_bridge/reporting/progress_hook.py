@@ -74,13 +74,13 @@ class ProgressHook(StepHook):
         self._stream = stream
         self._clock = clock
         self._output = PlainOutput()
-        self._reset()
+        self._reset_counts()
 
     def begin(self):
         """Finds the tensors and the rank, and resets the counters."""
         super().begin()
         self._output = choose_output(self._stream or sys.stdout, speaks=collective.current().rank == 0)
-        self._reset()
+        self._reset_counts()
 
     def after_create_session(self, session, coord):
         """Records the step from which this session starts; also called when a lost session is recreated."""
@@ -100,13 +100,13 @@ class ProgressHook(StepHook):
         if self._runs == self._runs_before + _START_UP_RUNS:
             self._mark_pace(session, now)
         if self._is_due(now):
-            self._show(session, now)
+            self._print_progress(session, now)
 
     def end(self, session):
         """Shows the last step."""
         # If the data ends inside a loop, the loop's last steps are in no run that returned.
         if self._runs and (self._runs != self._shown_runs or self.read_step(session) != self.step):
-            self._show(session, self._now)  # without the time that other hooks take at the end
+            self._print_progress(session, self._now)  # without the time that other hooks take at the end
         self._output.close()
 
     def leave_out(self, secs: float) -> None:
@@ -118,7 +118,7 @@ class ProgressHook(StepHook):
         """Steps tried per second since the start-up runs of this session; None while unknown."""
         return self._pace.overall
 
-    def _reset(self):
+    def _reset_counts(self):
         self.step: int | None = None
         self.skipped_steps = 0
         self.first_loss: float | None = None
@@ -164,9 +164,9 @@ class ProgressHook(StepHook):
     def _mark_pace(self, session, now: float):
         self.step = self.read_step(session)
         if self._runs >= self._runs_before + _START_UP_RUNS:
-            self._pace.mark(self._count_tried(), now)
+            self._pace.mark(self._tried_steps(), now)
 
-    def _show(self, session, now: float):
+    def _print_progress(self, session, now: float):
         self._mark_pace(session, now)
         progress = Progress(
             step=self.step,  # type: ignore[arg-type]  # known once a run is marked
@@ -185,13 +185,13 @@ class ProgressHook(StepHook):
 
     def _samples_per_sec(self) -> float | None:
         """Returns the samples per second. A run has `iterations_per_loop` batches, a global step one batch or more."""
-        tried, pace, samples = self._count_tried(), self._pace.recent, self.samples_per_step
+        tried, pace, samples = self._tried_steps(), self._pace.recent, self.samples_per_step
         if not pace or samples is None or tried <= 0:
             return None
         batches = (self._runs - self._runs_before) * self._steps_per_run
         return pace * samples * max(round(batches / tried), 1)
 
-    def _count_tried(self) -> int:
+    def _tried_steps(self) -> int:
         """Returns the number of steps tried in this session, including skipped steps."""
         return (self.step or 0) - self._start_step + self.skipped_steps - self._skipped_before
 

@@ -237,7 +237,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._page.write_report(self._stream, self._before.step if self._writes else 0)
 
 
-def _on_rank_0(action: Callable[..., None]) -> Callable[..., None]:
+def _run_only_on_rank_0(action: Callable[..., None]) -> Callable[..., None]:
     """Wraps a method of `_Page`, so that only rank 0 runs it, and its errors are logged and do not end the training."""
 
     @functools.wraps(action)
@@ -297,17 +297,17 @@ class _Page:
         gpu = memory_of_gpu()
         self._history.note_facts(step, memory_bytes=self._peaks, gpu_memory_bytes=None if gpu is None else {0: gpu})
 
-    @_on_rank_0
+    @_run_only_on_rank_0
     def write_facts(self, options) -> None:
         """Writes `report.json` and `run.toml`."""
         ranks = collective.current()
-        known = [_place_of_this_rank()] if ranks.size == 1 else [{} for _ in range(ranks.size)]
+        known = [_describe_this_rank()] if ranks.size == 1 else [{} for _ in range(ranks.size)]
         gpus = [device.name for device in tf.config.list_physical_devices("GPU")]
         path = os.path.join(self.folder, OPTIONS_FILE)
         Secondary(f"{path}, this training's options,").attempt(page.note_options, self.folder, self._config, options)
         page.note_run(self.folder, self._history.path, options, self._ranks or known, gpus)
 
-    @_on_rank_0
+    @_run_only_on_rank_0
     def write_report(self, stream: TextIO | None, step: int) -> None:
         """Writes `report.html` if there was a step, and prints the last lines of the training if there is a stream."""
         if not self._history.rows:
@@ -324,10 +324,10 @@ def places_of_ranks() -> list[dict[str, Any]]:
 
     Ranks: collective; every rank gets the whole list.
     """
-    return gather_values(_place_of_this_rank(), "report_places_of_ranks")
+    return gather_values(_describe_this_rank(), "report_places_of_ranks")
 
 
-def _place_of_this_rank() -> dict[str, Any]:
+def _describe_this_rank() -> dict[str, Any]:
     place = {"host": socket.gethostname()[:100], "cores": usable_cores(), "process": os.getpid()}
     device = environment.read_variable("ASCEND_DEVICE_ID")
     return {**place, "device": device[:20]} if device else place

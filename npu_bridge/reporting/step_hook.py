@@ -60,9 +60,9 @@ class StepHook(tf.estimator.SessionRunHook):
         self._skips = SkipsInARow(graph=graph)
         candidates = {
             "loss": self._find_loss(graph),
-            "loss_scale": _latest(graph, LOSS_SCALE),
-            "skipped": _latest(graph, STEP_SKIPPED),
-            "learning_rate": _latest(graph, LEARNING_RATE),
+            "loss_scale": _latest_in_collection(graph, LOSS_SCALE),
+            "skipped": _latest_in_collection(graph, STEP_SKIPPED),
+            "learning_rate": _latest_in_collection(graph, LEARNING_RATE),
         }
         self._fetches = {name: tensor for name, tensor in candidates.items() if isinstance(tensor, tf.Tensor)}
         rate = candidates["learning_rate"]
@@ -86,7 +86,7 @@ class StepHook(tf.estimator.SessionRunHook):
         policy = policy_of_last_step(run_context.session)
         results = {"learning_rate": self._fixed_rate, **(run_values.results or {})}
         observation = Observation(
-            loss=_scalar(results.get("loss")),
+            loss=_mean_loss(results.get("loss")),
             loss_scale=float(results["loss_scale"]) if "loss_scale" in results else None,
             skipped=bool(results.get("skipped", False)),
             learning_rate=None if results["learning_rate"] is None else float(results["learning_rate"]),
@@ -108,7 +108,7 @@ class StepHook(tf.estimator.SessionRunHook):
 
     def _find_loss(self, graph) -> tf.Tensor | None:
         if self._loss is None:
-            recorded = _latest(graph, UNSCALED_LOSS)
+            recorded = _latest_in_collection(graph, UNSCALED_LOSS)
             listed = graph.get_collection(_GraphKeys.LOSSES)
             return recorded if recorded is not None else (listed[0] if listed else None)
         name = self._loss if isinstance(self._loss, str) else self._loss.name
@@ -122,13 +122,13 @@ class StepHook(tf.estimator.SessionRunHook):
             ) from error
 
 
-def _scalar(loss: Any) -> float | None:
+def _mean_loss(loss: Any) -> float | None:
     """Returns the mean of a fetched loss. For a scalar, `np.mean` would take a third of a small step's Python time."""
     if loss is None:
         return None
     return float(loss) if isinstance(loss, (float, np.floating)) else float(np.mean(loss))
 
 
-def _latest(graph, collection: str) -> tf.Tensor | None:
+def _latest_in_collection(graph, collection: str) -> tf.Tensor | None:
     entries = graph.get_collection(collection)
     return entries[-1] if entries else None

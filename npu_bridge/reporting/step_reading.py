@@ -131,11 +131,11 @@ class _OpPurposes:
     def __init__(self, nodes: Mapping[str, Any]):
         self._nodes = nodes
         self.transfers = {name for name, node in nodes.items() if TRANSFER_TYPES.match(node.op)}
-        self.decisions = {name for name in self.transfers if _is_decision(nodes[name])}
+        self.decisions = {name for name in self.transfers if _is_decision_transfer(nodes[name])}
         gradients = self.transfers - self.decisions
         gradients = {name for name in gradients if sends_gradients(name, nodes[name].op)} or gradients
         written = {name for name, node in nodes.items() if changes_variable(node.op)}
-        sources, waiting = _sources(nodes), _waiting_nodes(nodes)
+        sources, waiting = _inputs_by_node(nodes), _waiting_nodes(nodes)
         after = set(search(gradients | self.decisions, lambda name: waiting.get(name, ())))
         self.updates = (after | written) - self.transfers
         self.before = set(search(gradients or written, lambda name: sources.get(name, ())))
@@ -146,18 +146,18 @@ class _OpPurposes:
         node = self._nodes.get(name)
         if name in self.updates or name in self.transfers:
             return False
-        return node is None or not (node.op in _WAITING or _calls(node))
+        return node is None or not (node.op in _WAITING or _calls_functions(node))
 
 
-def _calls(node):
+def _calls_functions(node):
     return _CALLS.fullmatch(node.op) and not node.attr["_XlaMustCompile"].b
 
 
-def _is_decision(node):
+def _is_decision_transfer(node):
     return node.op in ("HorovodAllreduce", "CollectiveReduceV2") and node.attr["T"].type in _INTEGERS
 
 
-def _sources(nodes, through_control: bool = False) -> dict[str, list[str]]:
+def _inputs_by_node(nodes, through_control: bool = False) -> dict[str, list[str]]:
     """Returns, for each node, the nodes whose outputs it reads; with `through_control` all nodes for which it waits."""
     senders = {node.attr["tensor_name"].s: name for name, node in nodes.items() if node.op in ("_Send", "_HostSend")}
     found = {}
@@ -172,7 +172,7 @@ def _sources(nodes, through_control: bool = False) -> dict[str, list[str]]:
 def _waiting_nodes(nodes) -> dict[str, list[str]]:
     """Returns, for each node, the nodes that wait for it."""
     waiting: dict[str, list[str]] = {}
-    for name, sources in _sources(nodes, through_control=True).items():
+    for name, sources in _inputs_by_node(nodes, through_control=True).items():
         for source in sources:
             waiting.setdefault(source, []).append(name)
     return waiting

@@ -61,7 +61,7 @@ class StepRecorder(TrainingHook):
         self.see(self._step)
         if self._step not in self.steps:
             return None
-        options = _with_tracing(run_context.session, run_context.original_args.options)
+        options = _traced_run_options(run_context.session, run_context.original_args.options)
         return tf.estimator.SessionRunArgs(None, options=options)
 
     def after_run(self, run_context, run_values):
@@ -134,7 +134,7 @@ class StepRecorder(TrainingHook):
             yield event
 
 
-def _with_tracing(session, options):
+def _traced_run_options(session, options):
     traced = config_pb2.RunOptions()
     if options is not None:
         traced.CopyFrom(options)

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.reporting.history import History, list_steps
 from npu_bridge.reporting.progress_line import (
@@ -79,8 +79,8 @@ def write_summary(summary: Summary, path: str) -> None:
     Numbers that are not finite are written as null, as JSON has no NaN. If the file cannot be written, a warning gives
     the reason.
     """
-    fields = {name: _finite(value) for name, value in summary._asdict().items()}
-    Secondary(f"the summary {path}").attempt(write_whole, path, json.dumps(fields, indent=2) + "\n")
+    fields = {name: _none_if_not_finite(value) for name, value in summary._asdict().items()}
+    Secondary(f"the summary {path}").attempt(write_atomically, path, json.dumps(fields, indent=2) + "\n")
 
 
 def format_summary(summary: Summary) -> str:
@@ -212,5 +212,5 @@ def _steps_per_sec(history: History) -> float | None:
     return None
 
 
-def _finite(value):
+def _none_if_not_finite(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value

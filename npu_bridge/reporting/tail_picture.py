@@ -88,11 +88,11 @@ def draw_overlapping(traces: Sequence[StepTrace], ranks: int = 1) -> str:
     for number, trace in enumerate(traces):
         for (label, kind, intervals_of, colors), top in zip(_OVERLAPPING_ROWS, tops):
             for interval, name in intervals_of(trace, _FINEST_PX * scale.ms_per_px):
-                text = f"step {trace.step}, {name or label}: {_ms(interval[1] - interval[0])}"
+                text = f"step {trace.step}, {name or label}: {_in_ms(interval[1] - interval[0])}"
                 body.append(_draw_bar(scale, interval, top + (_PITCH - _BAR) / 2, _BAR, kind, colors[number % 2], text))
         body += _draw_backward_end(trace, scale, tops[0], tops[-1], f"backward pass {trace.step} ends")
     for begin, end in idle:
-        text = f"nothing is on the wire for {_ms(end - begin)}"
+        text = f"nothing is on the wire for {_in_ms(end - begin)}"
         body.append(_draw_bar(scale, (begin, end), tops[1] + (_PITCH - _BAR) / 2, _BAR, "idle", _IDLE, text))
     attributes = f' data-ms-per-px="{scale.ms_per_px!r}"'
     return svg_picture(body, _WIDTH, tops[-1] + _BELOW, _QUIET, _STYLE, _PATTERNS, attributes)
@@ -103,7 +103,7 @@ def _unnamed_intervals(intervals, gap):
 
 
 def _wire_intervals(trace, gap):
-    return [((transfer.wire_ms, transfer.end_ms), _label([transfer], 0)) for transfer in trace.transfers]
+    return [((transfer.wire_ms, transfer.end_ms), _label_of_transfers([transfer], 0)) for transfer in trace.transfers]
 
 
 # Label and class of each row, a function that returns its intervals and their names, without gaps of so many ms, and
@@ -117,8 +117,8 @@ _OVERLAPPING_ROWS = (
 
 def _overlap_subtitle(traces, scale, idle):
     return (
-        f"{len(traces)} steps in {_ms(scale.duration_ms)}, darker and lighter in turns; between the first transfer and "
-        f"the last one, nothing is on the wire for {_ms(total_length(idle))} (orange)"
+        f"{len(traces)} steps in {_in_ms(scale.duration_ms)}, darker and lighter in turns; between the first transfer "
+        f"and the last one, nothing is on the wire for {_in_ms(total_length(idle))} (orange)"
     )
 
 
@@ -128,7 +128,7 @@ def _draw_panels(panels: Sequence[tuple[StepTrace, str]], gap: int = 0) -> str:
     body: list[str] = []
     top = 0
     for trace, heading in panels:
-        rows = _rows(trace)
+        rows = _rows_of_trace(trace)
         body += _draw_panel(trace, rows, scale, top, heading)
         top += _ABOVE + _PITCH * len(rows) + _BELOW + gap
     attributes = f' data-ms-per-px="{scale.ms_per_px!r}"'
@@ -150,7 +150,7 @@ class _Scale:
         return round_numbers(0.0, self.duration_ms, 10)
 
 
-def _rows(trace: StepTrace) -> list[_Row]:
+def _rows_of_trace(trace: StepTrace) -> list[_Row]:
     decisions = [transfer for transfer in trace.transfers if transfer.is_decision]
     others = [transfer for transfer in trace.transfers if not transfer.is_decision]
     rows = [_Row("forward, backward", trace.compute, _COMPUTE), *_transfer_rows(others)]
@@ -163,14 +163,14 @@ def _transfer_rows(transfers: Sequence[Transfer]) -> list[_Row]:
     ordered = sorted(transfers, key=lambda transfer: (_fragment_number(transfer), transfer.begin_ms))
     share = max(1, math.ceil(len(ordered) / _MOST_TRANSFER_ROWS))
     groups = [ordered[start : start + share] for start in range(0, len(ordered), share)]
-    return [_Row(_label(group, start * share), transfers=group) for start, group in enumerate(groups)]
+    return [_Row(_label_of_transfers(group, start * share), transfers=group) for start, group in enumerate(groups)]
 
 
 def _fragment_number(transfer):
     return math.inf if transfer.fragment is None else transfer.fragment
 
 
-def _label(group, position):
+def _label_of_transfers(group, position):
     if all(transfer.fragment is not None for transfer in group):
         kind, first, last = "fragment", group[0].fragment, group[-1].fragment
     else:
@@ -194,8 +194,8 @@ def _draw_panel(trace: StepTrace, rows: Sequence[_Row], scale: _Scale, top: floa
 def _subtitle(trace):
     share = 100 * trace.exposed_ms / trace.duration_ms if trace.duration_ms else 0.0
     return (
-        f"{_ms(trace.duration_ms)}, of which {_ms(trace.exposed_ms)} ({share:.0f} %) exposed tail: the backward pass "
-        "is over, and nothing is computed until the transfers end"
+        f"{_in_ms(trace.duration_ms)}, of which {_in_ms(trace.exposed_ms)} ({share:.0f} %) exposed tail: the backward "
+        "pass is over, and nothing is computed until the transfers end"
     )
 
 
@@ -228,7 +228,7 @@ def _draw_exposed(trace, scale, first, bottom):
         f"M{scale.x(begin):.3f} {first:g}h{(end - begin) / scale.ms_per_px:.3f}V{bottom:g}H{scale.x(begin):.3f}z"
         for begin, end in intervals
     )
-    text = f"exposed tail: {_ms(trace.exposed_ms)}"
+    text = f"exposed tail: {_in_ms(trace.exposed_ms)}"
     return [f'<path class="exposed" d="{path}" fill="{_EXPOSED}" fill-opacity="0.2"><title>{text}</title></path>']
 
 
@@ -241,7 +241,9 @@ def _draw_bars(row: _Row, scale: _Scale, top: float) -> list[str]:
         for interval in union(row.intervals, gap=_FINEST_PX * scale.ms_per_px)
     ]
     for transfer in row.transfers:
-        text = f"{transfer.name}: waits {_ms(transfer.wire_ms - transfer.begin_ms)}, then {_format_wire_time(transfer)}"
+        text = (
+            f"{transfer.name}: waits {_in_ms(transfer.wire_ms - transfer.begin_ms)}, then {_format_wire_time(transfer)}"
+        )
         pattern = "url(#decision-waits)" if transfer.is_decision else "url(#waits)"
         parts.append(_draw_bar(scale, (transfer.begin_ms, transfer.wire_ms), y, _BAR, "wait", pattern, text))
     for transfer in row.transfers:
@@ -252,7 +254,7 @@ def _draw_bars(row: _Row, scale: _Scale, top: float) -> list[str]:
 
 
 def _format_wire_time(transfer):
-    return f"{_ms(transfer.end_ms - transfer.wire_ms)} on the wire"
+    return f"{_in_ms(transfer.end_ms - transfer.wire_ms)} on the wire"
 
 
 def _draw_backward_end(trace, scale, first, bottom, text):
@@ -268,7 +270,7 @@ def _draw_marks(trace, scale, first, bottom):
     x = scale.x(trace.backward_end_ms)
     parts = _draw_backward_end(trace, scale, first, bottom, "backward pass ends")
     if trace.exposed:
-        text = f"exposed tail {_ms(trace.exposed_ms)}"
+        text = f"exposed tail {_in_ms(trace.exposed_ms)}"
         is_late = x > _WIDTH - 170
         parts.append(svg_text(x + 6, first - 8, text, "small tail") if not is_late else "")
         parts.append(svg_text(x - 130, first - 8, f"{text}, ", "small tail", "end") if is_late else "")
@@ -308,5 +310,5 @@ def _draw_bar(scale, interval: Interval, y, height, kind: str, color: str, text:
     )
 
 
-def _ms(time_ms: float) -> str:
+def _in_ms(time_ms: float) -> str:
     return f"{time_ms:.1f} ms" if time_ms >= 1 else f"{time_ms:.2f} ms"

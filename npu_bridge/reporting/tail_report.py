@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.reporting.step_trace import StepTrace, split_waits
 from npu_bridge.reporting.tail_picture import draw_overlapping, draw_step
 
@@ -47,14 +47,14 @@ def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str, over
     tail = Tail(
         sorted(trace.step for trace in own), round(shown.exposed_ms, 4), round(shown.duration_ms, 4), bool(overlapping)
     )
-    write_whole(picture, draw_step(shown, ranks=len(found)))
+    write_atomically(picture, draw_step(shown, ranks=len(found)))
     if overlapping:
         first = min(trace.rank for trace in overlapping)
-        write_whole(overlap, draw_overlapping([trace for trace in overlapping if trace.rank == first], len(found)))
+        write_atomically(overlap, draw_overlapping([trace for trace in overlapping if trace.rank == first], len(found)))
     described = {"rank": shown.rank, **tail._asdict(), "shown_step": shown.step}
     described["traces"] = [trace.as_facts() for trace in traces]
     described["overlapping_traces"] = [trace.as_facts() for trace in overlapping]
-    write_whole(facts, json.dumps(described))
+    write_atomically(facts, json.dumps(described))
     return tail
 
 

@@ -57,10 +57,10 @@ class Thinning:
         if is_due or observation.skipped:
             self._keep(seen)
         else:
-            loss = _loss(seen)
-            if self._lowest is None or loss < _loss(self._lowest):
+            loss = _comparable_loss(seen)
+            if self._lowest is None or loss < _comparable_loss(self._lowest):
                 self._lowest = seen
-            if self._highest is None or loss > _loss(self._highest):
+            if self._highest is None or loss > _comparable_loss(self._highest):
                 self._highest = seen
             self._latest = seen
         if is_due:
@@ -110,7 +110,7 @@ class Thinning:
         return 1 if doublings < 0 else _FIRST_INTERVAL_STEPS << doublings
 
 
-def _loss(seen: SeenStep) -> float:
+def _comparable_loss(seen: SeenStep) -> float:
     """Returns the loss for comparisons: NaN counts as infinite, an unknown loss as 0."""
     loss = seen.observation.loss
     if loss is None:

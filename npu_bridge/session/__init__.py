@@ -18,7 +18,7 @@ _PLACES = {
         "hold_for_saver_hooks",
         "hold_model_dir",
         "remove_leftovers",
-        "space_for",
+        "failing_if_disk_full",
         "watch_savers",
     ),
     "damaged_checkpoints": (
@@ -29,12 +29,12 @@ _PLACES = {
     ),
     "effects": (
         "close_hooks",
-        "has_entry",
+        "has_optimizer_entry",
         "hooks_for",
         "placed_softly",
         "prepare_graph",
         "prepare_session_config",
-        "settle_session",
+        "apply_determinism",
     ),
     "elastic.background_saves": ("BackgroundSaver",),
     "elastic.global_batches": ("GlobalBatches", "updates_dealt"),

@@ -186,8 +186,8 @@ class CarefulSaver:
                 self._remove_failed_save(prefix, files, kept)
             raise CheckpointNotSavedError(_not_saved_message(f"step {global_step}", folder, error)) from error
 
-    def _remove_failed_save(self, prefix, files, kept):
-        self._saver.recover_last_checkpoints(kept)
+    def _remove_failed_save(self, prefix, files, earlier_checkpoints):
+        self._saver.recover_last_checkpoints(earlier_checkpoints)
         if tf.io.gfile.exists(f"{prefix}_temp"):
             remove_unfinished(f"{prefix}_temp")
         for file in set(tf.io.gfile.glob(f"{prefix}.*")) - files:
@@ -195,7 +195,7 @@ class CarefulSaver:
 
 
 @contextlib.contextmanager
-def space_for(file: str) -> Iterator[None]:
+def failing_if_disk_full(file: str) -> Iterator[None]:
     """Raises an error if the block finds no space for a file, after deleting the half-written file.
 
     The block must write the file as TensorFlow does: under a temporary name, then renamed.
@@ -216,7 +216,7 @@ def space_for(file: str) -> Iterator[None]:
 
 def write_checkpoint_file(file: str, content: bytes) -> None:
     """Writes a file of a checkpoint as a whole; raises `CheckpointNotSavedError` if there is no space."""
-    with space_for(file):
+    with failing_if_disk_full(file):
         unfinished = f"{file}.tmp{secrets.token_hex(8)}"
         with tf.io.gfile.GFile(unfinished, "wb") as written:
             written.write(content)

@@ -59,7 +59,7 @@ def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> No
     intact = _newest_intact(folder, listed[:-1])
     if not may_go_back or intact is None or read_variable(RESTARTS) is None:
         raise DamagedCheckpointError(_damage_message(damage, _restore_hint(folder, intact)))
-    _make_newest(folder, [*(path for path in listed[:-1] if _step_of(path) < _step_of(intact)), intact])
+    _write_checkpoint_list(folder, [*(path for path in listed[:-1] if _step_of(path) < _step_of(intact)), intact])
     _LOG.warning("%s", _damage_message(damage, f"Training resumes from {_name_for_list(folder, intact)}."))
 
 
@@ -174,7 +174,7 @@ def resume_from_copy(folder: str, step: int, copy: Callable[[], str]) -> None:
         if intact is not None and step <= _step_of(intact):
             return
     path = copy()
-    _make_newest(folder, [*(each for each in listed if _step_of(each) < step), path])
+    _write_checkpoint_list(folder, [*(each for each in listed if _step_of(each) < step), path])
     if damage is not None:
         _LOG.warning("%s", _damage_message(damage, f"Training resumes from step {step}, which was kept in memory."))
     else:
@@ -218,7 +218,7 @@ def _name_for_list(folder, path):
     return os.path.basename(path) if os.path.dirname(path) == folder.rstrip("/") else path
 
 
-def _make_newest(folder, paths):
+def _write_checkpoint_list(folder, paths):
     """Writes the file `checkpoint` with these paths, the newest last; the file is replaced as a whole."""
     names = [json.dumps(_name_for_list(folder, path), ensure_ascii=False) for path in paths]
     lines = [f"model_checkpoint_path: {names[-1]}", *(f"all_model_checkpoint_paths: {name}" for name in names)]

@@ -18,7 +18,7 @@ from npu_bridge.session.profiling import ProfilingHook
 from npu_bridge.session.tailing_hook import TailingHook
 
 
-def has_entry(session_config: Any) -> bool:
+def has_optimizer_entry(session_config: Any) -> bool:
     """Returns whether session settings hold an `NpuOptimizer` entry, by which code for this interface is recognized."""
     if not isinstance(session_config, tf.compat.v1.ConfigProto):
         return False
@@ -87,7 +87,7 @@ def prepare_graph(options: TrainingOptions, graph: tf.Graph, *, is_of_this_run: 
             determinism.mark_deterministic(graph)
 
 
-def settle_session(session: tf.compat.v1.Session, options: TrainingOptions | None = None) -> None:
+def apply_determinism(session: tf.compat.v1.Session, options: TrainingOptions | None = None) -> None:
     """Makes a session that has run nothing yet use deterministic kernels, if the option `deterministic` is on.
 
     Without options (None) it does so if the session's graph is marked as deterministic.

@@ -36,7 +36,7 @@ from npu_bridge.graph.overlapped_loop import put_in_overlapped_loop
 from npu_bridge.graph.run import run_of
 from npu_bridge.options import of_graph
 from npu_bridge.session.overlapped_steps import OverlappedSteps
-from npu_bridge.session.precision import one_decision, precision_of_session
+from npu_bridge.session.precision import precision_of_session, sharing_one_policy
 
 _LOG = logger(__name__)
 _KEY = ("npu_bridge", "iteration_ops")  # TensorFlow exports collections with text keys only
@@ -107,7 +107,7 @@ class _LoopEngine(SessionEngine):
             return self.inner.execute(session, request)
         if isinstance(earlier, OverlappedSteps):
             earlier.is_recorded = _is_recorded(request)
-        with one_decision(session):
+        with sharing_one_policy(session):
             earlier.train(session, self.inner, self.steps_per_run - 1, request.feeds)
             return self.inner.execute(session, request)
 

@@ -25,10 +25,10 @@ from npu_bridge.collective.cost_model import LEAST_GAIN, LEAST_WAIT
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.collective.order_on_the_wire import (
     dependencies_for_order,
-    fix_order,
     gradient_all_reduces,
     measure_overlap,
     order_for_forward_pass,
+    set_horovod_order,
 )
 from npu_bridge.graph.loop import NotLoopableError
 from npu_bridge.graph.operators import computed_ops
@@ -148,7 +148,7 @@ class OverlappedSteps:
             return
         if any(is_new for _, is_new in gathered):
             for order in orders:
-                fix_order([self._loop.transfers[transfer.name] for transfer in order])
+                set_horovod_order([self._loop.transfers[transfer.name] for transfer in order])
         if self._requested:
             self._set_choice(True, "NPU_OVERLAPPED_STEPS asks for it")
 

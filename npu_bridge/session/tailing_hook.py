@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import say_once
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.graphs import opened_for_changes
@@ -59,12 +59,12 @@ class TailingHook(tf.estimator.SessionRunHook):
         _LOG.log(level, "%s", report.text())
         if self._folder is not None:
             path = os.path.join(self._folder, REPORT_FILE)
-            Secondary(f"the report {path}").attempt(_write, path, report.json() + "\n")
+            Secondary(f"the report {path}").attempt(_write_text_file, path, report.json() + "\n")
 
 
-def _write(path: str, text: str) -> None:
+def _write_text_file(path: str, text: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    write_whole(path, text, _FILES)
+    write_atomically(path, text, _FILES)
 
 
 def tailing_report_of(graph: tf.Graph) -> TailingReport | None:

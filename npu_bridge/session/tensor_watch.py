@@ -16,7 +16,7 @@ from npu_bridge.options import TrainingOptions
 from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, write_statistics, write_tensors
 
 
-class _Pending(NamedTuple):
+class _PendingRun(NamedTuple):
     run: Run
     step: int
     names: list
@@ -62,7 +62,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
             run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
             step = self._steps.get(run.purpose, 0)
             names = self.names_to_fetch(run, step)
-            self._pending[run_context] = _Pending(run, step, names)
+            self._pending[run_context] = _PendingRun(run, step, names)
         return tf.estimator.SessionRunArgs(names) if names else None
 
     def after_run(self, run_context, run_values):

@@ -50,7 +50,7 @@ class OptionTree:
         entry = self._declared.get(name)
         if entry is None:
             raise self._unknown_option_error(ValueError, name)
-        self._check(name, entry, value)
+        self._check_value(name, entry, value)
         if name in self._deprecated:
             say_once(logging.WARNING, f"{self._path}.{name} is deprecated and has no effect. {self._deprecated[name]}")
         if self._frozen and value != self._values[name]:
@@ -87,7 +87,7 @@ class OptionTree:
             if isinstance(value, OptionTree):
                 value.freeze()
 
-    def _check(self, name: str, entry: Any, value: Any) -> None:
+    def _check_value(self, name: str, entry: Any, value: Any) -> None:
         where = f"{self._path}.{name}"
         if not isinstance(entry, Leaf):
             fix = f"Set its own options: {where}.{next(iter(entry))} = ..."

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npu_bridge.base.reading import RefusedFileError, open_file
-from npu_bridge.reporting.history import for_json
+from npu_bridge.reporting.history import to_json_value
 from npu_run.compare.checkpoint_files import SavedTensor
 from npu_run.compare.verdict import CannotTell
 
@@ -57,7 +57,7 @@ class StoredArray(NamedTuple):
         return math.prod(self.shape)
 
     @property
-    def computed_in(self) -> str:
+    def computed_dtype(self) -> str:
         """The dtype in which the numbers were computed."""
         return self.dtype.rpartition("|")[2]
 
@@ -93,7 +93,7 @@ class Agreement(NamedTuple):
 
     def as_json_facts(self) -> dict[str, Any]:
         """Returns the fields for JSON, with a replacement for NaN and infinities."""
-        return {name: for_json(value) for name, value in self._asdict().items()}
+        return {name: to_json_value(value) for name, value in self._asdict().items()}
 
 
 def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> StoredArray:
@@ -155,7 +155,7 @@ def read_pieces(array: StoredArray | SavedTensor) -> Iterator[np.ndarray]:
 
 def choose_tolerance(array: StoredArray) -> float:
     """Returns the allowed relative error for the dtype of an array; 0 for whole numbers."""
-    return TOLERANCES.get(array.computed_in, 0.0)
+    return TOLERANCES.get(array.computed_dtype, 0.0)
 
 
 def compare_arrays(a: StoredArray, b: StoredArray, tolerance: float | None = None) -> Agreement:

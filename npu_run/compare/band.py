@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npu_bridge.reporting.history import for_json
+from npu_bridge.reporting.history import to_json_value
 from npu_run.compare.losses import Losses
 from npu_run.compare.spread import (
     count_independent,
@@ -214,7 +214,7 @@ def _make_verdict(steps, value, center, half, z, outside, band, name) -> Verdict
         "steps": [int(steps[0]), int(steps[-1])],
         "compared": len(steps),
         "repeats": band.repeats,
-        "largest_z": for_json(float(np.abs(z[np.isfinite(z)]).max(initial=0.0))),
+        "largest_z": to_json_value(float(np.abs(z[np.isfinite(z)]).max(initial=0.0))),
         "step": None,
     }
     if not outside.any():
@@ -229,7 +229,9 @@ def _make_verdict(steps, value, center, half, z, outside, band, name) -> Verdict
     comes_back = last < len(steps) - 1 and len(steps) - 1 - last >= max(1, min(band.limits) // 2)
     end = f"was inside again after step {steps[last]}" if comes_back else "never came back"
     facts.update(step=int(steps[first]), back=int(steps[last]) if comes_back else None)
-    facts.update(shown=int(steps[show]), loss=for_json(float(value[show])), center=for_json(float(center[show])))
+    facts.update(
+        shown=int(steps[show]), loss=to_json_value(float(value[show])), center=to_json_value(float(center[show]))
+    )
     facts.update(spread=half[show])
     if not np.isfinite(value[first]):
         sentence = (

@@ -50,12 +50,12 @@ class SavedTensor:
     Attributes:
       shape: dimensions of the tensor.
       size: number of elements.
-      computed_in: name of the tensor's dtype.
+      computed_dtype: name of the tensor's dtype.
     """
 
     def __init__(self, prefix: str, reader: Any, key: str, shape: list[int], dtype: str):
         self._prefix, self._reader, self._key = prefix, reader, key
-        self.shape, self.size, self.computed_in = tuple(shape), int(np.prod(shape)), dtype
+        self.shape, self.size, self.computed_dtype = tuple(shape), int(np.prod(shape)), dtype
 
     def read(self) -> np.ndarray:
         """Returns the elements as a flat array.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npu_bridge.reporting.history import for_json
+from npu_bridge.reporting.history import to_json_value
 from npu_run.compare.arrays import read_pieces
 from npu_run.compare.checkpoint_files import SavedTensor, read_checkpoint
 from npu_run.compare.names import match_operators
@@ -56,7 +56,7 @@ class Variable(NamedTuple):
     not_finite: int
 
 
-class _Files(NamedTuple):
+class _TensorsAtStep(NamedTuple):
     """The tensors in the checkpoints of all repeats of A and B at a step."""
 
     a: list[dict[str, SavedTensor]]
@@ -88,7 +88,7 @@ def compare_checkpoints(
     return Verdict("checkpoints", is_inside, sentence, facts, tuple(notes)), found
 
 
-def _judge_steps(a, b, steps, start: _Files, names, facts: dict) -> tuple[bool | None, str, list[Variable]]:
+def _judge_steps(a, b, steps, start: _TensorsAtStep, names, facts: dict) -> tuple[bool | None, str, list[Variable]]:
     """Decides whether the checkpoints at `steps` agree; also returns a sentence, and the variables, worst first."""
     limit = t_quantile(_FALSE_ALARM / len(names), facts["repeats"] - 1) if facts["repeats"] > 1 else math.inf
     found: list[Variable] = []
@@ -102,7 +102,7 @@ def _judge_steps(a, b, steps, start: _Files, names, facts: dict) -> tuple[bool |
             outside = [one for one in found if one.distance > 0]
         if outside:
             break
-    facts.update(variables=[{name: for_json(value) for name, value in one._asdict().items()} for one in found])
+    facts.update(variables=[{name: to_json_value(value) for name, value in one._asdict().items()} for one in found])
     worst = found[0]
     if outside:
         facts.update(variable=worst.name, step=worst.step)
@@ -129,13 +129,13 @@ def _judge_steps(a, b, steps, start: _Files, names, facts: dict) -> tuple[bool |
     return None, sentence, found
 
 
-def _files_at(a, b, step: int) -> _Files:
-    return _Files(*([read_checkpoint(run[step]) for run in side] for side in (a, b)))
+def _files_at(a, b, step: int) -> _TensorsAtStep:
+    return _TensorsAtStep(*([read_checkpoint(run[step]) for run in side] for side in (a, b)))
 
 
-def _variables_of_both(files: _Files) -> tuple[dict[str, str], list[str], str]:
+def _variables_of_both(files: _TensorsAtStep) -> tuple[dict[str, str], list[str], str]:
     """Returns pairs of names (A to B), notes on unmatched names, and a sentence on different shapes or ""."""
-    of_a, of_b = ([name for name, one in side[0].items() if _is_float(one)] for side in (files.a, files.b))
+    of_a, of_b = ([name for name, one in side[0].items() if _has_float_values(one)] for side in (files.a, files.b))
     matching = match_operators(of_a, of_b)
     names = {name: other for name, other in matching.pairs.items() if matching.how.get(name) != "fused"}
     notes = []
@@ -159,11 +159,13 @@ def _variables_of_both(files: _Files) -> tuple[dict[str, str], list[str], str]:
     return names, notes, ""
 
 
-def _is_float(one: SavedTensor) -> bool:
-    return "float" in one.computed_in and one.size > 0
+def _has_float_values(tensor: SavedTensor) -> bool:
+    return "float" in tensor.computed_dtype and tensor.size > 0
 
 
-def _compare_variable(name: str, other: str, step: int, files: _Files, start: _Files | None) -> Variable:
+def _compare_variable(
+    name: str, other: str, step: int, files: _TensorsAtStep, start: _TensorsAtStep | None
+) -> Variable:
     arrays = [one[name] for one in files.a] + [one[other] for one in files.b]
     count_a, count_b = len(files.a), len(files.b)
     if start is not None:
@@ -224,13 +226,12 @@ def _compare_update_sizes(a, b, stretch: tuple[int, int], names: Mapping[str, st
 
 def _describe_sizes(sizes: Sizes, stretch: tuple[int, int]) -> str:
     how_far = f"{math.exp(sizes.apart):.3g} times as far as A between steps {stretch[0]} and {stretch[1]}"
-    noise = (
-        f"repeats differ by {_percent(sizes.spread)}, and up to {_percent(sizes.limit)} is noise with so few of them"
-    )
+    spread, limit = _log_as_percent(sizes.spread), _log_as_percent(sizes.limit)
+    noise = f"repeats differ by {spread}, and up to {limit} is noise with so few of them"
     return f"All variables together, B went {how_far}; {noise}. Another learning rate does that."
 
 
-def _percent(logarithm: float) -> str:
+def _log_as_percent(logarithm: float) -> str:
     return f"{100 * math.expm1(logarithm):.2g} %"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from npu_bridge.reporting.page import axes
 from npu_bridge.reporting.page.chart import LEFT, RIGHT, End, draw_figure, format_tick, path_data
-from npu_bridge.reporting.page.document import section, table, whole_page
+from npu_bridge.reporting.page.document import html_page, section, table
 from npu_run.compare.band import Band, align_losses
 from npu_run.compare.folders import Comparison
 from npu_run.compare.losses import Losses
@@ -51,7 +51,7 @@ def render_comparison(found: Comparison) -> str:
     notes = [*found.notes, *(note for verdict in found.verdicts for note in verdict.notes)]
     if notes:
         parts.append(section("Notes", "".join(f"<p>{escape(note)}</p>" for note in notes)))
-    return whole_page(title, "\n".join(parts), "npu-run compare")
+    return html_page(title, "\n".join(parts), "npu-run compare")
 
 
 def _verdict_html(verdict: Verdict) -> str:
@@ -62,13 +62,13 @@ def _verdict_html(verdict: Verdict) -> str:
 
 def _draw_losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, verdict: Verdict) -> str:
     """Draws the losses of A and B over the steps, and the band (if there is one) three spreads wide."""
-    curves = [("of-a", "A", *_mean(a)), ("of-b", "B", *_mean(b))]
+    curves = [("of-a", "A", *_mean_of_repeats(a)), ("of-b", "B", *_mean_of_repeats(b))]
     known = np.concatenate([values[np.isfinite(values)] for *_, values in curves])
     if not len(known):
         return "<p>No loss is finite.</p>"
     steps = np.concatenate([curve[2] for curve in curves])
-    x = axes.without_margins(int(steps.min()), int(steps.max()), LEFT, RIGHT)
-    y = axes.for_losses([float(known.min()), float(known.max())], _BOTTOM, _TOP)
+    x = axes.axis_without_margins(int(steps.min()), int(steps.max()), LEFT, RIGHT)
+    y = axes.axis_for_losses([float(known.min()), float(known.max())], _BOTTOM, _TOP)
     body, legend = [], [("of-a line", "A"), ("of-b line", "B")]
     if band is not None:
         at = _thinned_places(len(band.steps))
@@ -95,7 +95,7 @@ def _draw_losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, ve
     return draw_figure("losses", "Loss", int(steps.max()), x, y, body, format_tick, legend, ends)
 
 
-def _mean(runs: Sequence[Losses]) -> tuple[np.ndarray, np.ndarray]:
+def _mean_of_repeats(runs: Sequence[Losses]) -> tuple[np.ndarray, np.ndarray]:
     steps, losses = align_losses(runs)
     return (steps, losses.mean(axis=0)) if len(steps) else (runs[0].steps, runs[0].values)
 
@@ -104,12 +104,12 @@ def _thinned_places(count: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, _MOST_PLACES)).astype(int)) if count else np.arange(0)
 
 
-def _draw_operators(found: Tensors) -> str:
+def _draw_operators(tensors: Tensors) -> str:
     """Draws the first operator out of tolerance, with the operators before and after it."""
-    if found.first is None:
+    if tensors.first is None:
         return ""
-    name = found.first.place.op
-    columns = [list(found.inputs.items())[:6], [(name, False)], list(found.readers.items())[:6]]
+    name = tensors.first.place.op
+    columns = [list(tensors.inputs.items())[:6], [(name, False)], list(tensors.readers.items())[:6]]
     tall = max(len(column) for column in columns)
     height, places = 20 + 46 * tall, {}
     for number, column in enumerate(columns):
@@ -137,7 +137,7 @@ def _draw_operators(found: Tensors) -> str:
         f'aria-label="{escape(name)} between its inputs and what reads it">{"".join(parts)}</svg></div>'
     )
     key = "Bold: the first out of tolerance. Dashed: not compared."
-    return section(f"Where it begins, at step {found.key.step}", f'{picture}<p class="quiet">{key}</p>')
+    return section(f"Where it begins, at step {tensors.key.step}", f'{picture}<p class="quiet">{key}</p>')
 
 
 def _tensor_table(found: Tensors) -> str:
@@ -160,12 +160,12 @@ def _tensor_table(found: Tensors) -> str:
     return section("Tensors", f'<p class="quiet">{said}.</p>{table(header, rows)}')
 
 
-def _variable_table(found: Comparison) -> str:
+def _variable_table(comparison: Comparison) -> str:
     rows = []
-    for one in (found.variables or [])[:_MOST_ROWS]:
+    for one in (comparison.variables or [])[:_MOST_ROWS]:
         cosine = "" if one.cosine is None else f"{one.cosine:.6f}"
         z = "" if one.z is None else f"{one.z:.3g}"
         rows.append([one.name, f"{one.distance:.3g}", f"{one.largest:.3g}", z, f"{one.gain:.6g}", cosine])
     header = ("variable or slot", "distance / norm", "largest error", "spreads", "B / A", "cosine of updates")
-    step = found.variables[0].step if found.variables else ""
+    step = comparison.variables[0].step if comparison.variables else ""
     return section(f"Checkpoints at step {step}, worst first", table(header, rows))

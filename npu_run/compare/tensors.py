@@ -107,7 +107,7 @@ def compare_dumps(
         if done.first is not None:
             break
     notes += _describe_names(done)
-    facts = _facts(done, compared)
+    facts = _comparison_facts(done, compared)
     if not compared:
         problem = next((row.problem for row in done.rows if row.problem), "no operator has the same name in both")
         return Verdict("tensors", None, f"No tensor could be compared: {problem}.", facts, tuple(notes)), done
@@ -209,7 +209,7 @@ def _compare_tensor(
     row = TensorRow(place, other, a.types.get(place.op) or b.types.get(other.op, ""), (), None, "", how)
     try:
         x, y = a.array(place), b.array(other)
-        row = row._replace(dtypes=(x.computed_in, y.computed_in))
+        row = row._replace(dtypes=(x.computed_dtype, y.computed_dtype))
         if x.size != y.size:
             problem = f"{place.op!r} has the shape {list(x.shape)} in A and {list(y.shape)} in B"
             return row._replace(problem=problem)
@@ -246,24 +246,24 @@ def _nearest_compared(
     return found
 
 
-def _describe_first(done: Tensors) -> str:
-    row = done.first
-    found, number = row.agreement, done.rows.index(row) + 1
+def _describe_first(tensors: Tensors) -> str:
+    row = tensors.first
+    found, number = row.agreement, tensors.rows.index(row) + 1
     kind = f" ({row.type})" if row.type else ""
     op, side, slot = row.place
     what = op if side == "output" and not slot else f"{side} {slot} of {op}"
     said = (
-        f"The first operator out of tolerance is {what!r}{kind}, tensor {number} of {len(done.rows)} in the order of "
-        f"execution at step {done.key.step}: {_row_text(found)}"
+        f"The first operator out of tolerance is {what!r}{kind}, tensor {number} of {len(tensors.rows)} in the order "
+        f"of execution at step {tensors.key.step}: {_row_text(found)}"
     )
     if row.dtypes[0] != row.dtypes[1]:
         said += f"; it is {row.dtypes[0]} in A and {row.dtypes[1]} in B"
     source = next((text for start, text in _SOURCES.items() if row.type.startswith(start)), None)
     if source:
         return f"{said}; {source}."
-    good = [repr(name) for name, is_inside in done.inputs.items() if is_inside]
-    lost = [repr(name) for name, is_inside in done.inputs.items() if is_inside is None]
-    late = [repr(name) for name, is_inside in done.inputs.items() if is_inside is False]
+    good = [repr(name) for name, is_inside in tensors.inputs.items() if is_inside]
+    lost = [repr(name) for name, is_inside in tensors.inputs.items() if is_inside is None]
+    late = [repr(name) for name, is_inside in tensors.inputs.items() if is_inside is False]
     if good:
         said += f"; its input{'s' if len(good) > 1 else ''} {list_some(good)} {'are' if len(good) > 1 else 'is'} inside"
     if lost:
@@ -275,23 +275,27 @@ def _describe_first(done: Tensors) -> str:
     return f"{said}."
 
 
-def _row_text(found: Agreement) -> str:
-    if found.not_finite[2]:
-        in_a, in_b, only = found.not_finite
+def _row_text(agreement: Agreement) -> str:
+    if agreement.not_finite[2]:
+        in_a, in_b, only = agreement.not_finite
         return f"NaN or infinity in {in_a} elements of A and {in_b} of B, in {only} of one alone"
-    beyond = f"{100 * found.mismatches:.3g} % of {found.elements} elements beyond"
+    beyond = f"{100 * agreement.mismatches:.3g} % of {agreement.elements} elements beyond"
     said = (
-        f"largest relative error {found.largest_relative:.2g} over {found.tolerance:g}, {beyond}, "
-        f"cosine {found.cosine:.8f}"
+        f"largest relative error {agreement.largest_relative:.2g} over {agreement.tolerance:g}, {beyond}, "
+        f"cosine {agreement.cosine:.8f}"
     )
-    rest = max(found.distance**2 - (found.gain - 1) ** 2, 0.0) ** 0.5
-    if found.elements > 1 and abs(found.gain - 1) > found.tolerance and rest < _ALMOST_A_MULTIPLE * abs(found.gain - 1):
-        said += f", B is {found.gain:.6g} times A"
+    rest = max(agreement.distance**2 - (agreement.gain - 1) ** 2, 0.0) ** 0.5
+    if (
+        agreement.elements > 1
+        and abs(agreement.gain - 1) > agreement.tolerance
+        and rest < _ALMOST_A_MULTIPLE * abs(agreement.gain - 1)
+    ):
+        said += f", B is {agreement.gain:.6g} times A"
     return said
 
 
-def _describe_names(done: Tensors) -> list[str]:
-    notes, matching = [], done.matching
+def _describe_names(tensors: Tensors) -> list[str]:
+    notes, matching = [], tensors.matching
     for names, side in ((matching.only_a, "A"), (matching.only_b, "B")):
         if names:
             notes.append(f"Operators of {side} without a partner: {len(names)}, {list_some(names)}.")
@@ -299,18 +303,18 @@ def _describe_names(done: Tensors) -> list[str]:
         notes.append(
             f"Operators of A inside fused ones of B: {len(matching.inside)}, {list_some(list(matching.inside))}."
         )
-    noise = [row.place.op for row in done.rows if row.is_noise]
+    noise = [row.place.op for row in tensors.rows if row.is_noise]
     if noise:
         notes.append(
             f"Tensors that were not judged, as A's own repeats differ in them: {len(noise)}, {list_some(noise)}."
         )
-    problems = [row.problem for row in done.rows if row.problem]
+    problems = [row.problem for row in tensors.rows if row.problem]
     if problems:
         notes.append(f"Tensors that could not be compared: {len(problems)}, {'; '.join(problems[:3])}.")
     return notes
 
 
-def _facts(done: Tensors, compared: int) -> dict[str, Any]:
+def _comparison_facts(done: Tensors, compared: int) -> dict[str, Any]:
     first = done.first
     return {
         "step": done.key.step,

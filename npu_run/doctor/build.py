@@ -142,7 +142,7 @@ class Installer:
 
     def failure(self, text: str) -> InstallError:
         """Returns the error for a failed step; mentions a nearly full disk, which pip reports as a network problem."""
-        lack = _lack_of_space(self._python)
+        lack = _describe_lack_of_space(self._python)
         error = InstallError(f"{text}{lack}")
         error.is_explained = bool(lack)
         return error
@@ -226,7 +226,7 @@ class Installer:
         return cache_folder() / "wheels" / f"{version}-{platform.machine()}-{found.stdout.strip()}"
 
 
-def _lack_of_space(python: str) -> str:
+def _describe_lack_of_space(python: str) -> str:
     """Returns the end of a sentence about a disk with too little space for an installation; "" if there is enough."""
     places = [(os.path.dirname(os.path.dirname(os.path.abspath(python))), _INSTALLED_BYTES, "make room there")]
     with contextlib.suppress(FileNotFoundError):  # no folder is writable

@@ -136,50 +136,50 @@ def run_trials(limit_secs: float, config: str | None, note: Callable[[str, str],
             two.stop()
 
 
-def horovod_section(one: Trial, two: Trial | None) -> tuple[Section, list[Problem]]:
+def horovod_section(on_one_rank: Trial, on_two_ranks: Trial | None) -> tuple[Section, list[Problem]]:
     """Returns a section with the trials' findings about TensorFlow and Horovod, and problems with their cures.
 
     Args:
-      one: result of the trial on one rank.
-      two: result of the trial on two ranks; None if the first trial has failed.
+      on_one_rank: result of the trial on one rank.
+      on_two_ranks: result of the trial on two ranks; None if the first trial has failed.
     """
-    facts = one.facts
+    facts = on_one_rank.facts
     rows = [("tensorflow", facts.get("tensorflow", "cannot be imported"))]
     if "horovod" in facts:
         rows.append(("horovod", f"{facts['horovod']}, built with {', '.join(facts['built']) or 'nothing'}"))
-        rows.append(("controller", (two or one).facts.get("controller", "unknown")))
+        rows.append(("controller", (on_two_ranks or on_one_rank).facts.get("controller", "unknown")))
     else:
         rows.append(("horovod", "not installed" if facts.get("horovod_is_missing") else "cannot be imported"))
     rows += [
         (f"sum on {trial.size} rank{'s' * (trial.size > 1)}", _result_text(trial))
-        for trial in (one, two)
+        for trial in (on_one_rank, on_two_ranks)
         if trial is not None
     ]
-    if two is not None and "millisecs" in two.facts:
-        number, large = two.facts["millisecs"]
-        name = "TensorFlow's own collectives" if two.facts.get("controller") == "grpc" else "Horovod"
+    if on_two_ranks is not None and "millisecs" in on_two_ranks.facts:
+        number, large = on_two_ranks.facts["millisecs"]
+        name = "TensorFlow's own collectives" if on_two_ranks.facts.get("controller") == "grpc" else "Horovod"
         rows.append(("transfers", f"a number in {number:.1f} ms, 4 MiB in {large:.0f} ms, by {name}"))
-    return Section("ranks, really started", rows, "ranks"), _problems(one, two)
+    return Section("ranks, really started", rows, "ranks"), _find_problems(on_one_rank, on_two_ranks)
 
 
-def _problems(one: Trial, two: Trial | None) -> list[Problem]:
+def _find_problems(on_one_rank: Trial, on_two_ranks: Trial | None) -> list[Problem]:
     problems = []
-    failed = one.facts.get("failed", {})
-    if one.facts.get("horovod_is_missing"):
+    failed = on_one_rank.facts.get("failed", {})
+    if on_one_rank.facts.get("horovod_is_missing"):
         what = "Horovod is not installed: several ranks use TensorFlow's own collectives, on one machine"
         problems.append(Problem(what, f"For several machines (needs g++, cmake): {_horovod_fix()}", is_fatal=False))
     if "import npu_bridge.npu_init" in failed:
         what = f"npu_bridge.npu_init cannot be imported: {failed['import npu_bridge.npu_init']}"
         problems.append(Problem(what, "Install npu_bridge again: pip install --force-reinstall --no-deps npu-bridge"))
-    if one.failure:
-        if "tensorflow" not in one.facts:
-            problems.append(Problem(f"TensorFlow does not work: {one.failure}", _INSTALL_TENSORFLOW))
+    if on_one_rank.failure:
+        if "tensorflow" not in on_one_rank.facts:
+            problems.append(Problem(f"TensorFlow does not work: {on_one_rank.failure}", _INSTALL_TENSORFLOW))
         else:
             fix = f"Build it again, for this TensorFlow: {_horovod_fix('pip uninstall -y horovod; ')}"
-            problems.append(Problem(f"Horovod does not work: {one.failure}", fix))
-    if two is not None and two.failure:
+            problems.append(Problem(f"Horovod does not work: {on_one_rank.failure}", fix))
+    if on_two_ranks is not None and on_two_ranks.failure:
         fix = "Run npu-run -np 2 on a small script, with HOROVOD_LOG_LEVEL=debug; see docs/ranks.md."
-        problems.append(Problem(f"Two ranks could not sum a tensor: {two.failure}", fix))
+        problems.append(Problem(f"Two ranks could not sum a tensor: {on_two_ranks.failure}", fix))
     return problems
 
 

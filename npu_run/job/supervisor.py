@@ -220,7 +220,7 @@ class _Job:
             if is_cause_certain(endings, time.monotonic()):
                 break
             if len(endings) == len(self.ranks) and not first_failure(endings):
-                self._drain()
+                self._drain_ranks()
                 self._report_refused_requests()
                 return self._outcome_of_stop() if any(ending.is_stopped for ending in endings) else Outcome(0, False)
             is_leaving = self._ordered_stop.is_announced
@@ -232,7 +232,7 @@ class _Job:
             return Outcome(self._stop_by_signal(), has_failed=False)
         cause = first_failure(endings)
         self.lost = [ending.rank for ending in endings if ending.is_lost]
-        self._stop(signal.SIGTERM)
+        self._stop_ranks(signal.SIGTERM)
         was_torn = is_consequence(cause)
         return Outcome(self._report_failure(cause, endings), has_failed=True, was_torn=was_torn)
 
@@ -306,7 +306,7 @@ class _Job:
         if uneven_wait_since(calls, stopped, input_ends) is not None:
             short = describe_input_end(earliest_input_end(input_ends), input_ends, len(self.ranks), 1)
             if not certain:
-                self._stop(signal.SIGTERM)
+                self._stop_ranks(signal.SIGTERM)
                 self.say(short)
                 return 1
         now = time.monotonic()
@@ -319,7 +319,7 @@ class _Job:
         endings = self._wait_for_output()
         while waiting - {ending.rank for ending in endings} and time.monotonic() < limit:
             endings = self._wait_for_output()
-        self._stop(signal.SIGTERM)
+        self._stop_ranks(signal.SIGTERM)
         positions = {rank.rank: rank.position for rank in self.ranks}
         text = describe_hang(calls, endings, stopped, secs, positions, self._input_ends())
         self._report_refused_requests()
@@ -339,12 +339,12 @@ class _Job:
         number = self._signals[0]
         name = signal.Signals(number).name
         self.say(f"{name}, stopping {len(self.ranks)} ranks")
-        self._stop(number)
+        self._stop_ranks(number)
         self._report_refused_requests()
         self.say(f"stopped by {name}; exit code {128 + number}. All ranks were stopped.")
         return 128 + number
 
-    def _stop(self, number: int) -> None:
+    def _stop_ranks(self, number: int) -> None:
         """Sends the ranks a signal to end, kills ranks that do not end, and passes on their last output."""
         already = len(self._signals)
         for rank in self.ranks:
@@ -359,9 +359,9 @@ class _Job:
             if time.monotonic() >= limit:
                 break
         self.kill()
-        self._drain()
+        self._drain_ranks()
 
-    def _drain(self) -> None:
+    def _drain_ranks(self) -> None:
         for rank in self.ranks:
             rank.drain()
 

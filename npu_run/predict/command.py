@@ -11,7 +11,7 @@ from npu_bridge.base.arguments import is_number
 from npu_bridge.base.reading import read_json
 from npu_bridge.collective.cost_model import Link, Prediction, Training, predict
 from npu_bridge.reporting.picture_style import PLAN_FILES
-from npu_run.command_line import Command, exit_on, json_option, print_json
+from npu_run.command_line import Command, exit_on_errors, json_option, print_json
 from npu_run.errors import LaunchError
 from npu_run.outputs import check_file
 from npu_run.predict.units import parse_bytes_per_sec, parse_count, parse_ranks, parse_secs
@@ -56,10 +56,10 @@ def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, a
     Every rank trains its own batch, so n ranks do n times the work of one. docs/plan.md explains the numbers and their
     accuracy.
     """
-    with exit_on(LaunchError):
+    with exit_on_errors(LaunchError):
         training = Training(
             parse_count(params, "--params") * _VALUE_BYTES,
-            _compute_secs(**step_time),
+            _choose_compute_secs(**step_time),
             parse_count(tensors, "--tensors", _MOST_TENSORS),
             _WIRE_SHARES[wire],
         )
@@ -71,14 +71,14 @@ def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, a
         predictions = [predict(number, training, link) for number in parse_ranks(ranks, "--ranks")]
         if out:
             check_file(out, "--out", PLAN_FILES)
-            _draw(predictions, training, out)
+            _draw_plan(predictions, training, out)
     if as_json:
         print_json(0, as_facts(predictions, training, link))
     else:
         print_plan(predictions, training, link)
 
 
-def _draw(predictions, training, path: str) -> None:
+def _draw_plan(predictions, training, path: str) -> None:
     from npu_bridge.reporting.picture import draw_plan
 
     try:
@@ -87,7 +87,7 @@ def _draw(predictions, training, path: str) -> None:
         raise LaunchError(f"--out {path}: {error}") from error
 
 
-def _compute_secs(compute_secs: str | None, from_summary: str | None) -> float:
+def _choose_compute_secs(compute_secs: str | None, from_summary: str | None) -> float:
     if compute_secs is not None and from_summary is not None:
         raise LaunchError("--compute-secs and --from-summary exclude each other. Give one of them.")
     if from_summary is not None:
@@ -139,9 +139,9 @@ def as_facts(predictions: Sequence[Prediction], training: Training, link: Link) 
 def print_plan(predictions: Sequence[Prediction], training: Training, link: Link) -> None:
     """Prints a row for each number of ranks, and the assumptions."""
     console = PlainConsole()
-    rows = [_row(prediction, training) for prediction in predictions]
+    rows = [_table_row(prediction, training) for prediction in predictions]
     print_table(rows, console, headings=_HEADINGS, right=len(_HEADINGS) - 1)
-    print_text(console, _assumptions(predictions, training, link))
+    print_text(console, _describe_assumptions(predictions, training, link))
 
 
 def format_secs(secs: float) -> str:
@@ -152,7 +152,7 @@ def format_secs(secs: float) -> str:
     return f"{secs:.3g} s" if secs < 100 else f"{secs:.0f} s"
 
 
-def _row(prediction: Prediction, training: Training) -> tuple[str, ...]:
+def _table_row(prediction: Prediction, training: Training) -> tuple[str, ...]:
     return (
         str(prediction.ranks),
         format_secs(prediction.communication_secs),
@@ -192,7 +192,7 @@ def _describe_overlap(predictions):
     )
 
 
-def _assumptions(predictions: Sequence[Prediction], training: Training, link: Link) -> str:
+def _describe_assumptions(predictions: Sequence[Prediction], training: Training, link: Link) -> str:
     lines = [
         f"{training.gradient_bytes * training.wire_share / 1e6:.4g} MB of gradients on the wire, "
         f"{format_secs(training.compute_secs)} of computation, links of {link.bytes_per_sec * 8e-9:.4g} Gbit/s with "

@@ -47,7 +47,7 @@ class RankLink:
         self._sampler = MainThreadSampler(threading.main_thread().ident or 0)
         atexit.register(self._sampler.end)  # registered first, so it runs after the exit handlers that wait for ranks
         name_horovods_threads()
-        threading.Thread(target=self._serve, name="npu-run link", daemon=True).start()
+        threading.Thread(target=self._answer_launcher, name="npu-run link", daemon=True).start()
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends a message to the launcher. If the launcher is gone, the thread that serves the link ends this process.
@@ -81,7 +81,7 @@ class RankLink:
         else:
             self._stop_request.end_at_once()
 
-    def _serve(self) -> None:
+    def _answer_launcher(self) -> None:
         while True:
             if select.select([self._file], [], [], _SAMPLE_SECS)[0]:
                 for order in self._read_orders():

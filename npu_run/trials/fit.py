@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.graph.functions import nodes_in_functions
@@ -135,7 +135,9 @@ class ListTypesOfFit(StepsOfFit):
         """Writes the list of operator types."""
         float32 = {node.op for node in nodes if node.attr["T"].type == tf.float32.as_datatype_enum}
         listed = [{"name": kind, "type": kind} for kind in sorted(float32) if is_type_lowerable(kind)]
-        Secondary(f"the list of operators {self._path}").attempt(write_whole, self._path, json.dumps(listed, indent=1))
+        Secondary(f"the list of operators {self._path}").attempt(
+            write_atomically, self._path, json.dumps(listed, indent=1)
+        )
 
 
 class ReplayFit(StepsOfFit):

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.tf_internals.graphs import operator_definition
 from npu_bridge.gradients.collections import UNSCALED_LOSS
@@ -120,7 +120,9 @@ class ListOperators(TrainingHook):
         listed = [
             {"name": op.name, "type": op.type, "where": _find_line(op)} for op in self.training.ops if _is_lowerable(op)
         ]
-        Secondary(f"the list of operators {self._path}").attempt(write_whole, self._path, json.dumps(listed, indent=1))
+        Secondary(f"the list of operators {self._path}").attempt(
+            write_atomically, self._path, json.dumps(listed, indent=1)
+        )
 
 
 class CountParameters(TrainingHook):
@@ -138,7 +140,7 @@ def write_parameter_count(path: str, variables: Iterable[tf.Variable]) -> None:
     """Writes the total number of elements of variables to a file, unless the file exists."""
     count = sum(variable.shape.num_elements() or 0 for variable in variables)
     if not os.path.exists(path):
-        Secondary(f"the number of parameters {path}").attempt(write_whole, path, json.dumps(count))
+        Secondary(f"the number of parameters {path}").attempt(write_atomically, path, json.dumps(count))
 
 
 class EndAfterSteps(TrainingHook):

@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.environment import imposed_options
-from npu_bridge.base.files import new_file, write_whole
+from npu_bridge.base.files import new_file, write_atomically
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.tf_internals.graphs import allow_fetching, enclosing_branches, operator_definition
 from npu_bridge.base.tf_internals.sessions import is_closed
@@ -88,7 +88,7 @@ class Record:
             self._secondary.attempt(self._write_facts, now=True)
 
     def _write_facts(self) -> None:
-        write_whole(os.path.join(self._folder, "record.json"), json.dumps(self.facts, indent=1))
+        write_atomically(os.path.join(self._folder, "record.json"), json.dumps(self.facts, indent=1))
 
     def _write_arrays(self, name: str, values: Mapping[str, Any]) -> None:
         os.makedirs(self._folder, exist_ok=True)

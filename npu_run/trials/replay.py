@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.base.reading import open_file
 from npu_bridge.session.hooked_session import TrainingHook
 from npu_run.trials.record import folder_of_rank, read_weights
@@ -68,7 +68,7 @@ def write_verdict(path: str, folder: str, losses: tuple[list, list], weights: Ma
       weights: weights after the last step, by name.
     """
     found = {"steps": len(losses[1]), "differences": find_differences(folder, losses, weights)}
-    write_whole(path, json.dumps(found, indent=1))
+    write_atomically(path, json.dumps(found, indent=1))
 
 
 def find_differences(folder: str, losses: tuple[list, list], weights: Mapping[str, Any]) -> list[str]:

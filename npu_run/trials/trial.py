@@ -64,7 +64,7 @@ def environment_of(trial: Trial, imposed: Mapping[str, Any] | None = None) -> di
     return {**told, IMPOSED_OPTIONS: json.dumps(imposed)} if imposed else told
 
 
-def replace_out(arguments: Sequence[str], folder: str) -> list[str]:
+def fill_in_out_folder(arguments: Sequence[str], folder: str) -> list[str]:
     """Returns a script's arguments with every `{out}` replaced by a folder."""
     return [argument.replace(FOLDER_MARK, folder) for argument in arguments]
 
@@ -89,7 +89,7 @@ def run_trial(
     """
     os.makedirs(trial.folder, exist_ok=True)
     environment = {**os.environ, **environment_of(trial, imposed)}
-    whole = [sys.executable, "-m", "npu_bridge.run", *replace_out(command, trial.folder)]
+    whole = [sys.executable, "-m", "npu_bridge.run", *fill_in_out_folder(command, trial.folder)]
     if log is None:
         return subprocess.run(
             whole, env=environment, stdout=sys.stderr if uses_stderr else None, check=False

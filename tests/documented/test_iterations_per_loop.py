@@ -19,7 +19,7 @@ from npu_bridge.estimator.npu.npu_helpers import npu_config_proto
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook, SetIterationsVarHook
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.options import with_entry
+from npu_bridge.options import with_optimizer_entry
 from npu_bridge.reporting import History, HistoryHook, ProgressHook
 from npu_bridge.session import steps_per_run
 from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits
@@ -109,7 +109,7 @@ def test_what_is_loaded_wins_over_the_session_key(graph, count, monkeypatch, cap
     monkeypatch.setattr(tf1.Session, "__init__", tf1.Session.__init__)
     npu_session.decorate_sessions()
     caplog.set_level(logging.WARNING)
-    config = with_entry(None, {"iterations_per_loop": option})
+    config = with_optimizer_entry(None, {"iterations_per_loop": option})
     with tf1.Session(config=config) as session:
         session.run(count.initializer)
         session.run(util.set_iteration_per_loop(session, count.assign_add(1).op, 5))

@@ -18,7 +18,13 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu import npu_config
 from npu_bridge.estimator.npu.npu_config import DynamicInputConfig, ExperimentalConfig, NPURunConfig
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
-from npu_bridge.options import environment_table, make_session_config, read_run_config, read_session_config, with_entry
+from npu_bridge.options import (
+    environment_table,
+    make_session_config,
+    read_run_config,
+    read_session_config,
+    with_optimizer_entry,
+)
 
 FACTS = runpy.run_path(str(Path(__file__).with_name("run_config_facts.py")))
 HELPER_FACTS = runpy.run_path(str(Path(__file__).with_name("helper_config_facts.py")))
@@ -171,7 +177,7 @@ def test_dump_fields_are_checked_while_the_dump_is_off(field):
     with pytest.raises(ValueError, match=f"DumpConfig: {field} .*'nonsense'"):
         npu_config.DumpConfig(**{field: "nonsense"})
     with pytest.raises(ValueError, match=f"parameter_map: {field} .*'nonsense'"):
-        read_session_config(with_entry(None, {field: "nonsense"}))
+        read_session_config(with_optimizer_entry(None, {field: "nonsense"}))
 
 
 @pytest.mark.parametrize("is_on", [False, True])
@@ -198,7 +204,9 @@ def test_named_files_are_read_at_construction(name, content, said, is_session, t
     with pytest.raises(ValueError, match=f"{name} .*{said}") as caught:
         if is_session:
             decorate_sessions()
-            tf.compat.v1.Session(config=with_entry(None, {"precision_mode_v2": "mixed_float16", name: str(path)}))
+            tf.compat.v1.Session(
+                config=with_optimizer_entry(None, {"precision_mode_v2": "mixed_float16", name: str(path)})
+            )
         else:
             NPURunConfig(precision_mode_v2="mixed_float16", **{name: str(path)})
     assert len(str(caught.value)) < 500

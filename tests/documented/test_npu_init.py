@@ -14,7 +14,7 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from npu_bridge.estimator.npu import npu_helpers as helpers
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
-from npu_bridge.options import with_entry
+from npu_bridge.options import with_optimizer_entry
 
 tf1 = tf.compat.v1
 REPOSITORY = Path(__file__).parents[2]
@@ -142,7 +142,7 @@ def test_config_proto_is_normalised_in_place():
 
 
 def test_an_entry_that_exists_is_kept():
-    config = with_entry(None, {"debug_dir": "here"})
+    config = with_optimizer_entry(None, {"debug_dir": "here"})
     helpers.npu_config_proto(config)
     (entry,) = config.graph_options.rewrite_options.custom_optimizers
     assert entry.parameter_map["debug_dir"].s == b"here"
@@ -224,11 +224,11 @@ def test_resource_frame_of_scripts(config):
 
 def test_resource_checks_its_options():
     with pytest.raises(ValueError, match="precision_mode"):
-        helpers.init_resource(with_entry(None, {"precision_mode": "none"}))
+        helpers.init_resource(with_optimizer_entry(None, {"precision_mode": "none"}))
 
 
 def test_resource_session_is_neither_dumped_nor_profiled(tmp_path, graph):
-    config = with_entry(None, {"enable_dump": True, "dump_path": str(tmp_path)})
+    config = with_optimizer_entry(None, {"enable_dump": True, "dump_path": str(tmp_path)})
     session, shutdown = helpers.init_resource(config)
     session.run(tf.constant(1.0))
     helpers.shutdown_resource(session, shutdown)

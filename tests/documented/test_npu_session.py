@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from npu_bridge.estimator.npu.npu_helpers import npu_config_proto
 from npu_bridge.estimator.npu.npu_session import decorate_sessions, decorator_tf_session
-from npu_bridge.options import of_graph, with_entry
+from npu_bridge.options import of_graph, with_optimizer_entry
 
 tf1 = tf.compat.v1
 REPOSITORY = Path(__file__).parents[2]
@@ -110,7 +110,9 @@ def _estimated(folder):
 
 
 @pytest.mark.parametrize(
-    "config", [None, tf1.ConfigProto(), with_entry(None, {}), with_entry(None, {"use_off_line": False})], ids=str
+    "config",
+    [None, tf1.ConfigProto(), with_optimizer_entry(None, {}), with_optimizer_entry(None, {"use_off_line": False})],
+    ids=str,
 )
 def test_every_session_places_softly_after_the_import_of_npu_init(config, graph, tmp_path):
     import npu_bridge.npu_init  # noqa: F401
@@ -156,7 +158,7 @@ def test_wrong_calls_fail_as_before():
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_illegal_option_is_an_error_at_construction(kind):
     with pytest.raises(ValueError, match="parameter_map: precision_mode .*'allow_mix_precision'"):
-        kind(config=with_entry(None, {"precision_mode": "allow_mix_precisio"}))
+        kind(config=with_optimizer_entry(None, {"precision_mode": "allow_mix_precisio"}))
     gc.collect()
 
 
@@ -177,7 +179,7 @@ def _options_of(session):
 @pytest.mark.parametrize("kind", [tf1.Session, tf1.InteractiveSession])
 @pytest.mark.parametrize("by_position", [False, True])
 def test_entry_is_read_and_the_proto_stays(kind, by_position):
-    config = with_entry(tf1.ConfigProto(inter_op_parallelism_threads=2), {"debug_dir": "here"})
+    config = with_optimizer_entry(tf1.ConfigProto(inter_op_parallelism_threads=2), {"debug_dir": "here"})
     before = config.SerializeToString(deterministic=True)
     graph = tf.Graph()
     session = kind("", graph, config) if by_position else kind(config=config, graph=graph)
@@ -201,7 +203,7 @@ def test_entry_places_softly_and_keeps_the_log(graph):
 
 
 def test_monitored_sessions_are_sessions_too(graph):
-    config = with_entry(None, {"debug_dir": "here"})
+    config = with_optimizer_entry(None, {"debug_dir": "here"})
     tf1.train.get_or_create_global_step()
     with tf1.train.MonitoredTrainingSession(config=config) as session:
         assert session.run(tf1.train.get_global_step(graph)) == 0
@@ -209,7 +211,7 @@ def test_monitored_sessions_are_sessions_too(graph):
 
 
 def test_watched_sessions_behave_like_sessions(tmp_path, graph):
-    config = with_entry(None, {"enable_dump": True, "dump_path": str(tmp_path), "dump_step": "99"})
+    config = with_optimizer_entry(None, {"enable_dump": True, "dump_path": str(tmp_path), "dump_step": "99"})
     x = tf1.placeholder(tf.float32, [], "x")
     double = x * 2.0
     session = tf1.Session(config=config)
@@ -230,7 +232,7 @@ def test_watched_sessions_behave_like_sessions(tmp_path, graph):
 
 
 def test_watched_session_is_freed_without_waiting_for_the_collector(tmp_path, graph):
-    config = with_entry(None, {"enable_dump": True, "dump_path": str(tmp_path)})
+    config = with_optimizer_entry(None, {"enable_dump": True, "dump_path": str(tmp_path)})
     session = tf1.Session(config=config)
     session.run(tf.constant(1.0))
     watched = weakref.ref(session)

@@ -188,7 +188,7 @@ def test_numbers_are_bounded_and_never_wrap(monkeypatch, text):
     assert environment.whole_number(text) is None
     monkeypatch.setenv("FUSION_TENSOR_SIZE", text or "x")
     with pytest.raises(ValueError, match=r"FUSION_TENSOR_SIZE is not a number of bytes.*2\*\*63 - 1") as caught:
-        environment.positive_number("FUSION_TENSOR_SIZE", 5, "bytes")
+        environment.read_positive_number("FUSION_TENSOR_SIZE", 5, "bytes")
     assert len(str(caught.value)) < 500
     monkeypatch.setenv("HCCL_EXEC_TIMEOUT", text or "x")
     with pytest.raises(ValueError, match="HCCL_EXEC_TIMEOUT is not a whole number"):

@@ -10,7 +10,13 @@ import tensorflow as tf
 from npu_bridge.base.errors import LONGEST_MESSAGE, message, shortened, shown
 from npu_bridge.estimator.npu import npu_config
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
-from npu_bridge.options import OPTIONS, make_session_config, read_run_config, read_session_config, tell_effects
+from npu_bridge.options import (
+    OPTIONS,
+    announce_ineffective_options,
+    make_session_config,
+    read_run_config,
+    read_session_config,
+)
 from npu_bridge.options.table import RUN_CONFIG, SESSION
 
 LONG_TEXT = "x=1|" * 5000
@@ -116,16 +122,16 @@ def test_options_without_effect_are_counted_in_one_line_when_a_training_begins(c
     options = read_run_config(NPURunConfig(iterations_per_loop=10, **IDLE))
     assert capsys.readouterr().err == "", "a configuration alone says nothing on the terminal"
     monkeypatch.setenv("RANK_ID", "1")
-    tell_effects(options)
+    announce_ineffective_options(options)
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("RANK_ID", "0")
     for _ in range(3):
-        tell_effects(options)
+        announce_ineffective_options(options)
     line = "npu_bridge: 3 of the 4 options you set have no effect here ({}): npu-run effects train.py lists them\n"
     in_table = sorted(IDLE, key=[option.name for option in OPTIONS].index)
     assert capsys.readouterr().err == line.format(", ".join(in_table))
-    tell_effects(read_run_config(NPURunConfig(iterations_per_loop=10)))
-    tell_effects(read_session_config(make_session_config(NPURunConfig())))
+    announce_ineffective_options(read_run_config(NPURunConfig(iterations_per_loop=10)))
+    announce_ineffective_options(read_session_config(make_session_config(NPURunConfig())))
     assert capsys.readouterr().err == ""
-    tell_effects(read_session_config(make_session_config(NPURunConfig(debug_dir="here"))))
+    announce_ineffective_options(read_session_config(make_session_config(NPURunConfig(debug_dir="here"))))
     assert "the option you set has no effect here (debug_dir)" in capsys.readouterr().err

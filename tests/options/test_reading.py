@@ -17,7 +17,7 @@ from npu_bridge.options import (
     parameter_values,
     read_run_config,
     read_session_config,
-    with_entry,
+    with_optimizer_entry,
 )
 from npu_bridge.options.table import RUN_CONFIG, SESSION
 
@@ -29,7 +29,7 @@ ANY_VALUE = {"s": "text", "i": 1, "b": True}
 
 
 def _session(**values):
-    return with_entry(None, values)
+    return with_optimizer_entry(None, values)
 
 
 def test_there_are_108_documented_session_keys_and_no_others():
@@ -39,7 +39,7 @@ def test_there_are_108_documented_session_keys_and_no_others():
 
 @pytest.mark.parametrize("key, slot, absent, name, sent", KEYS)
 def test_key_has_its_slot_and_absent_value(key, slot, absent, name, sent):
-    option = OPTIONS.by_key(key)
+    option = OPTIONS.option_by_key(key)
     assert (option.name, option.kind.session_field) == (name, slot)
     value = read_session_config(None)[name]
     assert value == absent and type(value) is type(absent)
@@ -75,7 +75,7 @@ def test_legal_session_value_is_read(key, value):
     value = _SPECIAL_TEXTS.get(key, value)
     options = read_session_config(_session(**{**_COMPANIONS.get(key, {}), key: value}))
     expected = max(0, min(value, 33554432)) if key == "input_fusion_size" else value
-    assert options[OPTIONS.by_key(key).name] == expected
+    assert options[OPTIONS.option_by_key(key).name] == expected
 
 
 @pytest.mark.parametrize(
@@ -171,13 +171,15 @@ def _slots(*entries):
     ],
 )
 def test_value_in_a_wrong_slot_is_taken_where_it_is_legal(key, slot, value, read, caplog, tmp_path):
-    config = with_entry(_slots((key, slot, value)), {"dump_path": str(tmp_path)})
+    config = with_optimizer_entry(_slots((key, slot, value)), {"dump_path": str(tmp_path)})
     if read is ValueError:
         with pytest.raises(ValueError, match=key):
             read_session_config(config)
         return
     options = read_session_config(config)
-    assert options[OPTIONS.by_key(key).name] == read and type(options[OPTIONS.by_key(key).name]) is type(read)
+    assert options[OPTIONS.option_by_key(key).name] == read and type(options[OPTIONS.option_by_key(key).name]) is type(
+        read
+    )
     said = [record.getMessage() for record in caplog.records if f"{key} is in slot .{slot}" in record.getMessage()]
     assert len(said) == 1 and ("is left out" in said[0] or "It is read as" in said[0]) and len(said[0]) < 500
 
@@ -199,7 +201,7 @@ def test_wrong_slot_warns_or_fails_and_names_the_key(key, slot, absent, name, se
 
 
 def test_last_entry_wins_for_each_key_and_other_entries_are_ignored():
-    config = with_entry(_session(debug_dir="first", deterministic=1), {"debug_dir": "second"})
+    config = with_optimizer_entry(_session(debug_dir="first", deterministic=1), {"debug_dir": "second"})
     other = config.graph_options.rewrite_options.custom_optimizers.add(name="Other")
     other.parameter_map["unheard_of"].i = 1
     options = read_session_config(config)
@@ -299,7 +301,7 @@ def test_caller_proto_is_not_changed_by_reading_or_writing():
     config = _session(debug_dir="x")
     before = config.SerializeToString(deterministic=True)
     read_session_config(config)
-    with_entry(config, {"deterministic": 1})
+    with_optimizer_entry(config, {"deterministic": 1})
     assert config.SerializeToString(deterministic=True) == before
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
-from npu_bridge.options import with_entry
+from npu_bridge.options import with_optimizer_entry
 
 tf1 = tf.compat.v1
 FEATURES = np.random.RandomState(3).randn(12, 4).astype(np.float32)
@@ -88,7 +88,7 @@ def train_npu_estimator(folder, steps=5, **options):
 
 def session_config(**values):
     """Session settings with an entry that holds these session keys."""
-    return with_entry(None, values)
+    return with_optimizer_entry(None, values)
 
 
 def step_folders(root, graph_name):

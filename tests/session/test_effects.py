@@ -8,7 +8,7 @@ import tensorflow as tf
 from npu_bridge import session as effects
 from npu_bridge.estimator.npu.npu_config import DumpConfig, NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
-from npu_bridge.options import read_session_config, with_entry
+from npu_bridge.options import read_session_config, with_optimizer_entry
 from tests.session.models import dataset, model_fn, session_config
 
 tf1 = tf.compat.v1
@@ -35,7 +35,7 @@ def test_settings_are_copied_and_other_entries_stay():
     rewrite = given.graph_options.rewrite_options
     rewrite.remapping = rewrite.AGGRESSIVE
     rewrite.custom_optimizers.add(name="Other")
-    given = with_entry(given, {"debug_dir": "x"})
+    given = with_optimizer_entry(given, {"debug_dir": "x"})
     before = given.SerializeToString(deterministic=True)
     prepared = effects.prepare_session_config(read_session_config(given), given)
     assert given.SerializeToString(deterministic=True) == before
@@ -50,7 +50,7 @@ def test_use_off_line_false_leaves_the_session_alone(tmp_path):
     config = session_config(**values)
     options = read_session_config(config)
     prepared = effects.prepare_session_config(options, config)
-    assert not prepared.allow_soft_placement and not effects.has_entry(prepared)
+    assert not prepared.allow_soft_placement and not effects.has_optimizer_entry(prepared)
     assert prepared.graph_options.rewrite_options.constant_folding == 0
     assert effects.hooks_for(options) == []
     with tf.Graph().as_default(), tf1.Session(config=config) as session:
@@ -79,12 +79,12 @@ def test_variables_live_where_they_are_told_to(tmp_path, kind, placement, device
 def test_estimators_see_the_entry_only_where_it_is_read(tmp_path):
     given = tf1.ConfigProto(inter_op_parallelism_threads=3)
     config = NPURunConfig(model_dir=str(tmp_path), session_config=given, oo_constant_folding=False)
-    assert effects.has_entry(config.session_config) and not effects.has_entry(given)
+    assert effects.has_optimizer_entry(config.session_config) and not effects.has_optimizer_entry(given)
     assert config.session_config.inter_op_parallelism_threads == 3
     stock = tf.estimator.Estimator(model_fn, config=config)
-    assert effects.has_entry(stock._session_config)
+    assert effects.has_optimizer_entry(stock._session_config)
     own = NPUEstimator(model_fn, config=config)
-    assert not effects.has_entry(own._session_config)
+    assert not effects.has_optimizer_entry(own._session_config)
     assert own._session_config.graph_options.rewrite_options.constant_folding == 2
     assert NPURunConfig().session_config is None
 

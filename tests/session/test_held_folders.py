@@ -259,7 +259,7 @@ def test_after_a_silence_a_lock_that_is_gone_is_lost(tmp_path, monkeypatch):
     with take(tmp_path) as hold:
         # Every look at the clock comes after a silence, also that of the thread which keeps the lock young.
         clock = itertools.count(1e9, 2 * held_folders.SILENT_SECS)
-        monkeypatch.setattr(held_folders, "_now", lambda: next(clock))
+        monkeypatch.setattr(held_folders, "_clock_secs", lambda: next(clock))
         (tmp_path / LOCK).unlink()
         with pytest.raises(FolderHeldError):
             hold.check()

@@ -139,7 +139,7 @@ def write(copies, text, step, size_bytes=10):
 def test_only_the_newest_copy_is_kept(tmp_path):
     copies = MemoryCheckpoints(str(tmp_path / "copies"))
     first = write(copies, "one", 1)
-    with copies.kept_in_use(first):
+    with copies.keeping_copy(first):
         write(copies, "two", 2)
         third = write(copies, "three", 3)
         assert len(os.listdir(tmp_path / "copies")) == 2, "what is being copied to the disk stays"

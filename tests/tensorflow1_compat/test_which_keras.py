@@ -65,7 +65,7 @@ PRINT = "\nprint('keras', keras.__version__, keras.optimizers.Adam)\n"
 
 def decides(folder, text: str) -> set[str]:
     write_script(folder, f"import keras\n{text}")
-    return set(evidence_of(str(folder / "train.py"), [str(folder)]).deciding)
+    return set(evidence_of(str(folder / "train.py"), [str(folder)]).packages_in_older_version)
 
 
 @pytest.mark.parametrize("form", FORMS)

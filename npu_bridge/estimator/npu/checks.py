@@ -85,7 +85,7 @@ def check_positive_integer(value: Any, name: str) -> None:
       TypeError: the value is not an int.
       ValueError: the value is below 1.
     """
-    _check(Integer(1), value, name)
+    _check_kind_of_value(Integer(1), value, name)
 
 
 def check_nonnegative_integer(value: Any, name: str) -> None:
@@ -95,7 +95,7 @@ def check_nonnegative_integer(value: Any, name: str) -> None:
       TypeError: the value is not an int.
       ValueError: the value is below 0.
     """
-    _check(Integer(0), value, name)
+    _check_kind_of_value(Integer(0), value, name)
 
 
 def check_bool_type(value: Any, name: str) -> None:
@@ -104,7 +104,7 @@ def check_bool_type(value: Any, name: str) -> None:
     Raises:
       TypeError: the value is not a bool.
     """
-    _check(Boolean(only_bool=True), value, name)
+    _check_kind_of_value(Boolean(only_bool=True), value, name)
 
 
 def convert_bool_to_int(value: Any) -> int:
@@ -205,7 +205,7 @@ def check_steps_are_counted(graph: tf.Graph) -> None:
         warn_uncounted_steps()
 
 
-def _check(kind: Integer | Boolean, value: Any, name: str) -> None:
+def _check_kind_of_value(kind: Integer | Boolean, value: Any, name: str) -> None:
     problem = kind.problem(value)
     if problem is not None:
         raise problem.error(f"{name} {problem.says}. Expected {kind.expected}; got {shown(value)}. {problem.fix}")

@@ -23,7 +23,7 @@ _UNIDIRECTIONAL, _BIDIRECTIONAL = "UNIDIRECTIONAL", "BIDIRECTIONAL"
 _USUAL_BATCH = 16
 
 
-def _argument(name: str) -> property:
+def _read_only(name: str) -> property:
     """Returns a read-only property for an argument of the constructor."""
     return property(lambda layer: getattr(layer._arguments, name), doc=f"The argument `{name}` of the constructor.")
 
@@ -35,9 +35,9 @@ class _DynamicLayer(tf.keras.layers.Layer):
       given: `locals()` of the layer's constructor, which include the arguments.
     """
 
-    hidden_size, direction, cell_depth = _argument("hidden_size"), _argument("direction"), _argument("cell_depth")
-    keep_prob, cell_clip, num_proj = _argument("keep_prob"), _argument("cell_clip"), _argument("num_proj")
-    time_major, activation, is_training = _argument("time_major"), _argument("activation"), _argument("is_training")
+    hidden_size, direction, cell_depth = _read_only("hidden_size"), _read_only("direction"), _read_only("cell_depth")
+    keep_prob, cell_clip, num_proj = _read_only("keep_prob"), _read_only("cell_clip"), _read_only("num_proj")
+    time_major, activation, is_training = _read_only("time_major"), _read_only("activation"), _read_only("is_training")
     # The only allowed values of arguments that no kernel of the NPU stack supports.
     _fixed = {"cell_depth": 1, "keep_prob": 1, "cell_clip": -1, "num_proj": 0, "time_major": True, "activation": "tanh"}
 
@@ -113,7 +113,11 @@ class DynamicRNN(_DynamicLayer):
       ValueError: an argument has a value that is not allowed.
     """
 
-    cell_type, use_peephole, forget_bias = _argument("cell_type"), _argument("use_peephole"), _argument("forget_bias")
+    cell_type, use_peephole, forget_bias = (
+        _read_only("cell_type"),
+        _read_only("use_peephole"),
+        _read_only("forget_bias"),
+    )
     _fixed = {**_DynamicLayer._fixed, "cell_type": "LSTM", "use_peephole": False}
 
     def __init__(
@@ -191,7 +195,7 @@ class DynamicGRUV2(_DynamicLayer):
       NotImplementedError: `direction` is "BIDIRECTIONAL", for which the NPU stack has no kernel either.
     """
 
-    gate_order, reset_after = _argument("gate_order"), _argument("reset_after")
+    gate_order, reset_after = _read_only("gate_order"), _read_only("reset_after")
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ from npu_bridge.estimator.npu.npu_hook import (
 )
 from npu_bridge.gradients.checkpoints.resuming import without_missing_state
 from npu_bridge.gradients.checkpoints.sync import SyncBeforeSavingHook
-from npu_bridge.options import read_job_start, read_run_config, tell_effects
+from npu_bridge.options import announce_ineffective_options, read_job_start, read_run_config
 from npu_bridge.reporting import (
     HistoryHook,
     LossScaleCollapseHook,
@@ -156,7 +156,7 @@ class NPUEstimator(tf.estimator.Estimator):
         if saves and (self.config.save_checkpoints_secs or self.config.save_checkpoints_steps):
             check_model_dir(self.model_dir)
         self._stop_hook = session.StopHook(leaves=False)
-        with session.hold_model_dir(self.model_dir if saves else None), wire_names.labelled(self._transfers.label):
+        with session.hold_model_dir(self.model_dir if saves else None), wire_names.use_label(self._transfers.label):
             trained = self._train_alone(input_fn, hooks, steps, max_steps, saving_listeners)
         if self._stop_hook.was_stopped:
             if self._logs_progress:
@@ -199,7 +199,7 @@ class NPUEstimator(tf.estimator.Estimator):
         session.check_checkpoint(checkpoint_path or self.model_dir)
         counted, began = BatchesHook(), time.monotonic()
         hooks = [*(hooks or ()), counted]
-        with wire_names.labelled(wire_names.UNTRAINED), self._hooks_with_options(hooks, "eval") as all_hooks:
+        with wire_names.use_label(wire_names.UNTRAINED), self._hooks_with_options(hooks, "eval") as all_hooks:
             metrics = super().evaluate(input_fn, steps, all_hooks, checkpoint_path, name)
         if self._logs_progress:
             report_evaluation(self.model_dir, metrics, self._history, name, counted, sys.stderr, not self._timed)
@@ -240,7 +240,7 @@ class NPUEstimator(tf.estimator.Estimator):
     @contextlib.contextmanager
     def _hooks_with_options(self, hooks, graph_name, first_hooks=None):
         """Yields the given hooks with the hooks that the options need; closes the hooks of the options afterwards."""
-        tell_effects(self._options)
+        announce_ineffective_options(self._options)
         own_hooks = session.hooks_for(self._options, graph_name, self.model_dir)
         try:
             with session.mismatches_explained(self.model_dir):

@@ -80,7 +80,7 @@ def npu_config_proto(config_proto: Any = None) -> tf.compat.v1.ConfigProto:
     """
     config = config_proto if isinstance(config_proto, tf.compat.v1.ConfigProto) else tf.compat.v1.ConfigProto()
     rewrite = config.graph_options.rewrite_options
-    if not effects.has_entry(config):
+    if not effects.has_optimizer_entry(config):
         rewrite.custom_optimizers.add().name = ENTRY_NAME
         rewrite.memory_optimization = RewriterConfig.OFF  # the number that means MANUAL in this field
     if config.log_device_placement:
@@ -161,7 +161,7 @@ def init_resource(config: Any = None) -> tuple[tf.compat.v1.Session, tf.Operatio
     with graph.as_default(), tf.control_dependencies(None):
         shutdown = tf.no_op(name="npu_shutdown")
     session = tf.compat.v1.Session(graph=graph, config=effects.prepare_session_config(options, normalised))
-    effects.settle_session(session, options)
+    effects.apply_determinism(session, options)
     return session, shutdown
 
 
@@ -294,20 +294,20 @@ def npu_keras_optimizer(
     return keras_optimizer(opt, settings, owner)
 
 
-def _append_to_list(given: Any, addition: Any, owner: str, argument: str) -> list:
-    if isinstance(given, tuple):
-        given = list(given)
-    if not isinstance(given, list):
-        if given is not None:
+def _append_to_list(existing: Any, addition: Any, owner: str, argument: str) -> list:
+    if isinstance(existing, tuple):
+        existing = list(existing)
+    if not isinstance(existing, list):
+        if existing is not None:
             _LOG.warning(
                 "%s: %s is not a list. Expected a list; got %s, which is dropped. Pass a list.",
                 owner,
                 argument,
-                type(given).__name__,
+                type(existing).__name__,
             )
-        given = []
-    given.append(addition)
-    return given
+        existing = []
+    existing.append(addition)
+    return existing
 
 
 def _normalised_copy(config: Any) -> tf.compat.v1.ConfigProto:

@@ -29,11 +29,11 @@ from npu_bridge.session import (
     HostCallHook,
     WaitForSaves,
     create_loop_variables,
+    failing_if_disk_full,
     hold_model_dir,
     load_loop_variables,
     memory_checkpoints,
     remove_leftovers,
-    space_for,
     steps_per_run,
 )
 from npu_bridge.session.precision.switch import ProgressVariablesHook
@@ -222,7 +222,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         super().begin()
 
     def after_create_session(self, session, coord):
-        with space_for(os.path.join(self._checkpoint_dir, "graph.pbtxt")):
+        with failing_if_disk_full(os.path.join(self._checkpoint_dir, "graph.pbtxt")):
             super().after_create_session(session, coord)
         self._background.waits = has_listeners(self)
 

@@ -26,7 +26,7 @@ from npu_bridge.base.tf_internals.sessions import prepare_finalizer
 from npu_bridge.estimator.npu.checks import check_steps_are_counted
 from npu_bridge.gradients.collections import STEP_SKIPPED
 from npu_bridge.gradients.first_step.training_apart import watch_sessions
-from npu_bridge.options import of_graph, read_session_config, tell_effects
+from npu_bridge.options import announce_ineffective_options, of_graph, read_session_config
 from npu_bridge.session.devices import check_placement
 from npu_bridge.session.precision import Precision, attach
 from npu_bridge.session.skips_hook import SkipsHook
@@ -58,16 +58,16 @@ def decorator_tf_session(func: Callable) -> Callable:
         config = bound.arguments.get("config")
         graph = bound.arguments.get("graph")
         graph = tf.compat.v1.get_default_graph() if graph is None else graph
-        has_entry = effects.has_entry(config)
+        has_optimizer_entry = effects.has_optimizer_entry(config)
         # An Estimator that has read the imposed options for its graph applies them to its sessions itself.
         is_imposed = bool(imposed_options()) and isinstance(graph, tf.Graph) and of_graph.options_of(graph) is None
-        if has_entry or is_imposed:
+        if has_optimizer_entry or is_imposed:
             prepare_finalizer(self)  # in case the constructor fails
             options = read_session_config(config)
             precision = Precision(options)
             config = effects.prepare_session_config(options, config)
             precision.prepare(config)
-            if has_entry and options.use_off_line and isinstance(graph, tf.Graph):
+            if has_optimizer_entry and options.use_off_line and isinstance(graph, tf.Graph):
                 of_graph.publish(options, graph)
                 effects.prepare_graph(options, graph, is_of_this_run=False)
                 check_placement(options, graph)
@@ -81,15 +81,15 @@ def decorator_tf_session(func: Callable) -> Callable:
         watch_sessions()
         if isinstance(graph, tf.Graph):
             check_steps_are_counted(graph)
-        if has_entry:
-            tell_effects(options)
-        if has_entry or is_imposed:
-            effects.settle_session(self, options)
+        if has_optimizer_entry:
+            announce_ineffective_options(options)
+        if has_optimizer_entry or is_imposed:
+            effects.apply_determinism(self, options)
             attach(self, precision)
             is_training = isinstance(graph, tf.Graph) and graph.get_collection_ref(STEP_SKIPPED)
             effects.run_with_hooks(self, [*effects.hooks_for(options), *([SkipsHook()] if is_training else [])])
         else:
-            effects.settle_session(self)
+            effects.apply_determinism(self)
 
     setattr(__init__, _MARK, True)
     __init__.places_softly = False  # type: ignore[attr-defined]

@@ -103,9 +103,9 @@ def _format_kinds(names, others, words=_SLOTS):
     by_name.sort(key=lambda name: next((number for number, part in enumerate(_SCALES) if part in name), -1))
     more = [f"{len(by_name) - _NAMES_IN_MESSAGE} more"] if len(by_name) > _NAMES_IN_MESSAGE else []
     return ", ".join(
-        [f"{kind} ({_count_of_variables(count)})" for kind, count in counts] + by_name[:_NAMES_IN_MESSAGE] + more
+        [f"{kind} ({_format_variable_count(count)})" for kind, count in counts] + by_name[:_NAMES_IN_MESSAGE] + more
     )
 
 
-def _count_of_variables(count):
+def _format_variable_count(count):
     return f"{count} variable{'s' * (count > 1)}"

@@ -96,7 +96,7 @@ class RemoteSlots:
             raise RuntimeError(_NEEDS_HOROVOD)
         self.ranks = ranks
         self._parts = []
-        with tf.init_scope(), _on_host():  # outside of the caller's conditions and dependencies
+        with tf.init_scope(), _placing_ops_on_host():  # outside of the caller's conditions and dependencies
             is_hooked, is_listened_to = _Flag("is_hooked"), _Flag("is_listened_to")
             self._is_stale = _Flag("is_stale")  # whether the staging variables are out of date
             self._has_moved = _Flag("has_moved")  # whether a step was run since the last round
@@ -213,7 +213,7 @@ class Part:
             inner.slots_of(variables) if owner in here else [] for owner, variables in enumerate(variables_by_owner)
         ]
         self._staging = [slot for slots in self.slots_by_owner[1:] for slot in slots] if rank == 0 else []
-        with tf.init_scope(), _on_host():  # outside of the caller's conditions and dependencies
+        with tf.init_scope(), _placing_ops_on_host():  # outside of the caller's conditions and dependencies
             if rank == 0:
                 self.distributed = self._send_to_owners(f"given_{number}")
                 self._refresh(f"gathered_{number}")
@@ -235,7 +235,7 @@ class Part:
                 ]
             )
 
-        with _on_host(), classic_control_flow():
+        with _placing_ops_on_host(), classic_control_flow():
             is_full = tf.reduce_prod(tf.raw_ops.VariableShape(input=fillable[0].handle)) > 0
             emptied = tf.cond(is_full, empty, tf.no_op)
         return tf.group(emptied, self._whole.note_update())
@@ -296,7 +296,7 @@ class _Flag:
 
 
 @contextlib.contextmanager
-def _on_host():
+def _placing_ops_on_host():
     """Places ops on the host and under the scope `_SCOPE` inside the context."""
     with tf.device("/cpu:0"), tf.compat.v1.name_scope(_SCOPE):
         yield

@@ -29,7 +29,7 @@ _MAX_HASHED_BYTES = 16 * 2**20  # of each tensor
 _NOTHING_SEEN = 0
 
 
-def batch_of(run: Run) -> list[tf.Tensor]:
+def list_batch_tensors(run: Run) -> list[tf.Tensor]:
     """Lists the tensors that a run reads from iterators and queues and that the run can fetch."""
     read = [tensor for op in run.ops if _READERS.fullmatch(op.type) for tensor in op.outputs]
     return [tensor for tensor in read if tensor.name in run.values and tensor.name not in run.fed_names]

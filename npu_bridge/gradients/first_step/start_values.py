@@ -208,7 +208,7 @@ class _GraphCheck(first_run.Check):
         if is_changed and slots is not None:
             run_without_engines(session, targets=slots.distributions())
         has_looked, self._has_looked = self._has_looked, True
-        return None if has_looked else same_batches.batch_of(run)
+        return None if has_looked else same_batches.list_batch_tensors(run)
 
     def receive(self, fetched, fed):
         same_batches.compare([*fetched, *fed])
@@ -263,12 +263,12 @@ def _broadcast_differing(owner, variables, read, write, line):
     ranks = collective.current()
     # Reads many variables in one run: for every new set of fetches a session prunes the whole graph.
     hashes = [
-        _hash(np.ascontiguousarray(value).tobytes())
+        _hash_as_int64(np.ascontiguousarray(value).tobytes())
         for chunk in _split_by_memory(range(len(variables)), variables)
         for value in read(chunk)
     ]
     kinds = [f"{variable.dtype.base_dtype.name}{variable.shape}" for variable in variables]
-    whole = [len(kinds), _hash(";".join(kinds).encode()), _hash(str(hashes).encode())]
+    whole = [len(kinds), _hash_as_int64(";".join(kinds).encode()), _hash_as_int64(str(hashes).encode())]
     of_ranks = exchanges.gather_values(whole, _MEETING)
     for rank, (count, of_kinds, _) in enumerate(of_ranks):
         if of_ranks[0][:2] != [count, of_kinds]:
@@ -323,7 +323,7 @@ def _comparable_variables(variables):
     return [variable for variable, dtype in zip(once, dtypes) if dtype.is_floating or dtype.is_integer or dtype.is_bool]
 
 
-def _hash(data):
+def _hash_as_int64(data):
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
 
 

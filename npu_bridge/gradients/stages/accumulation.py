@@ -123,7 +123,7 @@ class Accumulate(SummingStage):
     def before_reduce(self, step):
         if not self._reduces_batches:
             with tf.name_scope("Accumulate"):
-                step.grads_and_vars = step.notes[self].totals(step)
+                step.grads_and_vars = step.notes[self].window_sums(step)
 
     # When batches are exchanged, reduced gradients are added up, and the update waits for the last batch.
 
@@ -134,7 +134,7 @@ class Accumulate(SummingStage):
         pairs = step.grads_and_vars
 
         def total():
-            return [part for grad, _ in window.totals(step) if grad is not None for part in gradient_parts(grad)]
+            return [part for grad, _ in window.window_sums(step) if grad is not None for part in gradient_parts(grad)]
 
         def nothing():
             zeros = [zero_gradient_like(grad, variable) for grad, variable in pairs if grad is not None]

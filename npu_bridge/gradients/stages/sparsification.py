@@ -53,7 +53,7 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
         if self._sends_selected_values() and self._has_feedback:
             for position, variable in enumerate(variables):
                 if gradients is None or isinstance(gradients[position], tf.Tensor):
-                    self._residual(variable)
+                    self._residual_variable(variable)
 
     def variables_of_this_rank(self):
         return list(self._residual_of.values())
@@ -81,7 +81,9 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
             sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in wide]
             for number, positions in enumerate(fragments.split_large_fragments(cut, sizes_bytes, ranks.size)):
                 pairs = [(wide[position], variables[position]) for position in positions]
-                means.update(zip(positions, self._means(pairs, step, ranks, f"{self.transfer_name}_values_{number}")))
+                means.update(
+                    zip(positions, self._average_fragment(pairs, step, ranks, f"{self.transfer_name}_values_{number}"))
+                )
             replace_gradients(step, means)
         step.mark_as_unscaled()
 
@@ -98,25 +100,25 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
         with tf.name_scope(f"{self.transfer_name}_SparsifyingReduction"):
             return run_if(step.should_apply, keep)
 
-    def _means(self, pairs, step, ranks, name):
+    def _average_fragment(self, pairs, step, ranks, name):
         """Averages the gradients of a fragment over the ranks; one all-gather sends all their selected values."""
         flats = [tf.reshape(grad, [-1]) for grad, _ in pairs]
         if self._has_feedback:
             flats = [
-                flat + tf.reshape(self._residual(variable).read_value(), [-1])
+                flat + tf.reshape(self._residual_variable(variable).read_value(), [-1])
                 for flat, (_, variable) in zip(flats, pairs)
             ]
         sizes = [_number_of_values(flat) for flat in flats]
         chosen, positions, first = [], [], 0
         for unit in self._selection_ranges(len(pairs)):
             vector = flats[unit.start] if len(unit) == 1 else tf.concat([flats[number] for number in unit], axis=0)
-            selected = self._select(vector)
+            selected = self._select_positions(vector)
             chosen.append(tf.gather(vector, selected))
             positions.append(selected + first)
             first += _number_of_values(vector)
             if self._has_feedback:
                 left = tf.tensor_scatter_nd_update(vector, selected[:, tf.newaxis], tf.zeros_like(chosen[-1]))
-                for number, part in zip(unit, _split(left, [sizes[number] for number in unit])):
+                for number, part in zip(unit, _split_vector(left, [sizes[number] for number in unit])):
                     variable = pairs[number][1]
                     step.notes[self, variable.ref()] = tf.reshape(part, variable.shape)
         # Values as int32 bits, next to their positions, so that one all-gather sends both.
@@ -124,10 +126,10 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
         of_ranks = ranks.all_gather(rows, name)
         values = tf.bitcast(of_ranks[:, 0], tf.float32) / ranks.size
         total = tf.math.unsorted_segment_sum(values, of_ranks[:, 1], first)
-        parts = _split(total, sizes)
+        parts = _split_vector(total, sizes)
         return [tf.ensure_shape(tf.reshape(part, tf.shape(grad)), grad.shape) for part, (grad, _) in zip(parts, pairs)]
 
-    def _residual(self, variable: Any) -> Any:
+    def _residual_variable(self, variable: Any) -> Any:
         key = variable.ref()
         if key not in self._residual_of:
             made = variable_like(variable, type(self).__name__, "not_sent", tf.float32)
@@ -144,7 +146,7 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
         return [range(number, number + 1) for number in range(count)]
 
     @abc.abstractmethod
-    def _select(self, flat: tf.Tensor) -> tf.Tensor:
+    def _select_positions(self, flat: tf.Tensor) -> tf.Tensor:
         """Returns the positions of the values to send in a vector, int32."""
 
 
@@ -156,7 +158,7 @@ def _number_of_values(flat):
     return tf.size(flat) if flat.shape.num_elements() is None else flat.shape.num_elements()
 
 
-def _split(flat, sizes):
+def _split_vector(flat, sizes):
     return [flat] if len(sizes) == 1 else tf.split(flat, sizes)
 
 
@@ -189,18 +191,18 @@ class TopK(_SparsifyingReduction):
         return {"density": self._density, "error_feedback": self._has_feedback, "per": self._per}
 
     def sent_bytes(self, others, ranks):
-        if self._is_dense(ranks):
+        if self._is_dense_cheaper(ranks):
             return others
         of_dense = 2 * (ranks - 1) / ranks * tf.float32.size  # a ring all-reduce
         of_sparse = (ranks - 1) * self._density * (tf.float32.size + tf.int32.size)  # a message to each other rank
         return others * of_sparse / of_dense
 
-    def _is_dense(self, ranks):
+    def _is_dense_cheaper(self, ranks):
         return self._density * (ranks - 1) >= 1
 
     def _sends_selected_values(self):
         ranks = collective.current().size
-        is_dense = ranks > 1 and self._is_dense(ranks)
+        is_dense = ranks > 1 and self._is_dense_cheaper(ranks)
         if is_dense:
             limit = f"1 / {ranks - 1}"
             say_once(
@@ -211,7 +213,7 @@ class TopK(_SparsifyingReduction):
     def _selection_ranges(self, count):
         return super()._selection_ranges(count) if self._per == "tensor" else [range(count)]
 
-    def _select(self, flat):
+    def _select_positions(self, flat):
         size, magnitudes = flat.shape.num_elements(), tf.abs(flat)
         if size is None:
             count = tf.cast(tf.math.ceil(self._density * tf.cast(tf.size(flat), tf.float64)), tf.int32)
@@ -261,5 +263,5 @@ class Threshold(_SparsifyingReduction):
     def sent_bytes(self, others, ranks):
         return None
 
-    def _select(self, flat):
+    def _select_positions(self, flat):
         return tf.cast(tf.where(tf.abs(flat) >= self._value)[:, 0], tf.int32)

@@ -184,7 +184,7 @@ class OverflowBounds:
             parts = op.inputs if op.type == "Pack" else op.inputs[:-1]  # the last one is the axis
             return tf.reduce_sum([self.norm_bound(part) for part in parts])
         if op.type in ("Sum", "UnsortedSegmentSum"):
-            return self.norm_bound(op.inputs[0]) * _root_of_size(op.inputs[0])
+            return self.norm_bound(op.inputs[0]) * _sqrt_of_element_count(op.inputs[0])
         raise UnknownCheckError(f"{op.name} ({op.type})")
 
     def _depends_on_transfer(self, op):
@@ -230,7 +230,7 @@ def _is_not_broadcast(op):
     return all(shape.rank == 0 or (shape.is_fully_defined() and shape == first) for shape in others)
 
 
-def _root_of_size(tensor):
+def _sqrt_of_element_count(tensor):
     """Returns √n for a tensor of n elements: their sum is at most √n times their norm."""
     terms = tensor.shape.num_elements()
     return _ROOT_OF_MOST_TERMS if terms is None else math.sqrt(max(terms, 1))

@@ -53,14 +53,14 @@ class AdamP(Rule):
         direction = ahead / (tf.sqrt(square / of_square) + at.epsilon) / of_mean
         decay_factor = tf.ones([], gradient.dtype)
         if parameter.shape.rank is not None and parameter.shape.rank > 1:
-            direction, decay_factor = _project(parameter, gradient, direction, at)
+            direction, decay_factor = _project_direction(parameter, gradient, direction, at)
         amount = at.learning_rate * direction
         if self.decay == "projected" and self.decays(at):
             amount = amount + at.learning_rate * at.weight_decay * decay_factor * parameter
         return amount, {"m": mean, "v": square}
 
 
-def _project(parameter, gradient, direction, at):
+def _project_direction(parameter, gradient, direction, at):
     """Returns the direction without its part along scale-invariant parameters, and the factor of the weight decay."""
     results = direction, tf.ones([], direction.dtype)
     by_channel = list(range(parameter.shape.rank - 1))

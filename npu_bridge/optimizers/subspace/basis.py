@@ -15,7 +15,7 @@ import numpy as np
 
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import did_you_mean, message, nearest_word, shown
-from npu_bridge.base.files import check_output, new_file, write_whole
+from npu_bridge.base.files import check_output, new_file, write_atomically
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.tf_internals.savers import keys_in_object_checkpoint
@@ -47,7 +47,7 @@ class Basis:
         path = pathlib.Path(path).with_suffix(".npy")
         described = path.with_suffix(".json")
         check_output(described, _COLUMNS, "Basis.save:")
-        write_whole(described, json.dumps({"columns": self.columns}), _COLUMNS)
+        write_atomically(described, json.dumps({"columns": self.columns}), _COLUMNS)
         with new_file(path, "wb") as file:
             np.save(file, np.asarray(self.rows, np.float32))
         return str(path)

@@ -139,19 +139,21 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         with tf.name_scope(name or self.get_name()), classic_control_flow() if is_graph else contextlib.nullcontext():
             gradient = tf.concat(
                 [
-                    tf.zeros([variable.shape.num_elements()]) if grad is None else tf.reshape(_float32(grad), [-1])
+                    tf.zeros([variable.shape.num_elements()])
+                    if grad is None
+                    else tf.reshape(_as_dense_float32(grad), [-1])
                     for grad, variable in pairs
                 ],
                 axis=0,
             )
-            done = self._step(gradient, variables, is_graph)
+            done = self._take_newton_step(gradient, variables, is_graph)
             if global_step is not None:
                 with tf.control_dependencies(done):
                     done = [*done, tf1.assign_add(global_step, 1)]
             return None if tf.executing_eagerly() else tf.group(*done)
 
-    def _step(self, gradient, variables, is_graph):
-        state = self._state()
+    def _take_newton_step(self, gradient, variables, is_graph):
+        state = self._step_state()
         learnt, before, last, is_started = [tf.identity(state[key].read_value()) for key in state if key != "rate"]
         coordinates, rows, (first, end) = self._project_gradient(gradient, variables)
         curvature = tf.tensordot(coordinates - before, last, 1)
@@ -263,7 +265,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
                 self._rows[place] = _local_variable(rows, f"{self._name}/basis")
         return self._rows[place]()
 
-    def _state(self):
+    def _step_state(self):
         """Returns the state kept from step to step, by name; the last entry is the last accepted rate."""
         with tf.init_scope():
             graph = None if tf.executing_eagerly() else tf1.get_default_graph()
@@ -273,7 +275,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
     @property
     def rate(self) -> Any:
         """The variable that holds the rate of the last step, which is 0.0 if no rate was accepted."""
-        return self._state()["rate"]
+        return self._step_state()["rate"]
 
 
 def next_inverse_hessian(inverse: tf.Tensor, change: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
@@ -289,7 +291,7 @@ def next_inverse_hessian(inverse: tf.Tensor, change: tf.Tensor, step: tf.Tensor)
     return tf.matmul(turned, tf.matmul(inverse, turned), transpose_a=True) + tf.tensordot(step, step, 0) / product
 
 
-def _float32(grad):
+def _as_dense_float32(grad):
     return tf.cast(as_dense(grad) if isinstance(grad, tf.IndexedSlices) else grad, tf.float32)
 
 

@@ -38,13 +38,13 @@ class Axis(NamedTuple):
 
 def linear(numbers: Iterable[float], start: float, end: float, from_zero: bool = False) -> Axis:
     """Makes a linear axis with margins. With `from_zero`, it begins at 0 if no number is negative."""
-    low, high = _ends(numbers)
+    low, high = _smallest_and_largest(numbers)
     room = 0.06 * (high - low) or 0.5 * abs(high) or 0.5
     bottom = min(low - room, 0.0) if low < 0 else 0.0 if from_zero or low - room < 0 else low - room
     return Axis(bottom, high + room, start, end, round_numbers(bottom, high + room))
 
 
-def without_margins(low: float, high: float, start: float, end: float) -> Axis:
+def axis_without_margins(low: float, high: float, start: float, end: float) -> Axis:
     """Makes a linear axis from `low` to `high` without margins; ticks are whole numbers, and the last is `high`."""
     high = max(high, low + 1)
     ticks = [tick for tick in round_numbers(low, high, 10) if tick == int(tick)]
@@ -58,7 +58,7 @@ def logarithmic(numbers: Iterable[float], start: float, end: float) -> Axis:
 
     If these are too many, the ticks are at 1 and 3 times powers of ten, or at powers of ten only.
     """
-    low, high = _ends(numbers)
+    low, high = _smallest_and_largest(numbers)
     room = max((high / low) ** 0.04, 1.05)
     low, high = low / room, high * room
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -69,9 +69,9 @@ def logarithmic(numbers: Iterable[float], start: float, end: float) -> Axis:
     return Axis(low, high, start, end, _thin_out(ticks), math.log10)
 
 
-def for_losses(numbers: Iterable[float], start: float, end: float) -> Axis:
+def axis_for_losses(numbers: Iterable[float], start: float, end: float) -> Axis:
     """Makes a logarithmic axis for positive numbers over a wide range, else a linear axis."""
-    ends = _ends(numbers)
+    ends = _smallest_and_largest(numbers)
     return (logarithmic if needs_logarithm(*ends) else linear)(ends, start, end)
 
 
@@ -82,7 +82,7 @@ def needs_logarithm(low: float, high: float) -> bool:
 
 def powers_of_two(numbers: Iterable[float], start: float = 0.0, end: float = 1.0) -> Axis:
     """Makes an axis of powers of two, with one more power on each side. A constant is then in the middle."""
-    low, high = _ends(numbers)
+    low, high = _smallest_and_largest(numbers)
     first, last = math.floor(math.log2(low)) - 1, math.ceil(math.log2(high)) + 1
     return Axis(
         2.0**first, 2.0**last, start, end, _thin_out([2.0**power for power in range(first, last + 1)]), math.log2
@@ -98,7 +98,7 @@ def round_numbers(low: float, high: float, most: int = _MOST_TICKS) -> list[floa
     return [float(f"{number * step:.10g}") for number in range(first, last + 1)]
 
 
-def _ends(numbers: Iterable[float]) -> tuple[float, float]:
+def _smallest_and_largest(numbers: Iterable[float]) -> tuple[float, float]:
     known = list(numbers)
     return (min(known), max(known)) if known else _EMPTY
 

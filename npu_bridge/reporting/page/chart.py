@@ -52,7 +52,7 @@ def draw_charts(curves: Curves) -> list[str]:
       end of its curve.
     """
     buckets = curves.buckets
-    x = axes.without_margins(buckets[0].first, max(buckets[-1].last, buckets[0].first + 1), LEFT, RIGHT)
+    x = axes.axis_without_margins(buckets[0].first, max(buckets[-1].last, buckets[0].first + 1), LEFT, RIGHT)
     made = [_draw_loss(curves, x), *_draw_metrics(curves, x)]
     if any(bucket.loss_scale for bucket in buckets):
         made.append(_draw_loss_scale(curves, x))
@@ -70,7 +70,7 @@ def _draw_loss(curves: Curves, x: Axis) -> str:
     numbers = [end for bucket in buckets if bucket.loss for end in (bucket.loss.low, bucket.loss.high)]
     evaluated = _evaluation_points(curves).pop("loss", {})
     numbers += [number for points in evaluated.values() for _, _, number in points]
-    y = axes.for_losses(numbers, _TOP + _TALL, _TOP)
+    y = axes.axis_for_losses(numbers, _TOP + _TALL, _TOP)
     runs = _split_at_gaps(buckets, x, lambda bucket: bucket.loss)
     body = [*_draw_lowered_steps(buckets, x, y), *_draw_bands(runs, y), *(_draw_path(run, y, "raw") for run in runs)]
     body += [_draw_path(_trend_points(run), y, "line") for run in runs if len(run) > 1]
@@ -138,7 +138,7 @@ def _draw_metrics(curves: Curves, x: Axis) -> list[str]:
                 for name, [(_, step, n)] in by_name.items()
             ]
             continue
-        y = axes.for_losses([number for points in by_name.values() for *_, number in points], _TOP + _LOW, _TOP)
+        y = axes.axis_for_losses([number for points in by_name.values() for *_, number in points], _TOP + _LOW, _TOP)
         body = [part for name, points in by_name.items() for part in _draw_evaluations(points, x, y, name)]
         ends = [End(points[-1][2], _format_short(points[-1][2]), name) for name, points in by_name.items()]
         title = f"Evaluation: {metric}"

@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from npu_bridge import __version__
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.base.terminal import escape_controls
 from npu_bridge.reporting.history import Evaluation, History, StepRow
 from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, draw_charts, tiles
@@ -62,7 +62,7 @@ def write_page(
       OSError: the page cannot be written, or a file of this name is not a page of this kind.
     """
     page = os.path.join(folder, PAGE_FILE) if page is None else page
-    write_whole(page, render_page(read_run_folder(folder, timeline, history)), PAGE_FILES)
+    write_atomically(page, render_page(read_run_folder(folder, timeline, history)), PAGE_FILES)
     return page
 
 
@@ -94,10 +94,10 @@ def render_page(run: RunFolder) -> str:
             f'<div id="tip" hidden></div>\n<script type="application/json" id="data">{_script_data(curves)}</script>\n'
             f"<script>{SCRIPT}</script>\n"
         )
-    return whole_page(title, body, "npu-run report", scripts)
+    return html_page(title, body, "npu-run report", scripts)
 
 
-def whole_page(title: str, body: str, command: str, scripts: str = "") -> str:
+def html_page(title: str, body: str, command: str, scripts: str = "") -> str:
     """Returns an HTML page in the style of reports, which needs no other file.
 
     Control characters are made visible, as they are not valid in HTML.
@@ -304,9 +304,9 @@ def _script_data(curves: Curves) -> str:
     rows = [
         [
             *(bucket.first, bucket.last, bucket.step),
-            *(_rounded(bucket.loss, part) for part in ("low", "mean", "high")),
-            *(_rounded(bucket.loss_scale, part) for part in ("low", "high")),
-            *(_rounded(bucket.learning_rate, "mean"), bucket.skipped, bucket.not_finite, bucket.precision),
+            *(_rounded_attribute(bucket.loss, part) for part in ("low", "mean", "high")),
+            *(_rounded_attribute(bucket.loss_scale, part) for part in ("low", "high")),
+            *(_rounded_attribute(bucket.learning_rate, "mean"), bucket.skipped, bucket.not_finite, bucket.precision),
             bucket.recorded,
         ]
         for bucket in curves.buckets
@@ -329,8 +329,8 @@ def _describe_evaluation(evaluation: Evaluation) -> str:
     return "\n  ".join([f"{what} at step {evaluation.step}", *shown])
 
 
-def _rounded(found: Any, part: str) -> float | None:
-    return None if found is None else float(f"{getattr(found, part):.6g}")
+def _rounded_attribute(holder: Any, attribute: str) -> float | None:
+    return None if holder is None else float(f"{getattr(holder, attribute):.6g}")
 
 
 def section(title: str, body: str, is_folded: bool = False) -> str:

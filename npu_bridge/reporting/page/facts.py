@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npu_bridge.base import environment
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.base.inventory import machine_rows, version_rows
 from npu_bridge.base.reading import read_json
 from npu_bridge.options import OPTIONS
@@ -64,7 +64,7 @@ def note_run(
         "ranks": [dict(rank) for rank in ranks],
     }
     os.makedirs(folder, exist_ok=True)
-    write_whole(os.path.join(folder, FACTS_FILE), json.dumps(facts, indent=1), _FILES)
+    write_atomically(os.path.join(folder, FACTS_FILE), json.dumps(facts, indent=1), _FILES)
 
 
 def note_options(folder: str, config: Any, options: Mapping[str, Any] | None) -> None:
@@ -74,7 +74,7 @@ def note_options(folder: str, config: Any, options: Mapping[str, Any] | None) ->
       OSError: the file cannot be written, or another program wrote it.
     """
     os.makedirs(folder, exist_ok=True)
-    write_whole(os.path.join(folder, OPTIONS_FILE), as_toml(config, options), OPTIONS_FILES)
+    write_atomically(os.path.join(folder, OPTIONS_FILE), as_toml(config, options), OPTIONS_FILES)
 
 
 def note_failure(folder: str, failure: Mapping[str, Any]) -> bool:
@@ -94,7 +94,7 @@ def note_failure(folder: str, failure: Mapping[str, Any]) -> bool:
     known = facts.get("failure")
     if known and (failure["secondary"] or not known.get("secondary")):
         return False
-    write_whole(os.path.join(folder, FACTS_FILE), json.dumps({**facts, "failure": failure}, indent=1), _FILES)
+    write_atomically(os.path.join(folder, FACTS_FILE), json.dumps({**facts, "failure": failure}, indent=1), _FILES)
     return True
 
 

@@ -32,7 +32,7 @@ class BackgroundWriter:
           write: function that writes the copy to the disk.
         """
         in_use = contextlib.ExitStack()
-        in_use.enter_context(copies.kept_in_use(path))  # entered here, as the thread can start later
+        in_use.enter_context(copies.keeping_copy(path))  # entered here, as the thread can start later
         self._thread = threading.Thread(
             target=self._write_in_thread, args=(copies, in_use, write), name="npu_bridge checkpoint"
         )

@@ -115,7 +115,7 @@ class MemoryCheckpoints:
             with contextlib.suppress(OSError):
                 _remove_copy(unfinished)
             return None
-        self._remove_if(lambda number, process: process == own or 0 <= number < step, except_place=place)
+        self._remove_copies_if(lambda number, process: process == own or 0 <= number < step, except_place=place)
         return path
 
     def find_newest(self) -> tuple[int, str] | None:
@@ -129,7 +129,7 @@ class MemoryCheckpoints:
         return max(found, default=None)
 
     @contextlib.contextmanager
-    def kept_in_use(self, path: str) -> Iterator[None]:
+    def keeping_copy(self, path: str) -> Iterator[None]:
         """Keeps a copy for the duration of a block, even if a newer copy is written."""
         place = os.path.dirname(path)
         self._in_use.add(place)
@@ -140,12 +140,12 @@ class MemoryCheckpoints:
 
     def remove_copies(self) -> None:
         """Removes the copies of this process and of processes that have ended; called at the end of a training."""
-        self._remove_if(lambda step, process: process == os.getpid() or not os.path.exists(f"/proc/{process}"))
+        self._remove_copies_if(lambda step, process: process == os.getpid() or not os.path.exists(f"/proc/{process}"))
         with contextlib.suppress(OSError):
             if not os.listdir(self._folder):
                 _remove_copy(self._folder)
 
-    def _remove_if(self, is_outdated, except_place=""):
+    def _remove_copies_if(self, is_outdated, except_place=""):
         """Removes the copies for whose step and process `is_outdated` returns True; other ranks can write here too."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._folder):
@@ -169,7 +169,7 @@ def memory_checkpoints(model_dir: str, only_of_job: bool = False) -> MemoryCheck
     if root is None:
         return None
     real = model_dir if "://" in model_dir else os.path.realpath(model_dir)
-    return _copies_in(os.path.join(root, hashlib.sha256(os.fsencode(real)).hexdigest()[:16]))
+    return _memory_checkpoints_in(os.path.join(root, hashlib.sha256(os.fsencode(real)).hexdigest()[:16]))
 
 
 def take_memory_checkpoint(model_dir: str | None) -> None:
@@ -208,7 +208,7 @@ def _memory_folder_of_process() -> MemoryFolder | None:
 
 
 @functools.cache
-def _copies_in(folder: str) -> MemoryCheckpoints:
+def _memory_checkpoints_in(folder: str) -> MemoryCheckpoints:
     return MemoryCheckpoints(folder)
 
 

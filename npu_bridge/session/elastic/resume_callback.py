@@ -108,7 +108,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
                 got = "a model without an input shape"
                 raise ValueError(message("ResumeCallback", "the model has no weights yet", "a built model", got, fix))
             optimizer.build(model.trainable_variables)
-            _load(model, path)
+            _load_model(model, path)
             reset_restarting_state(optimizer)
             self._batches_done = _batches_done(optimizer) if done is None else done
             saved, counters = _read_json(path, _NUMBERS), _read_json(path, _COUNTERS)
@@ -196,7 +196,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         if kept:
             path = f"{kept[1]}.keras"
             is_newer = not found or (found[0][0] is not None and kept[0] > found[0][0])
-            if (is_newer or not _is_intact(self._path)) and _is_intact(path):
+            if (is_newer or not _is_intact_zip(self._path)) and _is_intact_zip(path):
                 return path, kept[0]
         return (found[0][1], found[0][0]) if found else (None, 0)
 
@@ -243,7 +243,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
     def _copy_to_disk(self, path, unfinished):
         tf.io.gfile.copy(path, unfinished, overwrite=True)
         flush(unfinished)
-        if not _is_intact(unfinished):
+        if not _is_intact_zip(unfinished):
             problem, fix = "a saved model cannot be read back", "Check the disk; the previous file is still there."
             raise OSError(message("ResumeCallback", problem, f"{self._path} as it was", "other bytes", fix))
         rename_unfinished(unfinished, self._path)
@@ -261,7 +261,7 @@ def _read_json(path, name):
         return json.loads(saved.read(name)) if name in saved.namelist() else {}
 
 
-def _load(model, path):
+def _load_model(model, path):
     """Loads a saved model; raises ValueError that names the variables that differ if it is another model."""
     try:
         model.load_weights(path)
@@ -333,7 +333,7 @@ def _batches_done(optimizer):
     return int(optimizer.iterations) + int(getattr(optimizer, "skipped_steps", 0) or 0)
 
 
-def _is_intact(path):
+def _is_intact_zip(path):
     with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as saved:
         return saved.testzip() is None
     return False

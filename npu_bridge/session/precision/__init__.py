@@ -15,10 +15,10 @@ _PLACES = {
     "keras_callback": ("AccelerateTrainCallback",),
     "live_session": (
         "Build",
-        "as_last_step",
+        "following_last_step",
         "attach",
         "list_builds",
-        "one_decision",
+        "sharing_one_policy",
         "policy_of_last_step",
         "precision_of_session",
     ),

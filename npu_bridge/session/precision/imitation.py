@@ -25,7 +25,7 @@ from npu_bridge.session.precision.lowering import lowered_ops, node_of_op
 from npu_bridge.session.precision.modes import Policy
 from npu_bridge.session.precision.operator_dtypes import Rounding
 from npu_bridge.session.precision.rounded_functions import RoundedFunctions
-from npu_bridge.session.precision.type_lists import TypeLists, lists_under
+from npu_bridge.session.precision.type_lists import TypeLists, type_lists_for
 
 _numbers = itertools.count()
 # Operators of loops and conditions. No casts can be inserted between these; the operators after them round instead.
@@ -133,7 +133,10 @@ class Imitation:
         """Returns the operators of a graph as nodes by name; leaves out operators added for rounding."""
         ops = [op for op in graph.get_operations() if not rounding.is_rounding_op(op)]
         kept = set(self._ops_keeping_dtype(policy, ops))
-        return {op.name: node_of_op(op, rounding.unrounded, op not in kept and not op.op_def.is_stateful) for op in ops}
+        return {
+            op.name: node_of_op(op, rounding.tensor_before_rounding, op not in kept and not op.op_def.is_stateful)
+            for op in ops
+        }
 
     def _layer(self, policy, graph):
         return rounding.layers_of(graph).get(self._layers.get(policy))
@@ -150,7 +153,7 @@ class Imitation:
         return RoundedFunctions(find, self._type_lists(policy, graph), self._low_dtype, is_exempt_node, suffix)
 
     def _type_lists(self, policy, graph) -> TypeLists:
-        return lists_under(self._low_dtype, self._variables(policy, graph))
+        return type_lists_for(self._low_dtype, self._variables(policy, graph))
 
 
 def _make_guard(graph: tf.Graph, name: str) -> tf.Tensor:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.tf_internals.training import steps_per_execution
-from npu_bridge.options import parse_accelerate_train_mode, read_session_config, with_entry
+from npu_bridge.options import parse_accelerate_train_mode, read_session_config, with_optimizer_entry
 from npu_bridge.session.precision.functions import call_under_policy
 from npu_bridge.session.precision.live_session import precision_of_session
 from npu_bridge.session.precision.modes import Policy
@@ -58,7 +58,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         super().__init__()
         self._supports_tf_logs = True  # logs stay tensors until a number is needed
         key = {"experimental_accelerate_train_mode": accelerate_train_mode}
-        self._options = read_session_config(with_entry(None, key))
+        self._options = read_session_config(with_optimizer_entry(None, key))
         self._plan = parse_accelerate_train_mode(self._options.accelerate_train_mode)
         if self._plan is not None and self._plan.trigger == "loss" and final_loss is None:
             raise _usage_error("final_loss is missing", "the target loss", "None", "Pass final_loss=....")

@@ -51,25 +51,25 @@ def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
 
     Graph: adds one operator that does nothing, also to a finalized graph, when the precision can switch.
     """
-    if not precision.is_active or find_engine(session, _Executors) is not None:
+    if not precision.is_active or find_engine(session, _PrecisionEngine) is not None:
         return
     if is_remote(session):
         say_once(logging.WARNING, "precision: sessions on a remote TensorFlow server keep the dtypes of their graph.")
         return
-    executors = _Executors(session.graph, precision)
+    executors = _PrecisionEngine(session.graph, precision)
     executors.round_new_operators()
     add_engine(session, executors)
 
 
 def precision_of_session(session: tf.compat.v1.Session) -> Precision | None:
     """Returns the precision that a session follows; None for a session that was not passed to `attach`."""
-    executors = find_engine(session, _Executors)
+    executors = find_engine(session, _PrecisionEngine)
     return executors.precision if executors is not None else None
 
 
 def list_builds(session: tf.compat.v1.Session) -> list[Build]:
     """Returns the executors that a session has built so far, in order; [] unless `attach` was called for it."""
-    executors = find_engine(session, _Executors)
+    executors = find_engine(session, _PrecisionEngine)
     return list(executors.builds) if executors is not None else []
 
 
@@ -78,17 +78,17 @@ def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
 
     Returns None before the first training run, and for a session without `attach`.
     """
-    executors = find_engine(session, _Executors)
+    executors = find_engine(session, _PrecisionEngine)
     return executors.precision.effective_policy(executors.last_training) if executors is not None else None
 
 
 @contextlib.contextmanager
-def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
+def sharing_one_policy(session: tf.compat.v1.Session) -> Iterator[None]:
     """Makes all runs inside the block that train the same variables follow one policy; used for loops of steps.
 
     Ranks: collective; the ranks decide once, before the first run of the block.
     """
-    executors = find_engine(session, _Executors)
+    executors = find_engine(session, _PrecisionEngine)
     if executors is None:
         yield
         return
@@ -100,9 +100,9 @@ def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
+def following_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
     """In a block, makes runs that do not train follow the policy of the session's latest training run."""
-    executors = find_engine(session, _Executors)
+    executors = find_engine(session, _PrecisionEngine)
     if executors is None:
         yield
         return
@@ -113,7 +113,7 @@ def as_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
         executors.decided = None
 
 
-class _Executors(SessionEngine):
+class _PrecisionEngine(SessionEngine):
     """A layer around the runs of a session (a session engine): builds executors, and chooses one for each run."""
 
     place = Place.PRECISION

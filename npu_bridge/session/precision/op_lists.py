@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from npu_bridge.base.arguments import check_instance
 from npu_bridge.base.errors import did_you_mean, message
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import write_atomically
 from npu_bridge.session.precision.mixlist import Mixlist
 from npu_bridge.session.precision.rewriter import has_floating_type
 
@@ -66,13 +66,13 @@ class OpLists(NamedTuple):
             "black-list": {"to-add": sorted(self.floats), "to-remove": following},
             "white-list": {"to-add": sorted(self.half), "to-remove": following},
         }
-        write_whole(path, json.dumps(content, indent=2) + "\n")
+        write_atomically(path, json.dumps(content, indent=2) + "\n")
 
     def write_operator_dtypes(self, path: str, low_dtype: str) -> None:
         """Writes a file for the option `customize_dtypes`, which all precision modes allow; omits `promote` types."""
         dtypes = {**dict.fromkeys(sorted(self.floats), "float32"), **dict.fromkeys(sorted(self.half), low_dtype)}
         rules = (f"OpType::{name}:InputDtype:{dtype},OutputDtype:{dtype}\n" for name, dtype in dtypes.items())
-        write_whole(path, "".join(rules))
+        write_atomically(path, "".join(rules))
 
     def _with_types_in(self, where: str, name: str, op_types: Iterable[str]) -> OpLists:
         for op_type in op_types:

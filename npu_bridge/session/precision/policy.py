@@ -93,7 +93,7 @@ class Precision:
                 logging.INFO, f"{text}, which takes longer than float32: {_COSTS[self.low_dtype]} times on BERT tiny."
             )
             return
-        rewriter.switch_on(session_config, self.low_dtype)
+        rewriter.turn_on_rewriter(session_config, self.low_dtype)
         is_on_cpu = rewriter.device_kind() == "CPU"
         if self.low_dtype == FLOAT16 and is_on_cpu:
             text = "precision: float16 kernels are used, which take many times as long on a CPU as float32 kernels on"
@@ -162,7 +162,7 @@ class Precision:
             types = () if policy.reach == "mixed" else dir(tf.raw_ops)
             asked, lists = self._dtypes.by_type, self._op_lists
         else:
-            types, asked = rewriter.types_in(graph), exemptions.requested_types(self._dtypes, graph)
+            types, asked = rewriter.operator_types_in(graph), exemptions.requested_types(self._dtypes, graph)
             lists = registered_lists(graph)
         return rewriter.list_variables(rewriter.make_lists(policy, types, self._mixlist, asked, lists.as_mixlist()))
 

@@ -133,7 +133,7 @@ def _lowers_bfloat16() -> bool:
     return any(node.name == product.op.name and node.attr["T"].type == tf.bfloat16.as_datatype_enum for node in nodes)
 
 
-def switch_on(session_config: Any, low_dtype: str) -> None:
+def turn_on_rewriter(session_config: Any, low_dtype: str) -> None:
     """Turns the rewriter on in session settings, for a dtype to which it can lower on this machine."""
     rewrites = session_config.graph_options.rewrite_options
     name = _SWITCHES[device_kind(), low_dtype]
@@ -202,7 +202,7 @@ def list_variables(lists: RewriterLists) -> dict[str, str]:
     return variables
 
 
-def types_in(graph: tf.Graph) -> frozenset[str]:
+def operator_types_in(graph: tf.Graph) -> frozenset[str]:
     """Returns the operator types in a graph and its functions."""
     inside = {node.op for function in function_definitions(graph) for node in function.node_def}
     return frozenset(inside.union(op.type for op in graph.get_operations()))

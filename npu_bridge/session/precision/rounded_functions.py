@@ -164,10 +164,10 @@ class _CastInserter:
     def _cast_back(self, value, node, which):
         low = tf.as_dtype(self._low_dtype).as_datatype_enum
         name = f"{node.name}/rounded_{which}"
-        value = self._cast(f"{name}/{self._low_dtype}", value, _FLOAT32, low, node.device)
-        return self._cast(name, value, low, _FLOAT32, node.device)
+        value = self._make_cast_node(f"{name}/{self._low_dtype}", value, _FLOAT32, low, node.device)
+        return self._make_cast_node(name, value, low, _FLOAT32, node.device)
 
-    def _cast(self, name, value, before, after, device):
+    def _make_cast_node(self, name, value, before, after, device):
         cast = NodeDef(name=name, op="Cast", input=[value], device=device)
         cast.attr["SrcT"].type, cast.attr["DstT"].type = before, after
         cast.attr["Truncate"].b = False
@@ -182,7 +182,7 @@ def _data_inputs(node: Any) -> list[str]:
 def _nodes_by_name(nodes: Iterable[Any], is_exempt: Callable[[Any], bool]) -> dict[str, _FunctionNode]:
     """Returns the operators of a function definition by name."""
     nodes = list(nodes)
-    outputs = {node.name: _outputs(node) for node in nodes}
+    outputs = {node.name: _output_names(node) for node in nodes}
     producers = {value: (name, index) for name, values in outputs.items() for index, value in enumerate(values)}
     places = {}
     for node in nodes:
@@ -199,17 +199,19 @@ def _nodes_by_name(nodes: Iterable[Any], is_exempt: Callable[[Any], bool]) -> di
     return places
 
 
-def _outputs(node: Any) -> tuple[str, ...]:
+def _output_names(node: Any) -> tuple[str, ...]:
     """Returns the names of an operator's outputs, as other operators of the definition refer to them."""
     definition = operator_definition(node.op)
     if definition is None:
         return ()
-    flat = [argument.name for argument in argument_of_each_value(definition.output_arg, _attributes(node, definition))]
+    flat = [
+        argument.name for argument in argument_of_each_value(definition.output_arg, _attribute_reader(node, definition))
+    ]
     return tuple(f"{node.name}:{name}:{place - flat.index(name)}" for place, name in enumerate(flat))
 
 
 def _low_positions(node, definition, part):
-    attributes, value_of = low_attributes(node.op), _attributes(node, definition)
+    attributes, value_of = low_attributes(node.op), _attribute_reader(node, definition)
     return tuple(
         place
         for place, argument in enumerate(argument_of_each_value(getattr(definition, part), value_of))
@@ -217,7 +219,7 @@ def _low_positions(node, definition, part):
     )
 
 
-def _attributes(node: Any, definition: Any) -> Callable[[str], Any]:
+def _attribute_reader(node: Any, definition: Any) -> Callable[[str], Any]:
     """Returns a function that reads an attribute of a `NodeDef`: a number, a dtype or a list of dtypes."""
 
     def value_of(name):

@@ -79,7 +79,7 @@ class RoundingLayer:
     def replace_calls(self, op: tf.Operation, functions: Mapping[str, str]) -> None:
         """Makes an operator call other functions if the guard is True; `functions` maps old to new names."""
         name = f"{op.name}{_WORD}call"
-        with _placed_like(op):
+        with _placing_ops_like(op):
             pairs = [
                 tf.raw_ops.Switch(data=tensor, pred=self.guard, name=f"{name}/input") for tensor in list(op.inputs)
             ]
@@ -112,7 +112,7 @@ class RoundingLayer:
             done = tf.raw_ops.Merge(inputs=ends, name=f"{name}/done").output.op
         own = [part.op for pair in pairs for part in pair] + [merge.op for merge in merged]
         for each in [*own, pivots.output_true.op, plain.op, rounded.op, other, *(end.op for end in ends), done]:
-            self._mark(each)
+            self._mark_as_rounding_op(each)
         self.calls[op] = done
         for tensor, merge, users in zip(op.outputs, merged, readers):
             self.calls[tensor.ref()] = merge
@@ -153,7 +153,7 @@ class RoundingLayer:
     def _add_casts(self, tensor, dtype, op, which):
         """Casts a value to the low dtype and back, on an operator's device and in its control-flow context."""
         name = f"{op.name}{_WORD}{which}"
-        with _placed_like(op):
+        with _placing_ops_like(op):
             if self.guard is None:
                 parts = [tf.cast(tensor, dtype, name=f"{name}/{dtype}")]
                 parts.append(tf.cast(parts[0], tensor.dtype.base_dtype, name=name))
@@ -163,10 +163,10 @@ class RoundingLayer:
                 back = tf.cast(low, tensor.dtype.base_dtype, name=f"{name}/float32")
                 parts = [off, low, back, tf.raw_ops.Merge(inputs=[off, back], name=name).output]
         for part in parts:
-            self._mark(part.op)
+            self._mark_as_rounding_op(part.op)
         return parts[-1]
 
-    def _mark(self, op):
+    def _mark_as_rounding_op(self, op):
         mark_as_rounding_op(op, self.name)
 
 
@@ -230,7 +230,7 @@ def mark_as_rounding_op(op: tf.Operation, layer: str) -> None:
     set_attribute(op, _LAYER, tf.compat.v1.AttrValue(s=layer.encode()))
 
 
-def unrounded(tensor: tf.Tensor) -> tf.Tensor:
+def tensor_before_rounding(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the original of a rounded tensor; any other tensor is returned itself."""
     while tensor.op.type in ("Cast", "Merge", "Switch") and is_rounding_op(tensor.op):
         tensor = tensor.op.inputs[0]
@@ -247,7 +247,7 @@ def round_calls(functions: RoundedFunctions, layer: RoundingLayer, ops: Iterable
 
 
 @contextlib.contextmanager
-def _placed_like(op: tf.Operation) -> Iterator[None]:
+def _placing_ops_like(op: tf.Operation) -> Iterator[None]:
     """Creates the operators of a block on an operator's device and in its control-flow context, without name scope."""
     graph = op.graph
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""), tf.device(op.device or None):

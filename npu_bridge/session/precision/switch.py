@@ -68,7 +68,7 @@ class Switch:
             if self.has_happened:
                 return True
             if training not in self._started:
-                progress = self._progress()
+                progress = self._read_progress()
                 if not self._started:
                     self._plan_text = describe_plan(self.plan, progress, self._steps_per_run, self._original, self._low)
                 self._started.add(training)
@@ -82,7 +82,7 @@ class Switch:
                     "accelerate_train_mode: the switch comes earlier or later than planned. Expected STEP_NOW to "
                     "reach the ratio of TOTAL_STEP exactly; got STEP_NOW=%s of TOTAL_STEP=%s with %d steps in a run. "
                     "The last run of a training is always in the original precision.",
-                    *(reversed(self._texts())),
+                    *(reversed(self._progress_texts())),
                     self._steps_per_run,
                 )
             return True
@@ -107,20 +107,20 @@ class Switch:
 
     def _decide(self) -> SwitchDecision:
         try:
-            return decide_switch(self.plan, self._progress(), self._steps_per_run)
+            return decide_switch(self.plan, self._read_progress(), self._steps_per_run)
         except ValueError as error:
             if not self._has_warned:
                 self._has_warned = True
                 _LOG.warning("accelerate_train_mode: training continues in %s. %s", self._low, error)
             return SwitchDecision(1)
 
-    def _progress(self) -> Progress:
-        texts = self._texts()
+    def _read_progress(self) -> Progress:
+        texts = self._progress_texts()
         if self._fallback is not None and texts == (None, None):
             return self._fallback()
         return read_progress(self.plan.trigger, *texts)
 
-    def _texts(self) -> tuple[str | None, str | None]:
+    def _progress_texts(self) -> tuple[str | None, str | None]:
         goal, now = VARIABLES[self.plan.trigger]
         return environment.read_variable(goal), environment.read_variable(now)
 

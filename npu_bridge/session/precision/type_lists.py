@@ -29,23 +29,23 @@ class TypeLists(NamedTuple):
     deny: frozenset[str]
 
 
-def _types(text: str) -> frozenset[str]:
+def _split_type_names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
 _BOTH = TypeLists(
-    allow=_types("""
+    allow=_split_type_names("""
         BatchMatMul BatchMatMulV2 Conv2D Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2
         Conv3DBackpropInputV2 DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
         DepthwiseConv2dNativeBackpropInput Einsum MatMul
     """),
-    infer=_types("""
+    infer=_split_type_names("""
         Add AddN AddV2 AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BiasAdd BiasAddGrad BiasAddV1 Elu EluGrad Erf
         FloorDiv FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 LeakyRelu LeakyReluGrad
         Log Log1p LogSoftmax Mul Prod RealDiv Reciprocal Selu SeluGrad Sigmoid SigmoidGrad Softmax Softplus
         SoftplusGrad Softsign SoftsignGrad Sqrt Sub TanhGrad
     """),
-    clear=_types("""
+    clear=_split_type_names("""
         Abs ArgMax ArgMin BatchToSpace BatchToSpaceND BroadcastTo Ceil CheckNumerics ClipByValue Concat ConcatV2
         DepthToSpace DynamicPartition DynamicStitch EnsureShape Enter Equal Exit ExpandDims Fill Floor Gather GatherNd
         GatherV2 Greater GreaterEqual Identity IsFinite IsInf IsNan Less LessEqual Max MaxPool MaxPool3D MaxPool3DGrad
@@ -55,36 +55,36 @@ _BOTH = TypeLists(
         Select SelectV2 Sign Slice Snapshot SpaceToBatch SpaceToBatchND SpaceToDepth Split SplitV Squeeze StopGradient
         StridedSlice StridedSliceGrad Switch Tile TopK TopKV2 Transpose Unpack Where ZerosLike
     """),
-    deny=_types("""
+    deny=_split_type_names("""
         Exp Expm1 L2Loss Mean Pow SaveV2 SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits
     """),
 )
 _ALSO = {
     FLOAT16: TypeLists(
-        allow=_types("""
+        allow=_split_type_names("""
             BlockLSTM BlockLSTMGrad BlockLSTMGradV2 BlockLSTMV2 Conv3DBackpropFilter Conv3DBackpropInput GRUBlockCell
             GRUBlockCellGrad LSTMBlockCell LSTMBlockCellGrad
         """),
-        infer=_types("Erfc Inv Tanh"),
-        clear=_types("MaxPool3DGradGrad OneHot"),
-        deny=_types("Sum"),
+        infer=_split_type_names("Erfc Inv Tanh"),
+        clear=_split_type_names("MaxPool3DGradGrad OneHot"),
+        deny=_split_type_names("Sum"),
     ),
     BFLOAT16: TypeLists(
-        allow=_types("FusedPadConv2D"),
-        infer=_types("Rsqrt Square SquaredDifference"),
-        clear=_types("ResizeBilinear ScatterNd"),
-        deny=_types(""),
+        allow=_split_type_names("FusedPadConv2D"),
+        infer=_split_type_names("Rsqrt Square SquaredDifference"),
+        clear=_split_type_names("ResizeBilinear ScatterNd"),
+        deny=_split_type_names(""),
     ),
 }
 # Types of the clear list whose results can need more bits than their inputs: they add up or interpolate.
-_ADDING = frozenset({name for name in _BOTH.clear if name.startswith("MaxPool") and "Grad" in name}) | _types(
-    "MirrorPadGrad ResizeBilinear ResizeNearestNeighborGrad ScatterNd"
-)
+_ADDING = frozenset(
+    {name for name in _BOTH.clear if name.startswith("MaxPool") and "Grad" in name}
+) | _split_type_names("MirrorPadGrad ResizeBilinear ResizeNearestNeighborGrad ScatterNd")
 # Types that pass on values of their inputs unchanged: after rounded inputs, the outputs need no rounding.
 EXACT = (_BOTH.clear | _ALSO[FLOAT16].clear | _ALSO[BFLOAT16].clear) - _ADDING
 
 
-def lists_under(low_dtype: str, variables: Mapping[str, str]) -> TypeLists:
+def type_lists_for(low_dtype: str, variables: Mapping[str, str]) -> TypeLists:
     """Returns the lists for a low dtype, after the changes in the environment variables of TensorFlow's rewriter.
 
     Args:

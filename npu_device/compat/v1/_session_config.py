@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.options.reading import with_entry
+from npu_bridge.options.reading import with_optimizer_entry
 
 __all__ = ["SessionConfigBuilder"]
 
@@ -23,5 +23,5 @@ class SessionConfigBuilder:
     """
 
     def __init__(self, config: Any = None):
-        self.session_config: tf.compat.v1.ConfigProto = with_entry(config, {})
+        self.session_config: tf.compat.v1.ConfigProto = with_optimizer_entry(config, {})
         self.parameter_map = self.session_config.graph_options.rewrite_options.custom_optimizers[-1].parameter_map

@@ -7,7 +7,7 @@ import os
 import pathlib
 import textwrap
 
-from npu_run.trials.trial import environment_of, replace_out
+from npu_run.trials.trial import environment_of, fill_in_out_folder
 
 RANK = "import sys\nfrom npu_run.rank.main import main\nmain(sys.argv[1:])\n"
 
@@ -37,7 +37,7 @@ class WarmTrials:
         self.runs += 1
         os.makedirs(trial.folder, exist_ok=True)
         env = {**os.environ, **environment_of(trial, imposed)}
-        ended = self._python.run([self._start, *replace_out(command, trial.folder)], cwd=self._folder, env=env)
+        ended = self._python.run([self._start, *fill_in_out_folder(command, trial.folder)], cwd=self._folder, env=env)
         if log is not None:
             pathlib.Path(log).write_text(ended.stdout + ended.stderr)
         self.printed = ended.stdout + ended.stderr

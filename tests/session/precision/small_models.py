@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base import environment
-from npu_bridge.options import read_session_config, with_entry
+from npu_bridge.options import read_session_config, with_optimizer_entry
 from npu_bridge.session.precision import Precision, attach
 
 tf1 = tf.compat.v1
@@ -18,7 +18,7 @@ _HANDING_ON = ("Cast", "Merge", "Identity", "Reshape", "Transpose", "Relu", "Rel
 
 def precision_of(**keys):
     """The precision of a run whose session says these keys."""
-    return Precision(read_session_config(with_entry(None, keys)))
+    return Precision(read_session_config(with_optimizer_entry(None, keys)))
 
 
 def session_of(graph, precision=None, config=None):

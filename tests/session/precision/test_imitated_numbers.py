@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from npu_bridge.session.precision import rewriter
 from npu_bridge.session.precision.modes import BFLOAT16
-from npu_bridge.session.precision.type_lists import lists_under
+from npu_bridge.session.precision.type_lists import type_lists_for
 from tests.session.precision.small_models import kernels_of, precision_of, run_with_graph, session_of, tf1
 
 RAW = tf.raw_ops
@@ -159,7 +159,7 @@ def computed(op_type, inputs):
 
 
 def test_every_allowed_type_has_a_case():
-    assert set(CASES) == lists_under(BFLOAT16, {}).allow
+    assert set(CASES) == type_lists_for(BFLOAT16, {}).allow
 
 
 @pytest.mark.parametrize("op_type", CASES)

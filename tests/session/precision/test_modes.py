@@ -5,7 +5,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from npu_bridge.base.machine import missing_units
-from npu_bridge.options import read_session_config, with_entry
+from npu_bridge.options import read_session_config, with_optimizer_entry
 from npu_bridge.options.table_precision import PRECISION_MODES, PRECISION_MODES_V2
 from npu_bridge.session.precision import Precision, rewriter
 from npu_bridge.session.precision.mixlist import Mixlist
@@ -30,7 +30,7 @@ REFUSED = ("mixed_hif8", "cube_hif8")
 
 
 def options(**keys):
-    return read_session_config(with_entry(None, keys))
+    return read_session_config(with_optimizer_entry(None, keys))
 
 
 def test_every_mode_has_a_policy():

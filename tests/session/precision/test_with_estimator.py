@@ -13,7 +13,7 @@ from npu_bridge.estimator.npu import npu_session
 from npu_bridge.estimator.npu.npu_config import ExperimentalConfig, NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_hook import TellMeStepOrLossHook
-from npu_bridge.options import with_entry
+from npu_bridge.options import with_optimizer_entry
 from tests.goldens.two_layers import assert_same_bits
 from tests.session.precision.small_models import Dense, dtypes_of, tf1
 
@@ -191,7 +191,7 @@ def decorated_sessions(monkeypatch):
 
 def test_sessions_that_say_it_in_their_settings(decorated_sessions):
     model, kernels = Dense(), Kernels()
-    config = with_entry(None, {"experimental_accelerate_train_mode": "fast|step|0.5"})
+    config = with_optimizer_entry(None, {"experimental_accelerate_train_mode": "fast|step|0.5"})
     with model.graph.as_default():
         hook = TellMeStepOrLossHook(step=model.global_step, total_step=6)
         with tf1.train.MonitoredTrainingSession(hooks=[hook, kernels], config=config) as session:
