@@ -59,10 +59,6 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.pieces)
 
-    def id_of(self, piece: str) -> int:
-        """Returns the id of one piece; the unknown id if there is no such piece."""
-        return self._ids.get(piece, UNKNOWN_ID)
-
     def encode(self, text: str) -> list[int]:
         """Turns text into piece ids, without any special piece around it."""
         ids: list[int] = []

@@ -20,6 +20,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients import collections
 from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits
+from tests.once import lines_said
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -211,31 +212,22 @@ def test_rank_0_alone_shows_saves_and_runs_host_calls(on_ranks, tmp_path):
     assert tf.train.latest_checkpoint(str(tmp_path / "model")).endswith("model.ckpt-4")
 
 
-class _Lines(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.texts = []
-
-    def emit(self, record):
-        self.texts.append(record.getMessage())
-
-
 def logged_losses(folder, every_n_steps):
     """On a rank: the steps of a training of 5 whose loss is logged."""
     communicator = collective.current()
-    lines, logger = _Lines(), logging.getLogger("tensorflow")
-    level, _ = logger.level, logger.addHandler(lines)
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
     logger.setLevel("INFO")
     try:
         config = NPURunConfig(model_dir=folder, save_checkpoints_steps=5, log_step_count_steps=every_n_steps)
         params = {"seed": 1, "size": 1}
-        NPUEstimator(model_fn, config=config, params=params).train(
-            lambda: input_fn(communicator.rank, communicator.size), max_steps=5
-        )
+        with lines_said("tensorflow") as lines:
+            NPUEstimator(model_fn, config=config, params=params).train(
+                lambda: input_fn(communicator.rank, communicator.size), max_steps=5
+            )
     finally:
-        logger.removeHandler(lines)
         logger.setLevel(level)
-    steps = {int(line.partition(", step = ")[2].split()[0]) for line in lines.texts if line.startswith("loss = ")}
+    steps = {int(line.partition(", step = ")[2].split()[0]) for line in lines if line.startswith("loss = ")}
     # TensorFlow reads the global step beside the update: before or after it.
     return sorted({step - step % every_n_steps for step in steps})
 
@@ -327,16 +319,14 @@ def test_rank_0_alone_exports_to_the_folder_asked_for(on_ranks, tmp_path):
 
 def save_in(folder, own_folders, write_state):
     """On a rank: what is said of savers while each rank saves under a name of its own."""
-    rank, lines, logger = collective.current().rank, _Lines(), logging.getLogger("npu_bridge.base.errors")
+    rank = collective.current().rank
     folder = os.path.join(folder, str(rank)) if own_folders else folder
     os.makedirs(folder, exist_ok=True)
-    logger.addHandler(lines)
-    with tf.Graph().as_default(), tf1.Session() as session:
+    with lines_said() as lines, tf.Graph().as_default(), tf1.Session() as session:
         session.run(tf1.get_variable("weight", initializer=1.0).initializer)
         for step in range(3):
             tf1.train.Saver().save(session, os.path.join(folder, f"of_rank_{rank}"), step, write_state=write_state)
-    logger.removeHandler(lines)
-    return [text for text in lines.texts if text.startswith("checkpoint: ")]
+    return [text for text in lines if text.startswith("checkpoint: ")]
 
 
 def test_ranks_that_save_into_one_folder_are_told_once(on_ranks, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import time
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base import errors
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_hook import broadcast_global_variables
@@ -26,7 +24,7 @@ from npu_bridge.session import ResumableLoop
 from npu_bridge.stages import Accumulate
 from tests.goldens.keras_models import BATCH_SIZE, fit, make_data, make_model, state_of
 from tests.goldens.two_layers import assert_same_bits
-from tests.once import forget_what_was_said
+from tests.once import lines_said
 from tests.transfers import sums_fragment
 
 pytestmark = pytest.mark.ranks(2)
@@ -493,18 +491,6 @@ def test_layers_that_rank_0_has_adapted_are_so_everywhere(on_ranks, tmp_path, is
 
 def keras_of(name):
     return tf.keras if name == "tf.keras" else importlib.import_module(name)
-
-
-@contextlib.contextmanager
-def lines_said():
-    """Collects the messages of this rank that are said once, as if none had been said before."""
-    lines = []
-    forget_what_was_said()
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    errors._log.addHandler(handler)
-    yield lines
-    errors._log.removeHandler(handler)
 
 
 def rates_said(keras_name, is_everywhere):

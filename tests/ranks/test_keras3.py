@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import keras
 import numpy as np
 import pytest
@@ -34,7 +32,7 @@ from npu_bridge.stages import (
 from tests.goldens.keras3_models import Trace, beside_keras3, dynamic, fit, loop, make_model, state_of
 from tests.goldens.keras_models import BATCH_SIZE, make_data
 from tests.goldens.two_layers import assert_same_bits
-from tests.once import forget_what_was_said
+from tests.once import lines_said
 from tests.ranks.test_keras import (
     STEPS,
     adapted_on_rank_0,
@@ -279,33 +277,11 @@ def test_a_broadcast_sets_variables(on_ranks):
     assert on_ranks(2, values_after_broadcast) == [[1.0, 1.0]] * 2
 
 
-class _Lines(logging.Handler):
-    """Collects what is said of ranks that train apart, or read the same batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
-
-    def __enter__(self):
-        forget_what_was_said()
-        exchanges._warn_once.cache_clear()
-        for logger in (errors._log, exchanges._LOG):
-            logger.addHandler(self)
-        return self.lines
-
-    def __exit__(self, *_):
-        for logger in (errors._log, exchanges._LOG):
-            logger.removeHandler(self)
-
-
 def said_of(wrapper, is_sharded):
     """On a rank: what is said while it trains; and the losses, which show that no batch is lost."""
     data = make_data(STEPS)
     share, size = share_of(data) if is_sharded else (data, BATCH_SIZE)
-    with _Lines() as lines:
+    with lines_said(errors.__name__, exchanges.__name__) as lines:
         _, losses = fit(WRAPPERS[wrapper](momentum()), share, batch_size=size, callbacks=npu_callbacks_append([]))
     return [" ".join(line.split()[:6]) for line in lines], len(losses)
 

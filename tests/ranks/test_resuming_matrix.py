@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import logging
 
 import numpy as np
 import pytest
 
 from npu_bridge import collective
-from npu_bridge.base import errors
 from tests.goldens.sets import SETS, assert_settled, kinds_of, training
+from tests.once import lines_said
 
 STOP, END = 4, 8  # inside a window of three
 # On one rank most stages do nothing, and four ranks on two cores are slow: there, the sets in which most is kept.
@@ -22,28 +20,6 @@ SETS_OF = {1: OF_ONE, 2: tuple(SETS), 4: OF_FOUR}
 _ADDED = [pair for name in SETS if name != "plain" for pair in (("plain", name), (name, "plain"))]
 _ODD = ("window", "partial sync", "window, top k, dynamic, adam")
 CHANGES = [*_ADDED, *itertools.permutations(_ODD, 2), ("window", "window of reduced"), ("window of reduced", "window")]
-
-
-class _Lines(logging.Handler):
-    """Collects log lines, each one even if it was printed before."""
-
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
-
-
-@contextlib.contextmanager
-def told():
-    errors.say_once.cache_clear()
-    handler = _Lines()
-    errors._log.addHandler(handler)
-    try:
-        yield handler.lines
-    finally:
-        errors._log.removeHandler(handler)
 
 
 def _path(folder, chosen, ranks):
@@ -66,7 +42,7 @@ def trained_and_resumed(chosen_sets, folder):
             made.save(session, path)
             made.train(session, STOP, END)
             ends.append(made.state(session))
-        with made.session() as session, told() as lines:
+        with made.session() as session, lines_said() as lines:
             if chosen.startswith("sharded") or ranks.rank == 0:  # else rank 0 alone has the file
                 made.restore(session, path)
             made.train(session, STOP, END)
@@ -80,7 +56,7 @@ def gone_on(pairs, folder, saving_ranks):
     found = {}
     for before, after in pairs:
         made = training(after)
-        with made.session() as session, told() as lines:
+        with made.session() as session, lines_said() as lines:
             initial = made.state(session)
             made.restore(session, _path(folder, before, saving_ranks))
             made.settle(session)

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base import errors
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPUDistributedOptimizer
 from tests.goldens.two_layers import in_graph
-from tests.once import forget_what_was_said
+from tests.once import lines_said
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
 _ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
 
 
-class _Lines(logging.Handler):
-    """Collects what is said about batches."""
-
-    def __enter__(self):
-        forget_what_was_said()
-        self.lines = []
-        errors._log.addHandler(self)
-        return self.lines
-
-    def emit(self, record):
-        if "first batch" in record.getMessage():
-            self.lines.append(record.getMessage())
-
-    def __exit__(self, *_):
-        errors._log.removeHandler(self)
+def _about_batches(lines):
+    return [line for line in lines if "first batch" in line]
 
 
 def _dataset(name):
@@ -58,19 +42,19 @@ def _in_a_session(name):
     """On a rank: all losses, which show all batches, and what was said."""
     iterator = tf1.data.make_one_shot_iterator(_dataset(name))
     loss, train_op = _losses_of(*iterator.get_next())
-    with _Lines() as lines, tf1.Session() as session:
+    with lines_said() as lines, tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
-        return [float(session.run([loss, train_op])[0]) for _ in range(3)], list(lines)
+        return [float(session.run([loss, train_op])[0]) for _ in range(3)], _about_batches(lines)
 
 
 @in_graph
 def _fed(rows):
     read, labels = tf1.placeholder(tf.float32, [None, 2]), tf1.placeholder(tf.float32, [])
     _, train_op = _losses_of(read, labels)
-    with _Lines() as lines, tf1.Session() as session:
+    with lines_said() as lines, tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         session.run(train_op, {read: rows, labels: 0.5})
-        return list(lines)
+        return _about_batches(lines)
 
 
 @in_graph
@@ -80,10 +64,10 @@ def _read_on_rank_0_alone():
     else:
         read, labels = tf.ones([2, 2]), tf.zeros([2])
     _, train_op = _losses_of(read, labels)
-    with _Lines() as lines, tf1.Session() as session:
+    with lines_said() as lines, tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         session.run(train_op)
-        return list(lines)
+        return _about_batches(lines)
 
 
 def _fit(name):
@@ -91,9 +75,9 @@ def _fit(name):
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="zeros", input_shape=(2,))])
     model.compile(KerasDistributeOptimizer(tf.keras.optimizers.SGD(0.0)), "mse")
     dataset = _dataset(name)
-    with _Lines() as lines:
+    with lines_said() as lines:
         done = model.fit(dataset, epochs=2, verbose=0, callbacks=npu_callbacks_append())
-    return done.history["loss"], list(lines), model.train_tf_function.experimental_get_tracing_count()
+    return done.history["loss"], _about_batches(lines), model.train_tf_function.experimental_get_tracing_count()
 
 
 def _all():

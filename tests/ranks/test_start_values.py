@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base import errors
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import HAS_ESTIMATORS
 from npu_bridge.collective.agreement import RanksDisagreeError
@@ -28,28 +25,11 @@ from npu_bridge.gradients.first_step import start_values
 from npu_bridge.hccl import hccl_ops
 from npu_bridge.npu_init import npu_callbacks_append, npu_keras_optimizer
 from tests.goldens.two_layers import as_built_by_many, in_graph
+from tests.once import lines_said
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(3)
 _RATE = 0.5
-
-
-class _Lines(logging.Handler):
-    """Collects what is said about start values."""
-
-    def __init__(self, log=start_values._LOG):
-        super().__init__()
-        self.lines, self._log = [], log
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
-
-    def __enter__(self):
-        self._log.addHandler(self)
-        return self.lines
-
-    def __exit__(self, *_):
-        self._log.removeHandler(self)
 
 
 def _manager():
@@ -111,8 +91,7 @@ def stepped_without_an_input():
             loss = tf.reduce_sum(model(tf.ones([2, 2])))
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
-    errors.say_once.cache_clear()
-    with _Lines(errors._log) as lines:
+    with lines_said() as lines:
         step()
     return [line for line in lines if "can start from different values" in line]
 
@@ -129,7 +108,7 @@ def trained_in_a_graph(trainer, use_resource):
     """On a rank: values after two steps, what was said, and how many nodes the first step added."""
     variables = _variables(use_resource)
     train_op = TRAINERS[trainer](_loss(variables), variables)
-    with _Lines() as lines, tf1.Session(config=as_built_by_many()) as session:
+    with lines_said(start_values.__name__) as lines, tf1.Session(config=as_built_by_many()) as session:
         session.run(tf1.global_variables_initializer())
         tf1.get_default_graph().finalize()
         for _ in range(2):
@@ -167,7 +146,7 @@ def broadcast_by_the_script(how):
     """On a rank: what was said, and the values after a step."""
     variables = _variables()
     train_op = TRAINERS["loss scale"](_loss(variables), variables)
-    with _Lines() as lines:
+    with lines_said(start_values.__name__) as lines:
         if how == "hook":
             with tf1.train.MonitoredTrainingSession(hooks=[NPUBroadcastGlobalVariablesHook(0)]) as session:
                 session.run(train_op)
@@ -195,7 +174,7 @@ def fitted_without_an_input(callbacks):
         [tf.keras.layers.Dense(1, kernel_initializer=tf.keras.initializers.Constant(rank + 1.0))]
     )
     model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.0), _manager()), "mse")
-    with _Lines() as lines:
+    with lines_said(start_values.__name__) as lines:
         data = tf.data.Dataset.from_tensors(([[1.0]], [[1.0]]))
         model.fit(data, verbose=0, callbacks=npu_callbacks_append() if callbacks else [])
     return lines, model.weights[0].numpy().item()
@@ -263,7 +242,7 @@ def restored_on_rank_0(folder, trainer):
         saver.save(session, f"{folder}/model")
         session.run(train_op)
         expected = [value.tolist() for value in session.run(followed)]
-    with _Lines() as lines, tf1.Session() as session:
+    with lines_said(start_values.__name__) as lines, tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         if ranks.rank == 0:
             saver.restore(session, f"{folder}/model")
@@ -294,7 +273,7 @@ def fitted(generation, how, is_eager):
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", input_shape=[2])])
     model.layers[0].kernel.assign_add(tf.fill([2, 1], 10.0 * ranks.rank))
     model.compile(optimizer, loss=lambda y, out: tf.reduce_mean(out) * (1.0 + ranks.rank), run_eagerly=is_eager)
-    with _Lines() as lines:
+    with lines_said(start_values.__name__) as lines:
         model.fit(tf.ones([4, 2]), tf.zeros([4, 1]), batch_size=2, verbose=0)
     return [weight.tolist() for weight in model.get_weights()], lines
 
@@ -326,7 +305,7 @@ def test_ranks_that_start_differently_fit_one_keras_model(on_ranks, size):
 def fitted_in_a_graph():
     """On a rank: the same in a TF 1 graph, where Keras runs functions of the session."""
     ranks = collective.current()
-    with tf.Graph().as_default(), tf1.Session().as_default(), _Lines() as lines:
+    with tf.Graph().as_default(), tf1.Session().as_default(), lines_said(start_values.__name__) as lines:
         model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", input_shape=[2])])
         optimizer = KerasDistributeOptimizer(tf.keras.optimizers.legacy.SGD(_RATE, momentum=0.5))
         model.compile(optimizer, loss=lambda y, out: tf.reduce_mean(out) * (1.0 + ranks.rank))

@@ -80,16 +80,15 @@ class Curves(NamedTuple):
     evaluations: list[tuple[int, Evaluation]]
 
 
-def make_curves(history: History, most_buckets: int = MOST_BUCKETS) -> Curves:
+def make_curves(history: History) -> Curves:
     """Divides the steps of a history into buckets with the same number of recorded steps.
 
     Args:
       history: the history of a run, which can have several sessions.
-      most_buckets: largest number of buckets, at least 1.
     """
     rows, places, starts = list_steps(history)
     edges = sorted({0, *starts, len(rows)})
-    size = max(1, math.ceil(len(rows) / most_buckets))
+    size = max(1, math.ceil(len(rows) / MOST_BUCKETS))
     buckets = [_make_bucket(rows[at : at + size], places[at : at + size]) for at in range(0, len(rows), size)]
     restarts = [places[at - 1] for at in edges[1:-1]]
     steps = [row.step for row in rows]
