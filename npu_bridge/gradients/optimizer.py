@@ -69,7 +69,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         *,
         loss_id=None,
     ):
-        """Computes gradients of the unscaled loss, averaged over the ranks if the pipeline communicates.
+        """Computes gradients of the unscaled loss, averaged over the ranks if a stage reduces gradients.
 
         Several losses have a loss scale each. Every loss is multiplied by its scale, and its gradients are computed
         separately; overflows in these gradients change only this scale. The gradients of all losses are added up before

@@ -75,7 +75,7 @@ class Pipeline:
 
     @property
     def communicates(self) -> bool:
-        """Whether a stage exchanges values between ranks."""
+        """Whether a stage exchanges gradients or variables between ranks; flags of the overflow check do not count."""
         return any(stage.communicates for stage in self.stages)
 
     @property
@@ -93,7 +93,7 @@ class Pipeline:
 
     @property
     def can_skip_updates(self) -> bool:
-        """Whether a stage can skip updates."""
+        """Whether a stage has a gate, which can skip or change updates."""
         return any(overrides(type(stage), "gate") for stage in self.stages)
 
     @property
@@ -190,7 +190,7 @@ class Pipeline:
           List of pairs in the same order. None stays None, and a sparse gradient stays sparse.
         Raises:
           RanksDisagreeError: another rank is about to reduce other gradients.
-        Ranks: collective if a stage communicates.
+        Ranks: collective if a stage communicates or checks gradients on all ranks.
         """
         step.grads_and_vars = list(grads_and_vars)
         self.rank_state.compare_plans(step.grads_and_vars)
@@ -270,7 +270,8 @@ class Pipeline:
           apply: function that makes the update, with a list of (gradient, variable) as argument or without arguments.
             It is called once while the graph is built, or once for each group of variables that a stage trains in turn.
         Returns:
-          The result of `apply` if no stage can skip the update. Else the op of the update, or None in eager execution.
+          The result of `apply` if no stage can skip the update or has state to update. Else the op of the update,
+          or None in eager execution.
         """
         slots = self.rank_state.before_update(step)
         update_of = Update(collections.record_update_operators()(make_update(step, apply)), step.updated, slots)

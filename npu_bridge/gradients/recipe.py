@@ -33,8 +33,8 @@ class PipelineSettings:
       is_distributed: average gradients over the ranks.
       is_joint: skip a step on all ranks if gradients overflow on one. None means True if the pipeline exchanges
         gradients that can overflow, or if the update is sharded.
-      is_tailed: decide whether to skip a step before the last fragment is all-reduced; used with a manager and several
-        ranks.
+      is_tailed: decide whether to skip a step before the last fragment is all-reduced; used on several ranks, if
+        each rank checks its own gradients.
       wire_dtype: the 16-bit dtype to which gradients are rounded before the all-reduce, or None.
       is_sharded: whether the weight update is sharded over the ranks.
       stages: stages that the user adds. They are copied, so one list can serve several optimizers.
@@ -111,7 +111,7 @@ def _scaling_stages(settings, combined):
 
 
 def _needs_check(settings, added):
-    """Returns whether to check gradients; without loss scaling, only for 16 bits and for values that a stage keeps."""
+    """Returns whether to check gradients; without loss scaling, only for float16 and stages that need a decision."""
     if settings.is_scaled:
         return settings.is_checked
     sends_float16 = settings.is_distributed and settings.wire_dtype == tf.float16

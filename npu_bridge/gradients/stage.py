@@ -30,7 +30,7 @@ PLACES = (
     "record",
 )
 
-# The hooks of stages, in the order in which a pipeline calls them.
+# The hooks of stages, in the order in which a pipeline calls them; a TF 1 graph creates the variables of stages later.
 HOOKS = (
     "create_variables",
     "scale_loss",
@@ -54,6 +54,8 @@ class Stage(KnownKeywords):
 
         create_variables ─► scale_loss ─► backward pass ─► each_batch ─► before_reduce ─► all_reduce ─► after_reduce
           ─► (caller clips) ─► gate ─► update ─► after_update
+
+    In a TF 1 graph `create_variables` runs later: after the backward pass, and before `before_reduce`.
 
     In steps that are not due (all batches of an accumulation window but the last), the hooks from `before_reduce` to
     `after_reduce` do not run.

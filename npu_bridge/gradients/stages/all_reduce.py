@@ -26,8 +26,8 @@ class AllReduce(Stage):
     pieces, only a few of them at the same time. The rows of a sparse gradient are gathered, so that it stays sparse.
     Rows with the same index are added up before and after, so that the norm equals the norm of a dense gradient.
 
-    `Step.on_wire` holds the values to send. The overflow check of this rank and the all-reduces read the same tensors,
-    so every value that is sent has been checked.
+    `Step.on_wire` holds the values to send. An overflow check of this rank's gradients reads the same tensors, so it
+    checks every value that is sent.
 
     Gradients that are scaled or checked are multiplied by a power of two, at most 1 / ranks, before they are summed.
     This loses no bits, and keeps a sum of finite values finite; the division by the loss scale later completes the
@@ -115,7 +115,7 @@ class AllReduce(Stage):
             step.record_factor(method.leftover)
 
     def _reduce_dense(self, gradients, cut, method, decision):
-        """Returns reduced gradients by position; the last fragment waits for `decision`, unless that is None."""
+        """Returns reduced gradients by position; a small last fragment waits for `decision`, if there is one."""
         results, sent, most = {}, [], fragments.max_concurrent_all_reduces()
         sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
         last_bytes = sum(sizes_bytes[position] for position in cut[-1]) if cut else 0

@@ -33,8 +33,8 @@ class OverflowCheck(Stage):
     the optimizer can square every value without overflow in its slots.
 
     Checks the gradients passed to the update, and also the gradients from which the caller computed them, since
-    clipping by value turns an Inf into a finite number. If this pipeline averages gradients, every rank checks the
-    tensors that it sends. No further check is needed unless the caller changes a gradient, because a mean of usable
+    clipping by value turns an Inf into a finite number. With `checks_local_gradients`, every rank checks the tensors
+    that it sends. No further check is needed unless the caller changes a gradient, because a mean of usable
     gradients is usable. So the decision is the same before and after the reduction.
 
     Args:
