@@ -381,4 +381,5 @@ def test_rounding_inside_loops_and_of_operators_made_later(tmp_path):
         assert np.abs(half - exact).max() > 1e-4
         later = tf.matmul(looped, weights)
         half = half.astype(np.float16).astype("f") @ value.astype(np.float16).astype("f")
-        np.testing.assert_allclose(session.run(later), half, rtol=1e-5)
+        # Processors add up in different orders, which shows where large terms cancel.
+        np.testing.assert_allclose(session.run(later), half, rtol=1e-5, atol=1e-7 * np.abs(half).max())
