@@ -146,7 +146,7 @@ class _Segments:
         return [piece] if self._lengths is None else tf.split(piece, self._inside)
 
     def to_all_tensors(self, rows):
-        """Returns a matrix with a row for each tensor of the vector: the given rows of the segments, or zeros."""
+        """Returns a matrix with a row for each tensor of the vector; tensors without a segment here get zeros."""
         return tf.pad(tf.stack(rows), [[self._first, self._all - self._first - self._count], [0, 0]])
 
     def of_piece(self, numbers):

@@ -132,7 +132,7 @@ def _run_in_sequence(order):
 
 
 def _sent_bytes(transfer):
-    """Returns the bytes of an all-reduce, from static shapes."""
+    """Returns how many bytes an all-reduce sends; a tensor of unknown static shape counts as 0."""
     return sum((tensor.shape.num_elements() or 0) * tensor.dtype.size for tensor in transfer.inputs)
 
 

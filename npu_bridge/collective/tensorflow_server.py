@@ -125,7 +125,7 @@ class Server:
         if not sys.platform.startswith("linux"):
             return
         port = self._port.getsockname()[1]
-        problem = _attach_filter(port, _filter_of_sources(self._hosts))
+        problem = _attach_packet_filter(port, _filter_of_sources(self._hosts))
         if not problem:
             return
         text = message(
@@ -212,7 +212,7 @@ def _filter_of_sources(hosts):
     return [*rows, _DROP]
 
 
-def _attach_filter(port, instructions):
+def _attach_packet_filter(port, instructions):
     """Attaches a filter to this process's sockets that listen on a port; returns why it cannot, or ""."""
     listening = _listening_sockets(port)
     codes = [struct.pack("HBBI", *instruction) for instruction in instructions]

@@ -53,7 +53,7 @@ class RankState:
 
     @property
     def rows(self) -> list[RankValues]:
-        """The rows for values that differ between ranks: of the stages' state, and of weights and slots."""
+        """The `RankValues` of what differs between ranks: one for stages, one for weights and slots, if they exist."""
         return [values for values in (self._values, self._replicas) if values is not None]
 
     def checkpoint_parts(self) -> dict:

@@ -35,7 +35,7 @@ class CallRecorder:
         atexit.register(self.finish)  # before `recorder.finish`, which was registered earlier
 
     def note_update(self) -> None:
-        """Notes the functions being built as functions that train; an optimizer is about to update variables."""
+        """Records that the functions now being traced train; called before an optimizer updates variables."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         while graph is not None:
             self._graphs.setdefault(graph, [])

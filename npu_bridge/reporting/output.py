@@ -32,7 +32,7 @@ class TerminalOutput:
         return (columns or shutil.get_terminal_size().columns) - 1
 
     def show(self, line: str) -> None:
-        """Replaces the line, cut off at `width`."""
+        """Overwrites the current line of the terminal with `line`, cut off at `width`."""
         _write(self._stream, escape_in_line(line)[: self.width], "\r", _ERASE_TO_END)
         self._open_line = True
 

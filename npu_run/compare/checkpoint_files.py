@@ -21,7 +21,7 @@ _OTHERS = re.compile(r"eval.*|export|variables|assets|repeat-\d+|\..*")
 
 
 def checkpoints_in(path: str) -> dict[int, str]:
-    """Returns the paths of checkpoints, by the number at the end of each name (mostly the global step).
+    """Returns a dict from the number at the end of a checkpoint's name (mostly the global step) to its path.
 
     A name without a number counts as -1.
 

@@ -71,7 +71,7 @@ def compare_folders(
     tolerance: float | None = None,
     names: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """Compares two folders of trainings, of repeats or of dumped tensors.
+    """Compares two folders; each holds a training, repeats of one training, or dumped tensors.
 
     Args:
       a: the folder of the reference.

@@ -40,12 +40,12 @@ def _correlated_steps(rows: np.ndarray) -> float:
     units = rows / np.where(norms > 0, norms, 1.0)
     pairs = np.einsum("it,jt->ijt", units, units)
     by_chance = 1 / (repeats - 1)
-    same_sign = _correlations(rows)
-    proportions = (_correlations(pairs.reshape(-1, count)) - by_chance) / (1 - by_chance)
-    return max(_sum_correlations(same_sign), _sum_correlations(proportions))
+    same_sign = _autocorrelation(rows)
+    proportions = (_autocorrelation(pairs.reshape(-1, count)) - by_chance) / (1 - by_chance)
+    return max(_sum_autocorrelation(same_sign), _sum_autocorrelation(proportions))
 
 
-def _correlations(rows: np.ndarray) -> np.ndarray:
+def _autocorrelation(rows: np.ndarray) -> np.ndarray:
     """Computes the autocorrelation: the mean product of two values at each distance, scaled to 1 for distance 0."""
     count = rows.shape[1]
     power = np.abs(np.fft.rfft(rows, 2 * count, axis=1)) ** 2
@@ -53,7 +53,7 @@ def _correlations(rows: np.ndarray) -> np.ndarray:
     return (sums / max(sums[0], 1e-300))[: count // 2]
 
 
-def _sum_correlations(correlations: np.ndarray) -> float:
+def _sum_autocorrelation(correlations: np.ndarray) -> float:
     """Sums correlations up to the first distance without correlation; returns twice their number if all correlate."""
     none = np.flatnonzero(correlations < 0.05)
     if not len(none):

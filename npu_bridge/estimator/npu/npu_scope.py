@@ -52,7 +52,7 @@ def without_npu_compile_scope() -> AbstractContextManager[None]:
 
 
 def npu_variable_scope(placement: NpuExecutePlacement = NpuExecutePlacement.ALL) -> AbstractContextManager[None]:
-    """Marks variables with a device placement.
+    """Writes `placement` as an attribute on the variables that are created in the scope.
 
     Raises:
       ValueError: `placement` is not an NpuExecutePlacement.

@@ -121,7 +121,7 @@ class PipelineMixin(delegating_trackable()):
 
     @property
     def iterations(self):
-        """The number of updates of the inner optimizer, without skipped steps by default."""
+        """The number of updates of the inner optimizer. By default, skipped steps do not count."""
         return self._optimizer.iterations
 
     def get_config(self) -> dict:

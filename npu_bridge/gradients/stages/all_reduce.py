@@ -115,7 +115,7 @@ class AllReduce(Stage):
             step.record_factor(method.leftover)
 
     def _reduce_dense(self, gradients, cut, method, decision):
-        """Returns reduced gradients by position; a small last fragment waits for `decision`, if there is one."""
+        """Returns reduced gradients by position. If `decision` is not None, a small last fragment waits for it."""
         results, sent, most = {}, [], fragments.max_concurrent_all_reduces()
         sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
         last_bytes = sum(sizes_bytes[position] for position in cut[-1]) if cut else 0

@@ -277,7 +277,7 @@ def _load_model(model, path):
 
 
 def _list_differences(model, path):
-    """Returns texts about the variables that a saved model has and `model` has not, or not with this shape."""
+    """Returns a text for each variable that only one of `model` and the saved model has, or whose shapes differ."""
     with temporary_folder() as folder:
         own = os.path.join(folder, "own.keras")
         model.save(own)
