@@ -190,7 +190,7 @@ def error_of_call(function: Callable[..., Any], *positional: Any, **named: Any) 
 
 
 def broken_rules(settings: Settings, unknown: Mapping[str, Any], rules: tuple = RULES) -> Iterator[Exception]:
-    """Yields an error for each broken rule between options, if no value of the `unknown` options can mend it."""
+    """Yields an error for each broken rule between options, if no value of the `unknown` options can fix it."""
     values = {**settings.values, **unknown}
     settings = settings._replace(values=values, given=_GivenNames(settings.given.difference(unknown), unknown))
     yield from filter(None, (error_of_call(rule, settings) for rule in rules))

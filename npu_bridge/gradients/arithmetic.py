@@ -39,7 +39,7 @@ def gradient_parts(grad: Any) -> list:
 
 
 def gradient_from_parts(grad: Any, variable: Any, parts: Iterator[tf.Tensor]) -> Any:
-    """Builds a gradient from the next tensors of `parts`: one for a dense `grad`, values and indices for a sparse one."""
+    """Builds a gradient from the next tensors of `parts`: one if `grad` is dense, two if it is sparse."""
     if not isinstance(grad, tf.IndexedSlices):
         return tf.ensure_shape(next(parts), grad.shape)
     return tf.IndexedSlices(next(parts), next(parts), tf.constant(variable.shape.as_list()))

@@ -72,7 +72,11 @@ def _draw_loss(curves: Curves, x: Axis) -> str:
     numbers += [number for points in evaluated.values() for _, _, number in points]
     y = axes.axis_for_losses(numbers, _TOP + _TALL, _TOP)
     runs = _split_at_gaps(buckets, x, lambda bucket: bucket.loss)
-    body = [*_draw_low_precision_steps(buckets, x, y), *_draw_bands(runs, y), *(_draw_path(run, y, "raw") for run in runs)]
+    body = [
+        *_draw_low_precision_steps(buckets, x, y),
+        *_draw_bands(runs, y),
+        *(_draw_path(run, y, "raw") for run in runs),
+    ]
     body += [_draw_path(_trend_points(run), y, "line") for run in runs if len(run) > 1]
     dots = [(run[0].x, y.place(run[0].mean)) for run in runs if len(run) == 1]
     body += [f'<circle class="dot" cx="{left:.1f}" cy="{top:.1f}" r="3"/>' for left, top in dots]
