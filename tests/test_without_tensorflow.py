@@ -194,3 +194,21 @@ def test_tensorflow_does_not_greet_and_other_lines_stay():
         assert " tensorflow\n" in done.stderr and done.returncode == 0  # a line of Python itself, while it is loaded
     assert said["0"] == ["last"]
     assert any("oneDNN" in line or "cpu_feature_guard" in line for line in said["1"])
+
+
+def test_of_tensorflow_only_greetings_and_the_absence_of_a_driver_are_hidden():
+    """The lines are those of TensorFlow 2.21 for GPUs on a machine without one; some processors are not greeted."""
+    hidden = [
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "I0000 00:00:1795902224.578370    4106 cpu_feature_guard.cc:227] This TensorFlow binary is optimized",
+        "I0000 00:00:1795902213.293730    4066 cudart_stub.cc:31] Could not find cuda drivers on your machine",
+        "E0000 00:00:1795902220.940612    4066 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error",
+    ]
+    shown = ["E0000 00:00:1795902220.940612    4066 cuda_blas.cc:52] an error of CUDA", "a line of a script"]
+    text = "\n".join([*hidden, *shown])
+    code = (
+        "import os; from npu_bridge.base import tensorflow_start as start\n"
+        f"with start._without_lines(start._GREETING, start._NO_DRIVER): os.write(2, {text!r}.encode())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert done.stderr.splitlines() == shown
