@@ -79,6 +79,11 @@ class Pipeline:
         return any(stage.communicates for stage in self.stages)
 
     @property
+    def reduces_gradients(self) -> bool:
+        """Whether a stage combines the gradients of all ranks; False if ranks only synchronise variables."""
+        return any("reduced gradients" in stage.gives for stage in self.stages)
+
+    @property
     def loss_scale_managers(self) -> tuple:
         """The managers of the loss scales, in the order of `loss_id`; empty without loss scaling."""
         return tuple(manager for stage in self.of_type(Scaling) for manager in stage.managers)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge import collective
+from npu_bridge import collective, stages
 from npu_bridge.base import environment
 from npu_bridge.estimator.npu.npu_hook import broadcast_global_variables
 from npu_bridge.estimator.npu.npu_loss_scale_manager import (
@@ -371,10 +371,11 @@ def test_no_transfer_is_optimised_away(on_ranks):
 
 
 @in_graph
-def warnings_of_foreign_gradients():
+def warnings_of_foreign_gradients(added=()):
     """On a rank: warnings for gradients of two variables, of which `compute_gradients` has covered the first."""
     first, second = (tf1.get_variable(name, initializer=[1.0], use_resource=True) for name in ("first", "second"))
-    optimizer = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1))
+    inner = tf1.train.GradientDescentOptimizer(0.1)
+    optimizer = NPUOptimizer(inner, is_distributed=True, stages=added) if added else NPUDistributedOptimizer(inner)
     pairs = optimizer.compute_gradients(tf.reduce_sum(first), var_list=[first])
     of_both = []
     for given in (pairs, [*pairs, (tf.ones([1]), second)]):
@@ -390,3 +391,8 @@ def test_gradients_that_were_not_averaged_are_named(on_ranks):
     for averaged, (line,) in on_ranks(2, warnings_of_foreign_gradients):
         assert averaged == []
         assert "the gradients of second:0 were not averaged over the ranks" in line
+
+
+def test_gradients_of_ranks_that_synchronise_variables_need_no_average(on_ranks):
+    for of_first, of_both in on_ranks(2, warnings_of_foreign_gradients, [stages.PartialSync()]):
+        assert of_first == of_both == []
