@@ -101,6 +101,13 @@ def test_a_long_case_fails_the_fast_tier_alone(run, tmp_path):
     assert code == 0 and "took 0.3 s;" not in printed
 
 
+def test_a_slow_machine_is_not_taken_for_slow_cases(run):
+    cases = "".join(f"def test_{number}():\n    time.sleep(0.3)\n\n\n" for number in range(5))
+    suite = f"import time\nfrom tests import times\n\ntimes._MOST_OF_ALL = 0.5\n\n\n{cases}"
+    code, printed = run(suite, "-m", "not slow")
+    assert code == 0 and " took 0.3 s;" not in printed
+
+
 def test_minutes_of_folders_and_the_slowest_cases_are_kept(run, tmp_path):
     code, printed = run(SUITE)
     table = (tmp_path / "out" / "times.txt").read_text()

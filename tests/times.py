@@ -15,8 +15,10 @@ import pytest
 
 TABLE = pathlib.Path(__file__).resolve().parent.parent / "out" / "test_times.txt"
 # A case of `make test` that takes longer is to be made shorter, or belongs to `make test-all`. On a machine that others
-# use as well, CASE_SECS in the environment sets another limit.
+# use as well, CASE_SECS in the environment sets another limit. In a run of the whole suite, the limit is at least this
+# share of all case time, so that a slow machine is not taken for slow cases: 20 s in a run of eight minutes.
 MOST_SECS = float(os.environ.get("CASE_SECS", 20))
+_MOST_OF_ALL = 0.02
 _PRINTED, _WRITTEN = 10, 200
 
 
@@ -24,7 +26,7 @@ class Times:
     """Adds up what the phases of cases took.
 
     Args:
-      is_limited: whether a case above `MOST_SECS` makes the run fail.
+      is_limited: whether a case that takes too long makes the run fail.
       table: the file to write.
     """
 
@@ -76,11 +78,12 @@ class Times:
 
     def too_slow(self) -> list[str]:
         """A sentence for each case that takes longer than a case of `make test` may."""
+        most = max(MOST_SECS, _MOST_OF_ALL * sum(self._all.values()))
         return [
-            f"{name} took {secs:.1f} s; a case of `make test` takes at most {MOST_SECS:.0f} s. "
+            f"{name} took {secs:.1f} s; a case of `make test` takes at most {most:.0f} s here. "
             f"Make it shorter, or mark it as slow (tests/tiers.py)."
             for name, secs in self._calls.most_common()
-            if self._is_limited and secs > MOST_SECS
+            if self._is_limited and secs > most
         ]
 
 
