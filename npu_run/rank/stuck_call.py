@@ -100,7 +100,8 @@ class MainThreadSampler:
         stuck = {
             "since": self._since,
             "where": _describe_position(frame),
-            "waits": _waits_for_ranks(frame),
+            # Garbage can hold iterators, which TensorFlow can take a minute to free.
+            "waits": not self._is_collecting and _waits_for_ranks(frame),
             "busy_at": busy_at,
             "pipeline": _find_input_pipeline(frames, self._thread),
             "is_blocked": self._blocked >= _BLOCKED_SAMPLES,

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import operator
 import os
 import re
 import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -261,6 +264,38 @@ def test_a_rank_that_frees_an_iterator_of_keras_waits_for_no_rank():
             assert not sampled_twice(thread, "trainer.py", 105.0)[1]["waits"]
         finally:
             lock.release()
+
+
+def test_a_rank_that_frees_garbage_inside_tensorflow_waits_for_no_rank():
+    """Garbage can hold iterators; see the case above."""
+
+    class FreeingWaits(weakref.ref):
+        acquire = None
+
+    class Garbage:
+        pass
+
+    begin, free = threading.Lock(), threading.Lock()
+    begin.acquire()
+    free.acquire()
+    garbage = Garbage()
+    garbage.itself = garbage
+    reference = FreeingWaits(garbage, operator.methodcaller("acquire"))  # no code in Python runs while it waits
+    reference.acquire = free.acquire
+    del garbage
+    module = {"__name__": "tensorflow.python.eager.execute"}
+    exec(compile("def trace(begin, collect):\n    begin()\n    collect()\n", "tracing.py", "exec"), module)
+    with running(module["trace"], begin.acquire, gc.collect) as thread:
+        sampler = MainThreadSampler(thread.ident)
+        begin.release()
+        try:
+            while not sampler._is_collecting:
+                time.sleep(0)
+            stuck = [sampler.sample(now) for now in (100.0, 102.0)][1]["stuck"]
+            assert "tracing.py" in stuck["where"] and not stuck["waits"]
+        finally:
+            free.release()
+            sampler.end()
 
 
 def test_waiting_for_ranks_that_make_no_group_is_recognised(monkeypatch):
