@@ -11,6 +11,7 @@ from the tests that run.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import os
 import pathlib
@@ -182,6 +183,7 @@ def _serve(folder):
             outcome = (True, _function(path, qualname)(*arguments))
         except BaseException:
             outcome = (False, traceback.format_exc())
+        gc.collect()  # TensorFlow takes up to a minute to free an old iterator, if it frees several at once
         _write(folder / f"answer_{number}_{rank}", outcome)
         number += 1
 

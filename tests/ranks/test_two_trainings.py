@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
@@ -20,6 +21,7 @@ from tests.npu_run.launching import npu_run, write_script
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
 STEPS = 3
+RANDOM_DELAYS = 15
 # Gradients of the two models are 1.5 and 15, the means of those of two ranks.
 ENDS = [-1.5 * STEPS, -15.0 * STEPS]
 
@@ -156,14 +158,18 @@ def test_threads_train_each_model_with_its_own_gradients(on_ranks, tmp_path, way
 
 def trained_often(way, folder):
     tf.get_logger().setLevel("ERROR")  # so many models are traced anew
-    return [trained_in_threads(way, seed, f"{folder}/{seed}", seed % 3 == 0) for seed in range(50)]
+    ends = []
+    for seed in range(RANDOM_DELAYS):
+        ends.append(trained_in_threads(way, seed, f"{folder}/{seed}", seed % 3 == 0))
+        gc.collect()  # see tests/rank_pool.py
+    return ends
 
 
-@pytest.mark.slow("fifty trainings with random delays")
+@pytest.mark.slow("many trainings with random delays")
 @pytest.mark.parametrize("way", WAYS)
 def test_no_delay_mixes_two_trainings_up(on_ranks, tmp_path, way):
     for found in on_ranks(2, trained_often, way, str(tmp_path)):
-        assert found == [ENDS] * 50
+        assert found == [ENDS] * RANDOM_DELAYS
 
 
 SCRIPT = """
