@@ -1,4 +1,4 @@
-"""Defines `AverageMetricsCallback`, which averages an epoch's metrics over the ranks, for callbacks that use them."""
+"""Defines `AverageMetricsCallback`, which averages metrics over the ranks before other callbacks read them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class AverageMetricsCallback(tf.keras.callbacks.Callback):
     numbers of the job. All ranks have equal weight. A rank that lacks a number gets the mean of the ranks that have the
     number. So rank 0 can validate alone. `npu_callbacks_append` adds the callback in jobs of several ranks.
 
-    The callback also compares numbers of the optimizer, and rank 0 warns once if they differ. A callback that is only
-    on some ranks can cause this. At the end of `fit`, the ranks wait for each other, so that each can load the files of
-    rank 0.
+    The callback also compares the optimizer's hyperparameters between ranks. If they differ, because a callback is
+    missing on some ranks, for example, rank 0 warns once. At the end of `fit`, the ranks wait for each other, so that
+    each can load the files of rank 0.
 
     Ranks: collective; give it to every rank, before the callbacks that must see averages.
     """
@@ -44,7 +44,7 @@ class AverageMetricsCallback(tf.keras.callbacks.Callback):
 
 
 def _warn_of_differences(of_ranks):
-    """Warns on rank 0 about numbers of the optimizer that differ between ranks; lists the number of each rank."""
+    """Warns on rank 0 about hyperparameters that differ between ranks; `of_ranks` has a dict by name for each rank."""
     names = dict.fromkeys(name for each in of_ranks for name in each)
     values = {name: [each.get(name) for each in of_ranks] for name in names}
     differing = [f"{name} is {found}" for name, found in values.items() if len(set(map(repr, found))) > 1]

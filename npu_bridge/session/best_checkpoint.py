@@ -20,7 +20,7 @@ _COPY = re.compile(r"(model\.ckpt-\d+)\.(index|meta|data-\d+-of-\d+)")
 
 
 class BestCheckpoint(tf.estimator.Exporter):
-    """An exporter that copies the best checkpoint so far to `MODEL_DIR/export/NAME`, the only checkpoint there.
+    """An exporter that keeps a copy of the best checkpoint so far, and no other, in `MODEL_DIR/export/NAME`.
 
     It is used like `tf.estimator.BestExporter`, but copies a checkpoint instead of exporting a model.
     `tf.train.latest_checkpoint` finds the copy. The file `best.json` next to it holds the step and the metrics of the

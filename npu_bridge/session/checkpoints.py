@@ -68,7 +68,7 @@ class ModelDirInUseError(RuntimeError):
 
 
 def hold_model_dir(folder: str | None) -> Hold:
-    """Holds a folder of checkpoints for this process's training, until `release`; readers need not hold it.
+    """Holds a folder of checkpoints for this process's training until the result is released; reading needs no hold.
 
     Creates the folder if it is missing. A remote folder, or a folder that cannot be written to, is not held.
 
@@ -93,9 +93,9 @@ def _make_folder(folder):
 def hold_for_saver_hooks() -> None:
     """Makes every `tf.estimator.CheckpointSaverHook` hold its folder from `begin` to `end`; another call has no effect.
 
-    Estimators and MonitoredTrainingSessions save with this hook. As `end` is not called after an error, the folder is
-    then released with the hook or the process. A hook with an attribute `holds_its_folder` holds and releases its
-    folder itself.
+    Estimators and MonitoredTrainingSessions save with this hook. After an error `end` is not called: the folder
+    is then released when the hook is deleted or the process ends. A hook with an attribute `holds_its_folder` holds and
+    releases its folder itself.
     """
     releases: weakref.WeakKeyDictionary[Any, Callable] = weakref.WeakKeyDictionary()
 
@@ -157,7 +157,7 @@ class CarefulSaver:
 
     TensorFlow writes a checkpoint under temporary names, renames it when it is complete, and then deletes older
     checkpoints. When a save fails, this class deletes its half-written files, as they take space on the disk. It also
-    makes the saver forget the failed checkpoint, which must not count among the checkpoints to keep.
+    removes the failed checkpoint from the saver's list of checkpoints to keep.
 
     Ranks: local.
     """
@@ -167,7 +167,7 @@ class CarefulSaver:
         self.saver_def = saver.saver_def
 
     def save(self, session: Any, save_path: str, global_step: int, write_meta_graph: bool = True) -> str | None:
-        """Saves variables as `tf.compat.v1.train.Saver.save` does.
+        """Saves variables as `tf.compat.v1.train.Saver.save` does; returns the path prefix of the checkpoint.
 
         Raises:
           CheckpointNotSavedError: there is no space, or the files cannot be read.

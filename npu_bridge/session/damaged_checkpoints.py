@@ -38,12 +38,12 @@ class _Damage(NamedTuple):
 
 
 def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> None:
-    """Checks the newest checkpoint of a folder by reading all of it; a gigabyte in memory takes about 0.2 s.
+    """Checks the newest checkpoint of a folder by reading all of it; takes 0.2 s for a gigabyte in the page cache.
 
     Args:
       folder: the folder of the checkpoints; None or an empty folder is accepted.
-      may_go_back: instead of raising, make the newest intact checkpoint the newest one of the folder, and log this.
-        Only in a job that the launcher restarts on failure. The files of the damaged checkpoint stay.
+      may_go_back: instead of raising, list the newest intact checkpoint as the newest of the folder, and log this.
+        Works only in a job that the launcher restarts on failure. The files of the damaged checkpoint stay.
     Raises:
       DamagedCheckpointError: the newest checkpoint is damaged or unknown.
     Ranks: local.
@@ -64,7 +64,7 @@ def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> No
 
 
 def check_checkpoint(path: str) -> None:
-    """Checks a checkpoint by reading all of it. A missing checkpoint is not reported: restoring it fails.
+    """Checks a checkpoint by reading all of it; raises nothing for a missing checkpoint.
 
     Args:
       path: the checkpoint, without the endings of its files; or a folder, for its newest checkpoint.
@@ -88,14 +88,14 @@ def check_checkpoint(path: str) -> None:
 
 @contextlib.contextmanager
 def mismatches_explained(folder: str) -> Iterator[None]:
-    """Makes TensorFlow's error about a checkpoint of another model name the first variable that does not fit.
+    """Replaces TensorFlow's error about a checkpoint of another model; the new error names a variable that differs.
 
     The `with` block restores the checkpoint.
 
     Args:
       folder: the folder whose newest checkpoint is restored.
     Raises:
-      tf.errors.InvalidArgumentError, tf.errors.NotFoundError: the class of TensorFlow's error.
+      tf.errors.InvalidArgumentError, tf.errors.NotFoundError: as TensorFlow, with the name and shapes of the variable.
     """
     try:
         yield
@@ -111,7 +111,7 @@ def mismatches_explained(folder: str) -> Iterator[None]:
 
 
 def _first_difference(graph, prefix, must_be_there):
-    """Returns two texts about the first variable that differs, for the graph and for the checkpoint; else None."""
+    """Describes the first variable that differs: returns a text for the graph and one for the checkpoint, or None."""
     shapes = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
     for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
         name, shape = variable.op.name, variable.shape
@@ -123,7 +123,7 @@ def _first_difference(graph, prefix, must_be_there):
 
 
 def find_damage(prefix: str) -> _Damage | None:
-    """Returns the damage of a checkpoint and the damaged file; None if all its tensors can be read."""
+    """Returns a `_Damage`: the damaged file of a checkpoint, and the reason; None if no damage is found."""
     index = f"{prefix}.index"
     if not tf.io.gfile.exists(index):
         if tf.io.gfile.exists(prefix):
@@ -156,12 +156,12 @@ def find_damage(prefix: str) -> _Damage | None:
 
 
 def resume_from_copy(folder: str, step: int, copy: Callable[[], str]) -> None:
-    """Makes a copy the newest checkpoint of a folder, if the copy is later than the newest intact checkpoint there.
+    """Calls `copy` and lists the result as a folder's newest checkpoint, unless an intact one has this or a later step.
 
     Args:
       folder: folder of a job that may resume from an older checkpoint (see `may_go_back` of `check_newest_checkpoint`).
       step: the step of the copy.
-      copy: writes the copy, over a damaged checkpoint of this step, and returns its path.
+      copy: function that writes the copy, replaces a damaged checkpoint of this step, and returns the path.
     """
     listed = _listed_checkpoints(folder) if tf.io.gfile.exists(os.path.join(folder, _STATE)) else []
     damage = None
@@ -194,7 +194,7 @@ def _listed_checkpoints(folder):
 
 
 def _newest_intact(folder, listed):
-    """Returns the newest intact checkpoint of those listed, else of all in the folder; None if none is intact."""
+    """Returns the path of the newest intact checkpoint in `listed`, else in the folder; None if all are damaged."""
     indexes = [file for file in tf.io.gfile.listdir(folder) if re.search(r"-\d+\.index$", file)]
     found = [os.path.join(folder, file[: -len(".index")]) for file in indexes]
     candidates = [*reversed(listed), *sorted(found, key=_step_of, reverse=True)]

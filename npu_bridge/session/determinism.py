@@ -38,9 +38,9 @@ def seed_graph(options: TrainingOptions, graph: tf.Graph) -> None:
 
 
 def choose_seed(options: TrainingOptions) -> int | None:
-    """Returns `tf_random_seed`, the graph seed of a run.
+    """Returns the graph seed of a run: the option `tf_random_seed`, or None.
 
-    If unset, returns a fixed seed for `deterministic`, with a warning, else None.
+    If this option is not set and `deterministic` is on, warns and returns a fixed seed.
     """
     if options.tf_random_seed is not None or options.deterministic != 1 or not options.use_off_line:
         return options.tf_random_seed

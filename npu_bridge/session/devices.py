@@ -87,7 +87,7 @@ def visible_gpus(ordinals: Sequence[int], gpu_count: int) -> list[int]:
 
 
 def variable_device(op: tf.Operation) -> str:
-    """Returns the CPU for a variable, and the device already set for any other operator; a function for `tf.device`."""
+    """Returns the device of an operator, for `tf.device`: the CPU for a variable, else the device already set."""
     return _HOST if op.type in VARIABLE_TYPES else op.device
 
 

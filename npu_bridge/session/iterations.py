@@ -112,7 +112,7 @@ class _LoopEngine(SessionEngine):
             return self.inner.execute(session, request)
 
     def take_run_metadata(self):
-        """Returns a RunMetadata that overlapped steps have recorded, and keeps it no longer; None without one."""
+        """Returns and forgets the RunMetadata of recorded overlapping steps; None if no steps were recorded."""
         for steps in self._earlier_steps.values():
             if isinstance(steps, OverlappedSteps) and steps.record is not None:
                 record, steps.record = steps.record, None

@@ -58,8 +58,8 @@ class OverlappedSteps:
       fed: names of the tensors fed to the run.
       one_by_one: function that trains steps one by one; called with the session, the session's engine, the number of
         steps and the feeds.
-      make_loop: function that makes the loop, or returns the loop of an earlier session, and whether the loop is new.
-        Its argument is the control dependencies that order the all-reduces.
+      make_loop: function of the control dependencies that order the all-reduces; returns the loop, and whether this
+        call made the loop (otherwise an earlier session did).
     """
 
     def __init__(

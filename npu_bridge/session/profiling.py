@@ -42,7 +42,7 @@ class ProfilingHook(tf.estimator.SessionRunHook):
         self._is_over = False
 
     def after_create_session(self, session, coord):
-        """Adds an inner hook to the session; this hook sees the run options that other hooks have set."""
+        """Adds a second hook inside the session, because only that hook sees run options that other hooks have set."""
         del coord
         run_with_hooks(session, [_RunOptionsWatch(self)])
 

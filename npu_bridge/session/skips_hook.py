@@ -16,7 +16,7 @@ _SKIPS_BEFORE_LOSS = 5
 class SkipsHook(tf.estimator.SessionRunHook):
     """A hook that counts skipped steps with `SkipsInARow`, and warns.
 
-    The hook reads only runs that decide about skipping anyway.
+    The hook reads a decision only in a run that computes it anyway.
 
     Graph: adds nothing; reads collections.
     Ranks: local; only rank 0 warns.

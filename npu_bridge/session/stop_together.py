@@ -25,8 +25,8 @@ class StopTogether(tf.estimator.SessionRunHook):
       hooks: hooks that can call `run_context.request_stop()`; empty on ranks without such hooks.
     Attributes:
       was_asked: whether the training has stopped because a hook on any rank requested it.
-      step: after `end`, the global step at which this hook has stopped the training; None if it has not, or without a
-        global step.
+      step: after `end`, the global step at which this hook has stopped the training; None if the hook has not stopped
+        the training, or the graph has no global step.
     Ranks: every rank needs the hook.
     Example:
       >>> with MonitoredTrainingSession(hooks=[StopTogether([stop_hook]), NPUBroadcastGlobalVariablesHook(0)]) as s:

@@ -68,6 +68,6 @@ def _write_text_file(path: str, text: str) -> None:
 
 
 def tailing_report_of(graph: tf.Graph) -> TailingReport | None:
-    """Returns the report of the changes that `TailingHook` has made to a graph; None if it has not seen the graph."""
+    """Returns the report of the changes that a `TailingHook` has made to a graph; None if no hook saw the graph."""
     reports = graph.get_collection(_KEY)
     return reports[0] if reports else None

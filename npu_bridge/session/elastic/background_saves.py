@@ -68,7 +68,7 @@ class BackgroundSaver:
     disk. An older checkpoint is removed once the new one is on the disk and has been read back.
 
     Args:
-      copies: the copies in memory; with None, or too little memory, the training waits for the disk.
+      copies: the copies in memory. If this is None, or memory is short, the training waits for the disk.
       hold: the hold on the folder of the checkpoints.
     Attributes:
       waits: whether `save` returns only when the checkpoint is on the disk.
@@ -81,7 +81,7 @@ class BackgroundSaver:
         self.waits = True
 
     def use_saver(self, saver: Any) -> BackgroundSaver:
-        """Sets the `tf.compat.v1.train.Saver` to save with, which keeps the list of checkpoints; returns this saver."""
+        """Sets the `tf.compat.v1.train.Saver` that saves and keeps the list of checkpoints; returns `self`."""
         self._saver, self.saver_def = saver, saver.saver_def
         return self
 

@@ -146,7 +146,7 @@ class MemoryCheckpoints:
                 _remove_copy(self._folder)
 
     def _remove_copies_if(self, is_outdated, except_place=""):
-        """Removes the copies for whose step and process `is_outdated` returns True; other ranks can write here too."""
+        """Removes each copy for which `is_outdated(step, process)` is True, except the folder `except_place`."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._folder):
                 place, (step, _, process) = os.path.join(self._folder, name), name.rpartition("-")
@@ -156,7 +156,9 @@ class MemoryCheckpoints:
 
 
 def memory_checkpoints(model_dir: str, only_of_job: bool = False) -> MemoryCheckpoints | None:
-    """Returns the copies of a training, in the memory folder of the job, or else of this process.
+    """Returns the `MemoryCheckpoints` of a training; None if there is no folder in memory.
+
+    The folder is the job's memory folder, else a memory folder of this process.
 
     Args:
       model_dir: folder of the checkpoints on the disk.

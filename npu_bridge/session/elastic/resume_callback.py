@@ -262,7 +262,7 @@ def _read_json(path, name):
 
 
 def _load_model(model, path):
-    """Loads a saved model; raises ValueError that names the variables that differ if it is another model."""
+    """Loads the weights of a saved model; for another model, raises a ValueError that names differing variables."""
     try:
         model.load_weights(path)
     except ValueError:
@@ -290,7 +290,7 @@ def _list_differences(model, path):
 
 
 def _read_shapes(path):
-    """Reads the shapes of a saved model's variables, except those of its optimizer, by layer and number."""
+    """Returns the shapes of a saved model's variables, without its optimizer, by a text of number and layer."""
     import h5py  # needed after an error only
 
     shapes = {}

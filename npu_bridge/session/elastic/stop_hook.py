@@ -30,7 +30,7 @@ class StopHook(tf.estimator.SessionRunHook):
       leaves: whether the process exits when the session has ended; with False check `was_stopped` instead.
     Attributes:
       was_stopped: whether this hook has ended the training.
-      step: the global step after which this hook has ended the training; None if it has not, or without a global step.
+      step: the global step after which this hook has ended the training; None before, or if there is no global step.
     Ranks: every rank needs the hook; it adds no collective.
     Example:
       >>> with MonitoredTrainingSession(checkpoint_dir="out", hooks=[StopHook()]) as session:

@@ -34,7 +34,7 @@ class StopRequest:
         self._last: int | None = None
 
     def attach(self, send: Callable[[dict[str, Any]], None]) -> None:
-        """From now on, lets the launcher decide when the training ends; `send` sends messages to the launcher."""
+        """Lets the launcher decide, from now on, when the training ends; `send` sends a message to the launcher."""
         self._send = send
 
     @contextlib.contextmanager
@@ -86,7 +86,7 @@ class StopRequest:
         """Ends the process with exit code 75; to be called after the last save.
 
         Args:
-          step: the global step that was reached; None without a global step.
+          step: the global step that was reached; None if the graph has no global step.
         """
         if self._send is not None:
             self._send({"stopped_after": step})

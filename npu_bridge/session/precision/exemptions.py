@@ -54,7 +54,7 @@ def ops_keeping_dtype(
 ) -> list[tf.Operation]:
     """Returns the operators of a run that keep their dtype, whatever the rewriter's lists of operator types say.
 
-    `allowed` holds the types that the user added to those with which the rewriter starts to lower operators.
+    `allowed` holds the operator types that the user added to the rewriter's list of types with which lowering starts.
     """
     ops = list(ops)
     types_let_in = {op.type for op in ops if dtypes.by_name.get(op.name, "float32") != "float32"} - set(dtypes.by_type)

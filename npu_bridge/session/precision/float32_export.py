@@ -16,7 +16,7 @@ _WRITTEN_AS = {tf.float16: "float32", tf.bfloat16: "float32", tf.string: object}
 
 
 def export_float32(source: Any, path: str | None = None) -> Any:
-    """Copies a 16-bit model or checkpoint in float32; values and names stay the same.
+    """Copies a 16-bit model or checkpoint to float32; values and names stay the same.
 
     Args:
       source: a Keras model, the path of a checkpoint, or a folder, of which the newest checkpoint is taken.

@@ -157,9 +157,9 @@ class Imitation:
 
 
 def _make_guard(graph: tf.Graph, name: str) -> tf.Tensor:
-    """Creates a boolean, fed as True to runs that round.
+    """Creates a constant False, which a run that rounds feeds as True.
 
-    In other runs TensorFlow folds it as False, and removes the rounding.
+    In other runs TensorFlow folds the constant, and removes the rounding.
     """
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""), tf.device(None):
         guard = tf.constant(False, name=f"npu_bridge/rounded_to_{name}")

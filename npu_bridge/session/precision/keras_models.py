@@ -1,4 +1,4 @@
-"""Changes the dtypes of a Keras model to 16-bit layers, 16-bit variables, or back to float32.
+"""Changes the dtypes of the layers and variables of a Keras model to 16 bits, or back to float32.
 
 Functional and sequential models are rebuilt from their configuration, with other dtypes, and get the weights of the old
 model. Subclassed models cannot be rebuilt: the policies of their layers are changed in place, before the variables are
@@ -164,7 +164,7 @@ def _feeds_lookup_layer(layer: Any) -> bool:
 
 
 def _with_output_casts(model, dtype):
-    """Adds a layer with a cast after each floating-point output that has another dtype."""
+    """Returns a model in which each floating-point output is cast to `dtype`; None changes nothing."""
     if dtype is None:
         return model
     if isinstance(model, tf.keras.Sequential):

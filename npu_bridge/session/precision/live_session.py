@@ -68,7 +68,7 @@ def precision_of_session(session: tf.compat.v1.Session) -> Precision | None:
 
 
 def list_builds(session: tf.compat.v1.Session) -> list[Build]:
-    """Returns the executors that a session has built so far, in order; [] unless `attach` was called for it."""
+    """Returns a `Build` for each executor of a session, in order; [] if the session was not passed to `attach`."""
     executors = find_engine(session, _PrecisionEngine)
     return list(executors.builds) if executors is not None else []
 
@@ -84,7 +84,7 @@ def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
 
 @contextlib.contextmanager
 def sharing_one_policy(session: tf.compat.v1.Session) -> Iterator[None]:
-    """Makes all runs inside the block that train the same variables follow one policy; used for loops of steps.
+    """Gives one policy to all runs of the block that train the same variables; used for loops of steps.
 
     Ranks: collective; the ranks decide once, before the first run of the block.
     """
@@ -101,7 +101,7 @@ def sharing_one_policy(session: tf.compat.v1.Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def following_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
-    """In a block, makes runs that do not train follow the policy of the session's latest training run."""
+    """Gives the policy of the session's latest training run to all runs of the block that do not train."""
     executors = find_engine(session, _PrecisionEngine)
     if executors is None:
         yield

@@ -92,7 +92,7 @@ def lowered_ops(nodes: Mapping[str, Node], lists: TypeLists, low_dtype: str) -> 
 
 
 def argument_of_each_value(arguments: Sequence[Any], attribute: Callable[[str], Any]) -> list[Any]:
-    """Returns, for each input or output of an operator, the argument of the operator's definition to which it belongs.
+    """Returns a list with an item for each input, or output, of an operator: the argument that declares it.
 
     Args:
       arguments: `input_arg` or `output_arg` of an OpDef.

@@ -37,7 +37,7 @@ _DYNAMIC = {
 
 
 class LossScale(NamedTuple):
-    """Names the loss-scale manager of a level.
+    """The loss-scale manager of a level, by its name and arguments.
 
     Attributes:
       manager: name of the manager's class; None for no loss scale.

@@ -52,8 +52,8 @@ class Precision:
 
     Attributes:
       configured: the policy of the configured mode.
-      low: the policy of the low-precision part of an accelerated training; None without one.
-      switch: decides when the low-precision part ends; None without one.
+      low: the policy of the low-precision part of a training; None if the training is not accelerated.
+      switch: decides when the low-precision part ends; None if the training is not accelerated.
       low_dtype: the dtype to which operators are lowered; None if every operator keeps its dtype.
       imitation: imitates `low_dtype` if TensorFlow cannot lower to this dtype, else None.
 

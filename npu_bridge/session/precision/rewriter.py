@@ -188,7 +188,7 @@ def is_imitation_on() -> bool:
 
 
 def list_variables(lists: RewriterLists) -> dict[str, str]:
-    """Returns the environment variables that pass list changes to the rewriter; their present values are included."""
+    """Returns the environment variables that pass changes to the rewriter: their present values with `lists` added."""
     wanted = {"ALLOWLIST": lists.allow, "INFERLIST": lists.infer, "DENYLIST": lists.deny, "CLEARLIST": frozenset()}
     everywhere = lists.allow | lists.infer | lists.deny | lists.removed
     variables = {IMITATION: "0"}

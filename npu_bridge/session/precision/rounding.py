@@ -46,10 +46,10 @@ class RoundingLayer:
       name: name of the layer, as marked on its operators.
       guard: boolean scalar that turns the rounding on; None if it is always on.
       seen_ops: number of operators of the graph that have been processed.
-      replaced: dict from the reference of an output to the tensor that its consumers read instead.
+      replaced: dict from the `ref()` of an operator's output to the tensor that consumers of the output read instead.
       found: names of the operators whose inputs or outputs are rounded.
-      calls: dict from an operator that calls functions, or the reference of its output, to the operator or tensor that
-        session runs use instead.
+      calls: dict from an operator that calls functions, or from the `ref()` of its output, to the operator or tensor
+        that session runs use instead.
     """
 
     def __init__(self, name: str, guard: tf.Tensor | None):

@@ -1,4 +1,4 @@
-"""Copies TensorFlow's lists of operator types for mixed precision, to imitate it; `rewriter.py` changes the lists.
+"""Copies TensorFlow's lists of operator types, to imitate mixed precision; `rewriter.py` changes the real lists.
 
 - *allow*: always lowered. Other types are lowered only near operators of this list.
 - *infer*: lowered between lowered operators; in bfloat16 also right after a lowered operator.
