@@ -1,8 +1,8 @@
 """Finds the ranks of a job, and runs all-reduce, all-gather and broadcast between them.
 
-`current()` returns this process's communicator: a `SingleProcess` for a process that trains alone, else that of Horovod
-or of TensorFlow's own collectives. All communicators have the same methods. `group(name)` returns the communicator of
-some of the ranks. Names are imported on first use, because `cost_model.py` and `fragments.py` are also used without
+`current()` returns this process's communicator: a `SingleProcess` for a process that trains alone, else one that uses
+Horovod or TensorFlow's own collectives. All communicators have the same methods. `group(name)` returns the communicator
+of some of the ranks. Names are imported on first use, because `cost_model.py` and `fragments.py` are also used without
 TensorFlow.
 """
 

@@ -60,7 +60,7 @@ class Plan:
     """The all-reduces of one rank for one optimizer.
 
     Attributes:
-      owner: name of the optimizer; empty if it all-reduces nothing.
+      owner: name of the optimizer; empty if the optimizer all-reduces nothing.
       gradients: the all-reduced gradients, in the order of the variables.
       fragments: positions in `gradients`, one list per fragment, in the order in which gradients become ready.
       settings: texts, numbers and booleans by name, which must be equal on all ranks.
@@ -104,10 +104,10 @@ class Difference(NamedTuple):
 
 
 class Agreements:
-    """The plans that this rank has posted, counted by the optimizer's name.
+    """Posts the plans of this rank, and compares them with the plans of other ranks.
 
-    A rank's n-th plan of a name is compared with the n-th plans of this name on other ranks. So if only one rank posts
-    a plan, the later plans of other names are still compared correctly.
+    Plans are counted by the name of their optimizer: the n-th plan of a name is compared with the n-th plans of this
+    name on other ranks. So if only one rank posts a plan, later plans of other names are still compared correctly.
     """
 
     def __init__(self):
@@ -165,7 +165,7 @@ def process_agreements() -> Agreements:
 
 
 def _exchange_descriptions(plan, scope, rank, size, deadline):
-    """Posts a plan; returns the first other rank with a different plan, and the difference, or None."""
+    """Posts a plan; returns a rank above 0 whose plan differs from the plan of rank 0, and the difference, or None."""
     texts, digests = KeyValueStore(scope), KeyValueStore(f"{scope}_digest")
     text = plan.to_text()
     digest = hashlib.sha256(text.encode()).hexdigest()

@@ -41,14 +41,14 @@ _MOST_PIECES = 200
 class Link:
     """The link between two neighbours of the ring, and the speed of their hosts.
 
-    The other four fields have default values. `efficiency`: 1448 of 1538 bytes of an Ethernet frame and its gap are
-    payload. `host_bytes_per_sec`: the rate at which Gloo packs, sums and unpacks on one core; two ranks on a machine of
-    two cores needed 60 ms for 80 MB beyond the time on the wire. `transfer_overhead_secs`: Horovod looks for new
-    collectives once in a millisecond. `message_overhead_secs`: the time to wake up a thread at both ends.
-
     Attributes:
       bytes_per_sec: nominal rate of the link.
       latency_secs: latency in one direction; half of the time that `ping` shows.
+      efficiency: payload as a share of the bytes; in Ethernet, 1448 of the 1538 bytes of a frame and its gap.
+      host_bytes_per_sec: rate at which Gloo packs, sums and unpacks on one core; two ranks on a machine of two cores
+        needed 60 ms for 80 MB beyond the time on the wire.
+      transfer_overhead_secs: delay of each all-reduce; Horovod looks for new collectives once in a millisecond.
+      message_overhead_secs: time to wake up a thread at both ends.
     """
 
     bytes_per_sec: float
@@ -203,7 +203,9 @@ def overlapped_step_secs(ranks: int, training: Training, link: Link) -> float:
 
 
 def best_split(ranks: int, training: Training, link: Link, most_fragments: int = MOST_FRAGMENTS) -> list[int]:
-    """Returns the split of gradients into fragments with the shortest step, as numbers of equal pieces.
+    """Returns the split into fragments for which a step is shortest: for each fragment, how many equal pieces it has.
+
+    The gradients are divided into up to `_MOST_PIECES` equal pieces.
 
     Among splits that are almost as fast as the best one, chooses the split with the fewest fragments. The search is
     exact: a fragment depends on earlier fragments only through their arrival time, so a best split into k fragments
@@ -260,8 +262,10 @@ def _ready_secs(share: float, training: Training) -> float:
 
 
 def _earliest_arrival(end, arrivals, fragments):
-    """Returns the earliest arrival of the first `end` pieces, and the first piece of their last fragment; `arrivals`
-    has the times with one fragment less."""
+    """Returns the earliest time at which the first `end` pieces arrive, and where their last fragment begins.
+
+    `arrivals` has these times for splits with one fragment less; `fragments` has the results of `_fragment_secs`.
+    """
     best, best_start = math.inf, 0
     for start in range(1, end):
         length, earliest = fragments[start, end]
@@ -272,7 +276,7 @@ def _earliest_arrival(end, arrivals, fragments):
 
 
 def _fragment_sizes(starts, number, end):
-    """Returns the pieces in each fragment of the best plan; a fragment i that ends at e begins at `starts[i][e]`."""
+    """Returns the number of pieces of each fragment; if fragment i ends at piece e, it begins at `starts[i][e]`."""
     sizes = []
     for row in reversed(starts[: number + 1]):
         sizes.append(end - row[end])

@@ -70,7 +70,9 @@ def watch_updates() -> bool:
 
 
 def check_update(before: Exchanges, variables: Iterable[Any]) -> None:
-    """Warns if no collective belongs to an update; call it right before an update outside of TF 1 graphs.
+    """Warns if no collective has been called since an optimizer was made.
+
+    Call this right before an update by the optimizer, outside of TF 1 graphs.
 
     Args:
       before: the result of `count_exchanges` when the optimizer was made.
@@ -106,7 +108,7 @@ def unchecked_updates() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncounted_exchanges() -> Iterator[None]:
-    """Does not count collectives inside the block; for collectives that only check ranks, for example."""
+    """Leaves the collectives of the block out of the count, because they only check ranks, for example."""
     before = count_exchanges()
     try:
         yield

@@ -49,7 +49,7 @@ class Check:
         """
 
     def receive(self, fetched: list, fed: list) -> None:
-        """Gets the values fetched for this check and the fed values, after a run; not for prepared callables."""
+        """Gets the values fetched for this check and the fed values, after a run; not called for prepared callables."""
 
 
 _Kind = TypeVar("_Kind", bound=Check)
@@ -106,7 +106,7 @@ class _CheckingEngine(SessionEngine):
 
 
 def _with_checks(session, function, find_run):
-    """Wraps a function through which TF 1 Keras runs a session: the result first makes the checks that are due."""
+    """Wraps a function with which TF 1 Keras runs a session; the new function first makes the checks that are due."""
 
     def run(*arguments, **keywords):
         _make_due_checks(session, find_run)

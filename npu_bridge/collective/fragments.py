@@ -197,7 +197,7 @@ def all_reduce_bytes(world_size: int, overlaps: bool = False) -> int:
 
 
 def max_concurrent_all_reduces(default: int = _CONCURRENT) -> int:
-    """Returns how many all-reduces of gradients can run at once; `NPU_TRANSFERS_IN_FLIGHT` overrides it.
+    """Returns how many all-reduces of gradients can run at once: `NPU_TRANSFERS_IN_FLIGHT` if set, else `default`.
 
     A small and urgent collective, such as the decision about the step, waits only for the running all-reduces. If only
     one ran, the network would be idle while the next all-reduce is prepared.

@@ -1,9 +1,9 @@
 """Keeps named groups of ranks, each with its own collective operations.
 
-A name belongs to one process: another process can use the name for other ranks ("my data-parallel group"). One set of
-members has one Horovod process set, however many names it has. Horovod makes a process set only if every rank of the
-job takes part. So all ranks meet in each `create`: each rank announces the members of its group, then all ranks open
-the new sets in one order. A rank that wants no group calls `create_elsewhere`.
+A name belongs to one process: another process can use the name for other ranks ("my data-parallel group"). All groups
+with the same members share one Horovod process set, whatever their names. Horovod makes a process set only if every
+rank of the job takes part. So all ranks meet in each `create`: each rank announces the members of its group, then all
+ranks open the new sets in one order. A rank that wants no group calls `create_elsewhere`.
 
 Ranks in a group are numbered by ascending rank in the job, in whatever order they were listed.
 """

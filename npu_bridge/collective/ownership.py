@@ -12,8 +12,8 @@ def fair_division(sizes_bytes: Sequence[int], owners: int) -> list[int]:
 
     The target of each part is an equal share of the remaining items. Items larger than all smaller remaining items
     together are left out of the share: each will fill a part alone. A part always takes its first item and takes more
-    items up to its target. It takes one more item if the excess with this item is no larger than the shortfall
-    without it.
+    items up to its target. The part takes one more item if the excess with this item is no larger than the
+    shortfall without it.
 
     Args:
       sizes_bytes: size of each item; can be 0.

@@ -85,7 +85,7 @@ def _end_thread(thread, give_up):
 
 
 def describe_missing(missing: list[int], what: str, since: str) -> str:
-    """Returns the message about ranks that did not take part in making groups."""
+    """Returns the message about ranks missing from `create_group`; `what` names the groups, `since` the time."""
     who = f"rank {', '.join(map(str, missing))}" if missing else "some rank"
     return (
         f"hccl.create_group: not every rank takes part in making {what}. Expected as many calls of create_group or "

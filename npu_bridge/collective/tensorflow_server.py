@@ -95,7 +95,7 @@ class Server:
         return own
 
     def _settings_with_server(self, target, config):
-        """Returns the target and the settings for a session of the script; both stay unchanged if there is a target."""
+        """Returns target and settings for a session of the script: for this server, unless `target` names another."""
         if target:
             return target, config
         import tensorflow as tf
@@ -176,7 +176,7 @@ def _check_job(store, place):
 
 
 def _address_for_others(store):
-    """Returns this machine's address for other hosts: that from which it reaches the launcher's machine."""
+    """Returns the address at which other hosts reach this machine: its address on the route to the launcher's host."""
     address = address_towards(read_host(store.address))
     if not address or address.startswith(_LOOPBACK):
         raise NoServerError(
@@ -204,7 +204,7 @@ def _bypass_proxies(hosts):
 
 
 def _filter_of_sources(hosts):
-    """Returns a filter's instructions that take the packets from hosts; from 127.*, if 127.0.0.1 is the only host."""
+    """Returns a filter's instructions: accept packets from `hosts` only; from 127.* if 127.0.0.1 is the only host."""
     mask = 0xFF000000 if hosts == {_HOST} else 0xFFFFFFFF
     rows = [*_IF_NOT_IPV4, _DROP, _SOURCE, (0x54, 0, 0, mask)]
     for host in sorted(hosts):

@@ -43,10 +43,10 @@ def real_time_for_new_threads() -> Iterator[None]:
 
 
 def set_real_time(is_real_time: bool) -> bool:
-    """Gives the noted threads of Horovod real-time priority, or normal priority again.
+    """Gives the threads noted by `real_time_for_new_threads` real-time priority, or normal priority again.
 
     Returns:
-      Whether noted threads exist and the system has permitted the change.
+      Whether there are such threads, and the system has permitted the change.
     """
     if not _noted:
         return False

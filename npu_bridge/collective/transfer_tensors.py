@@ -75,7 +75,7 @@ def mark_exchange(first: tf.Tensor, arrived: tf.Tensor) -> tf.Tensor:
     The mark says that no arriving number is larger than the largest number that any rank has sent.
 
     Args:
-      first: the output of the first op of the exchange, whose first input are the sent numbers.
+      first: the output of the op that begins the exchange; the first input of this op has the sent numbers.
       arrived: the arriving numbers, in the original dtype. A later mark of this tensor replaces this mark.
     """
     if not tf.executing_eagerly():

@@ -105,7 +105,7 @@ _OWNERS: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()
 
 @contextlib.contextmanager
 def restoring_optimizers() -> Iterator[None]:
-    """Makes optimizers that are made inside the block count as restored."""
+    """Counts the optimizers that are made inside the block as restored from a file."""
     before = _is_restoring.set(True)
     try:
         yield
