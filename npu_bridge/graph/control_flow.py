@@ -86,7 +86,7 @@ def guards_of(ops: Iterable[tf.Operation], fed: Collection[str]) -> dict[tf.Oper
 
 
 def _guards_of_tensor(tensor, guards_by_op):
-    """Returns the guards of a tensor, the decisions it depends on; None for a tensor that a later operator makes."""
+    """Returns the guards under which a tensor exists; None if `guards_by_op` lacks the tensor's operator."""
     op = tensor.op
     if op not in guards_by_op or op.type not in ("Switch", "RefSwitch"):
         return guards_by_op.get(op)

@@ -19,7 +19,7 @@ _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
 
 def make_copier(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Callable[[], tf.Tensor]:
-    """Returns a function that builds a copy of the tensor; the copy reads the variables when it runs.
+    """Returns a function that builds a copy of `tensor`; the copy reads the variables' values at the time it runs.
 
     Operators that do not depend on the variables, such as a batch or dropout masks, are shared with the original; ops
     that change a state are not copied. Call the function, under control dependencies, wherever a copy is needed: in

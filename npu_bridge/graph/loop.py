@@ -150,7 +150,7 @@ def name_of_outer_tensor(tensor: tf.Tensor) -> str:
 def export_definition(
     graph: tf.Graph, copied: Sequence[tf.Operation], fed: Collection[str] = (), keeps_order: bool = True
 ) -> tuple[tf.compat.v1.GraphDef, dict[str, tf.Tensor]]:
-    """Returns operators as a GraphDef, and the outside tensors that the GraphDef reads, by their names there.
+    """Returns a GraphDef of the `copied` operators, and the outside tensors that they read, by name in the GraphDef.
 
     Tensors that are fed count as outside even if an exported operator computes them. With `keeps_order`, exported
     operators keep the control inputs from other exported operators.

@@ -27,7 +27,7 @@ def list_elements(graph: tf.Graph, structure: Any) -> list:
 
 
 def producers(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
-    """Returns the operators that compute tensors, except fed tensors. Returns operators in `elements` unchanged."""
+    """Returns the operators in `elements`, and those that compute the tensors in `elements`, except fed tensors."""
     return [
         element if isinstance(element, tf.Operation) else element.op
         for element in elements
@@ -68,7 +68,7 @@ def computed_ops(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list
 
 
 def sources_among(candidates: Sequence[Any], results: Sequence[Any]) -> list:
-    """Returns those candidates, in order, on which a result depends; ignores control inputs.
+    """Returns the candidates on which a result depends, in their given order; ignores control inputs.
 
     A gradient read back from an accumulator variable does not depend on this step's gradients; a clipped gradient does.
     Candidates used only by other candidates are left out. Eager execution records no dependencies, so all candidates

@@ -64,7 +64,7 @@ def put_in_overlapped_loop(
       graph: a TF 1 graph that is not finalized.
       step: the operators that make up a training step; none is inside a condition.
       fed: names of the tensors fed in the run; every iteration gets the same values.
-      waits: for some operators, the control inputs of their copies, in place of those of the original.
+      waits: dict from an operator to the control inputs that its copy gets instead of the operator's control inputs.
     Raises:
       NotLoopableError: a copy of some operator would not be equivalent. The graph is unchanged.
     Graph: name scope `overlapped_loop`, with a copy of all that the step computes.
@@ -85,10 +85,10 @@ class _SharedState:
     """A variable, iterator, table or collective, which outlives a step, and the copied operators that use it.
 
     Attributes:
-      source: the operator that gives access to it; for a collective, the collective itself.
-      is_variable: whether it is a variable, so that reads and writes differ.
+      source: the operator that gives access to the state; for a collective, the collective itself.
+      is_variable: whether the state is a variable, so that reads and writes differ.
       entrances: the copied operators that read `source` itself, which is not copied, each with the input's position.
-      readers, writers: the operators that use it; unless it is a variable, all are writers.
+      readers, writers: the operators that use the state; all are writers if the state is not a variable.
     """
 
     source: tf.Operation
@@ -232,7 +232,7 @@ def _find_states(copied: Sequence[tf.Operation]) -> list[_SharedState]:
 
 
 def _record_access(op, position, found, known, is_use):
-    """Records that an operator gets access to a state; without `is_use`, the operator can merely pass the access on."""
+    """Records in `found` that an operator gets access to a state; False as `is_use`: it may only pass the access on."""
     (source,) = (each for each in search([op.inputs[position].op], _access_sources) if not _access_sources(each))
     state = found.setdefault(source, _SharedState(source, source.type in VARIABLE_TYPES))
     if op.inputs[position].op not in known:

@@ -81,7 +81,7 @@ def _ops_behind(ops: Sequence[tf.Operation], results: Sequence[tf.Operation]) ->
 
 
 def _watched_ops_before(ops: Sequence[tf.Operation], watched: Sequence[tf.Operation]) -> dict[tf.Operation, int]:
-    """Returns, for every operator, the watched operators that always run before it, as a set of bits."""
+    """Returns, for every operator, the watched operators that always run before it, as an int with a bit for each."""
     bits = {op: 1 << number for number, op in enumerate(watched)}
     before: dict[tf.Operation, int] = {}
     for op in ops:

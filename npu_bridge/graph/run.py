@@ -66,7 +66,7 @@ class Run:
     def purpose(self) -> frozenset[str]:
         """The names of the operators that change variables, or of the fetches if there are none.
 
-        They identify the kind of a run: a training step stays the same kind when hooks fetch more now and then.
+        These names identify the kind of a run: a training step stays the same kind when hooks fetch more now and then.
         """
         writers = frozenset(op.name for op in self.ops if changes_variable(op.type))
         return writers or frozenset(element.name for element in self.asked)
@@ -114,7 +114,7 @@ class Run:
 
     @functools.cached_property
     def loss(self) -> tf.Tensor | None:
-        """The last scalar passed to `note_gradients` whose gradients the run computes, unscaled; None without one."""
+        """The last scalar passed to `note_gradients` whose gradients the run computes, without loss scale, or None."""
         computed = set(self.ops)
         losses = [loss for loss, gradients in _record_of(self._graph).losses if gradients & computed]
         return _without_loss_scale(losses[-1]) if losses else None

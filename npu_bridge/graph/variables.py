@@ -51,7 +51,7 @@ def changes_variable(op_type: str) -> bool:
 
 
 def variable_behind(tensor: tf.Tensor) -> str | None:
-    """Returns the name of the variable that a tensor is a handle of or a reference to; None for other tensors."""
+    """Returns the name of the variable to which a tensor is a handle or a reference; None for other tensors."""
     is_handle = tensor.dtype == tf.resource or is_reference(tensor.dtype)
     while is_handle:
         op = tensor.op
@@ -91,7 +91,7 @@ def is_ever_changed(variable: tf.Variable) -> bool:
 
 
 def _copies_of_variable(variable: tf.Variable) -> Sequence[tf.Variable]:
-    """Returns the copies of a variable that a `tf.distribute` strategy keeps, or else the variable alone."""
+    """Returns a variable's copies in a `tf.distribute` strategy, or only the variable itself if it has no copies."""
     return getattr(variable, "values", (variable,))
 
 
@@ -120,7 +120,7 @@ def trained_variables(graph: tf.Graph, ops: Iterable[tf.Operation], assignments_
 
 
 def variables_updated_from(values: Iterable) -> list:
-    """Returns the trainable variables of a TF 1 graph that are updated from dense or sparse tensors, in order."""
+    """Returns the trainable variables whose updates use some of `values`, dense or sparse tensors of a TF 1 graph."""
     tensors = [part for value in values for part in tf.nest.flatten(value, expand_composites=True)]
     if not tensors:
         return []
