@@ -24,8 +24,8 @@ _SHOWN_CHARACTERS = 60
 def as_toml(config: Any = None, options: Mapping[str, Any] | None = None) -> str:
     """Returns the text of a file from which `NPURunConfig.from_file` makes the same configuration.
 
-    A comment lists values that a file cannot hold: Python objects, None for an option with another default, very long
-    texts.
+    A comment lists values that a file cannot hold: Python objects, None for an option whose default is not None, and
+    very long texts.
 
     Args:
       config: an `NPURunConfig`.

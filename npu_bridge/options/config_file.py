@@ -128,7 +128,7 @@ class TomlReader:
         return value
 
     def make_objects(self, name: str, tables: Any, make: Callable[[Mapping[str, Any]], Any]) -> tuple:
-        """Returns a tuple of the results of `make` for each table of a list."""
+        """Calls `make` for each table of the list `name`, and returns a tuple of the results."""
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             fix = f"Write [[{name}]] above each table."
             raise ValueError(message(self._location(name), f"{name} is a list of tables", "tables", shown(tables), fix))

@@ -93,7 +93,7 @@ def format_call(config: Any, **defaults: Any) -> str:
 
 
 def changed_values(config: Any, **defaults: Any) -> dict[str, Any]:
-    """Returns the values of a config object that differ from the defaults, by parameter; see `format_call`."""
+    """Returns, by parameter, the values of a config object that differ from defaults; arguments as in `format_call`."""
     pairs = [(option, getattr(config, option.attribute)) for option in config._option_table.of(config._declared_as)]
     return {o.name: value for o, value in pairs if value != defaults.get(o.name, o.default)}
 
@@ -154,7 +154,7 @@ def checkpoint_steps(values: Mapping[str, Any]) -> Any:
 
 
 def adjusted_defaults(config: Any) -> dict[str, Any]:
-    """Returns default values that this NPURunConfig has in place of the defaults in the table of options."""
+    """Returns a dict with the default of `save_checkpoints_steps`, which other values of the NPURunConfig change."""
     secs = OPTIONS["save_checkpoints_secs"].attribute
     given = {"save_checkpoints_steps": None, "save_checkpoints_secs": getattr(config, secs)}
     return {"save_checkpoints_steps": checkpoint_steps(given)}

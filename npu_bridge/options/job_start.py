@@ -37,7 +37,8 @@ def read_job_start(job_start_file: str | os.PathLike | None = None) -> JobStart:
 
     Args:
       job_start_file: the file, whose field `local_checkpoint_dir` names the checkpoint. If there is no readable file,
-        the environment variable `LOCAL_CHECKPOINT_DIR` is read. If that names no checkpoint, `RESTORE_FROM` is read.
+        the environment variable `LOCAL_CHECKPOINT_DIR` is read. If this source names no checkpoint, `RESTORE_FROM` is
+        read.
     Raises:
       ValueError: the file is not a JSON object, or a field is missing or too small.
       TypeError: a number in the file is not an int.

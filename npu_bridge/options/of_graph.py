@@ -79,7 +79,7 @@ def _compare_tailing(configured: bool, built: bool, is_built: bool) -> None:
 
 
 def _compare_hcom_parallel(configured: bool, built: bool, is_built: bool) -> None:
-    """Warns if `hcom_parallel=False` comes too late: the graph already reduces gradients as soon as they are ready."""
+    """Warns if `hcom_parallel=False` comes too late, for a graph that reduces gradients as soon as they are ready."""
     if is_built and not configured and built:
         problem = "the option came after the gradients were built"
         expected = "hcom_parallel=False to be known before compute_gradients"

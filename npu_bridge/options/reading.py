@@ -189,7 +189,7 @@ def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None
 
 
 def _report_unusual(settings: Settings) -> list[str]:
-    """Returns the names of options with unusual values; rank 0 also logs deprecated and ineffective options."""
+    """Returns the names of options that differ from their default; rank 0 logs deprecated and ineffective ones."""
     # Only an NPURunConfig writes this key, and it has already given these warnings about its own options.
     is_sent = settings.place.is_session and "min_group_size" in settings.given
     names = []
@@ -300,9 +300,9 @@ def optimizer_entry_values(session_config: Any, table: OptionTable) -> dict[str,
 def _slot_value(option: Option, attribute: Any) -> Any:
     """Returns the value of a key in the parameter_map; None if the key must be skipped.
 
-    In some scripts, the value of a key is in the wrong slot of the AttrValue. Such a value is used if it can be
-    converted, and skipped otherwise; both with a warning. For some options the NPU stack itself is strict: for these, a
-    wrong slot raises an error, or the key is skipped in any case.
+    In some scripts, the value of a key is in the wrong slot of the AttrValue. Such a value is converted if
+    possible, otherwise skipped, and a warning is logged. For some options the NPU stack itself is strict: then a wrong
+    slot raises an error, or the key is always skipped.
     """
     slot = option.kind.session_field
     used = attribute.WhichOneof("value")

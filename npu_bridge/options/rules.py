@@ -132,7 +132,7 @@ def dump_directory_exists(s: Settings) -> None:
 
 
 def profiling_is_complete(s: Settings) -> None:
-    """If profiling is on, checks the profiling options, or sets the default ones."""
+    """If profiling is on, sets default profiling options if there are none, and checks the options."""
     if not s.values["enable_profiling"]:
         return
     if s.values["profiling_options"] is None:
@@ -166,7 +166,7 @@ def one_way_to_compress(s: Settings) -> None:
 
 
 def dynamic_dims_are_complete(s: Settings) -> None:
-    """Refuses an incomplete set of the three options for dynamic dimensions, or options that exclude them."""
+    """Refuses an incomplete set of the three options for dynamic dimensions, and options that exclude the set."""
     set_names = [name for name in _DYNAMIC_TRIO if name in s.given]
     if set_names and len(set_names) < len(_DYNAMIC_TRIO):
         missing = [name for name in _DYNAMIC_TRIO if name not in s.given]

@@ -219,7 +219,7 @@ class OptionTable:
         return self._by_key[key]
 
     def unknown(self, kind: type[Exception], owner: str, name: str) -> Exception:
-        """Returns the error for a name that an owner does not have; the error mentions another owner with this name."""
+        """Returns the error for a name that `owner` lacks; the error mentions another owner that has the name."""
         other = self._by_name.get(name)
         fix = f"It belongs to {other.owner}." if other else ""
         return unknown_name_error(kind, owner, name, [option.name for option in self.of(owner)], fix)
