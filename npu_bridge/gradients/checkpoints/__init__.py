@@ -1,1 +1,1 @@
-"""Saves and restores state of stages and optimizers, also values that differ between ranks."""
+"""Saves and restores the state of stages and optimizers, including values that differ between ranks."""

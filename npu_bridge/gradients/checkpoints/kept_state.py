@@ -92,7 +92,7 @@ def _warn_on_rank_0(text):
 
 
 def _format_kinds(names, others, words=_SLOTS):
-    """Formats names by kind of state, with counts; `words` is the kind of names in `others` that belong to no stage."""
+    """Formats names by kind of state, with counts; names of no stage that are in `others` have the kind `words`."""
     kinds: dict[str, int] = {}
     for name in names:
         kind = describe_stage_state(name) or (words if name in others else name)

@@ -53,7 +53,7 @@ class RankValues:
         return [variable for variable, _ in self._kept.values()]
 
     def create_rows(self, variables: Sequence[tf.Variable]) -> None:
-        """Creates an empty variable for the rows of each variable, one row for a rank, unless it exists."""
+        """Creates, for each variable that has none yet, an empty variable for the rows: one row for each rank."""
         for variable in variables:
             if variable.ref() not in self._kept:
                 rows = _empty_rows(variable)
@@ -79,7 +79,7 @@ class RankValues:
 
         Args:
           name: name of the collective.
-          is_kept: whether each other rank stores its current values as a row, so that `take_own_rows` restores them.
+          is_kept: whether each rank above 0 stores its own values as a row, which `take_own_rows` then restores.
         Returns:
           The op to run; None in eager execution.
         Ranks: collective.
@@ -156,7 +156,7 @@ class RestoreOwnValues(first_run.Check):
 
 
 class _RowsFilled(first_run.Check):
-    """A check of runs that fill the rows: lets the session restore its values from the rows before it next trains."""
+    """A check of runs that fill the rows; makes the session restore its values from the rows before it trains again."""
 
     def __init__(self, restore_own):
         super().__init__()
@@ -179,7 +179,10 @@ def expect_restored_rows(graph: tf.Graph | None, session: Any) -> None:
 
 
 def gather_and_restore(values: RankValues, name: str, restore_own: RestoreOwnValues | None) -> Any:
-    """Calls `RankValues.gather`; then `restore_own`, or without it the next step, restores each rank's values."""
+    """Calls `RankValues.gather`; before the next training run, `restore_own` restores each rank's values.
+
+    If `restore_own` is None, the next step itself restores the values.
+    """
     with wire_names.recorded_names() as transfers:
         op = values.gather(name, is_kept=True)
     if restore_own is not None:

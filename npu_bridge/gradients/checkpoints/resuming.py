@@ -144,7 +144,7 @@ def _plan(saver, graph, pipelines, path):
 
 
 def _optional_variables(saver, graph, pipelines):
-    """Returns the variables that a checkpoint need not contain, by key and slice, and the keys of optimizer state."""
+    """Returns a dict of the variables that a checkpoint can lack, by key and slice, and the keys of optimizer state."""
     of_rules = [variable for pipeline in pipelines for variable in pipeline.rank_state.optimizer_variables()]
     of_rules += [
         variable

@@ -55,7 +55,7 @@ def sync_if_needed(optimizer: Any) -> None:
 
 
 def batch_counters(optimizer: Any) -> list:
-    """Returns the variables that count accumulated batches before the next update; [] without such a stage.
+    """Returns the variables that count the batches accumulated for the next update; [] if no stage accumulates batches.
 
     Args:
       optimizer: any optimizer, or a pipeline.
@@ -65,7 +65,7 @@ def batch_counters(optimizer: Any) -> list:
 
 
 def reset_restarting_state(optimizer: Any) -> None:
-    """Sets to zero, eagerly, the variables of an optimizer's stages that restart at zero when training resumes.
+    """Zeroes the variables of an optimizer's stages that start at zero when training resumes; works only eagerly.
 
     Does nothing for an optimizer without stages.
     """
