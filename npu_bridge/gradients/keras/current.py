@@ -76,12 +76,12 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
         return type(self._optimizer.variables)(self._all_variables())
 
     def save_own_variables(self, store):
-        """Writes the values into a `.keras` or `.weights.h5` file, with the names of the stages' variables."""
+        """Writes the variables into a `.keras` or `.weights.h5` file, with the names of the stages' variables."""
         super().save_own_variables(store)
         store_names(store, len(self._inner_variables()), self._own_variables())
 
     def load_own_variables(self, store):
-        """Reads the values from a `.keras` or `.weights.h5` file, even if it was saved with other stages."""
+        """Reads the variables from a `.keras` or `.weights.h5` file, even if the file was saved with other stages."""
         if not load_matching_values(store, self._inner_variables(), self._own_variables()):
             super().load_own_variables(store)
 

@@ -22,7 +22,7 @@ _ADVICE = (
 
 @contextlib.contextmanager
 def explain_keras_refusal(owner: str) -> Iterator[None]:
-    """Explains, inside the context, the error that a Keras optimizer raises because it cannot minimize a tensor.
+    """Replaces, inside the context, the error of a Keras optimizer that cannot minimize a tensor by an explanation.
 
     Args:
       owner: name of the function that builds the graph, for the message.

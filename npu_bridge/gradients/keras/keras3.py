@@ -145,7 +145,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         store[_NAMES] = np.frombuffer(names.encode(), np.uint8)
 
     def load_own_variables(self, store):
-        """Reads the values from a `.keras` or `.weights.h5` file, even if it was saved with other stages.
+        """Reads the variables from a `.keras` or `.weights.h5` file, even if the file was saved with other stages.
 
         Raises:
           ValueError: the file was saved with another inner optimizer.

@@ -1,8 +1,8 @@
 """Reads and writes optimizer variables in `.keras` and `.weights.h5` files, even if the stages have changed since.
 
 Keras numbers the variables of an optimizer, and loads either all of them or none. The variables of stages come after
-the variables of the inner optimizer. Files also store the names of the stages' variables, so that each
-value of the right name and shape is loaded.
+the variables of the inner optimizer. Files also store the names of the stages' variables, so that a value is
+loaded if a variable has the same name and shape.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def call_inner_method(name: str):
 
 
 def _current_generation_class(name: str) -> type | None:
-    """Returns the optimizer class `name` if only the current generation has it: Keras 2.15 cannot load such a class."""
+    """Returns the current generation's class `name` if no legacy class has this name, as Keras 2.15 cannot load it."""
     is_alone = not hasattr(tf.keras.optimizers.legacy, name)
     return getattr(tf.keras.optimizers, name, None) if is_alone else None
 
@@ -162,7 +162,7 @@ class PipelineMixin(delegating_trackable()):
         return [*self.state_variables, *self._pipeline.inner.stand_ins.kept]
 
     def _variables_of(self, shapes):
-        """Returns the variables whose values a file holds, found by their shapes; it can lack stages and stand-ins."""
+        """Returns the variables that fit a file's `shapes`: all, or without stages or stand-ins; None if none fit."""
         own, stages, kept = self._inner_variables(), self.state_variables, self._pipeline.inner.stand_ins.kept
         for held in (self._all_variables(), [*own, *stages], [*own, *kept], own):
             if [tuple(variable.shape) for variable in held] == list(map(tuple, shapes)):
