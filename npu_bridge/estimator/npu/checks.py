@@ -186,7 +186,7 @@ def check_model_dir(folder: str) -> None:
 
 
 def warn_uncounted_steps() -> None:
-    """Warns on rank 0 that training steps are not counted, in place of TensorFlow's later and repeated warning."""
+    """Warns once on rank 0 that training steps are not counted, and hides TensorFlow's own later warnings."""
     hide_global_step_warning()
     if collective.current().rank == 0:
         problem = "no step is counted: training never reaches its last step, and every checkpoint is of step 0"
@@ -227,7 +227,7 @@ def accept_tpu_keywords(keywords: Iterable[str]) -> None:
 
 
 def resolve_model_dir(model_dir: str | None, config: Any) -> str:
-    """Returns an Estimator's folder: `model_dir`, else that of `config`, else a new one in the current folder.
+    """Returns an Estimator's folder: `model_dir`, else the folder of `config`, else a new folder in the current folder.
 
     Raises:
       ValueError: `model_dir` and `config` give different folders.
@@ -270,7 +270,7 @@ def check_output_of_tensors(tensors: Any, dependencies: Any, output_fn: Any) -> 
 
 
 def warn_about_steps(steps: int | None, loop: int) -> None:
-    """Warns if a training of `steps` steps does not end with a loop of steps."""
+    """Warns if `steps` is not a multiple of `loop`, the steps of a loop: the last loop then trains too many steps."""
     if steps and steps % loop:
         _LOG.warning(
             "NPUEstimator: the last loop trains more steps than asked for. Expected steps or max_steps to be a "

@@ -1,4 +1,4 @@
-"""Wraps the user's `model_fn` for an `NPUEstimator`, and defines `NPUEstimatorSpec`, a possible result of it."""
+"""Wraps the user's `model_fn` for an `NPUEstimator`; defines `NPUEstimatorSpec`, which a `model_fn` can return."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class NPUEstimatorSpec(tf.estimator.EstimatorSpec):
 
 
 def wrap_model_fn(model_fn, options, has_params):
-    """Wraps a model function: applies the options, and passes only those optional arguments that the function has."""
+    """Returns a model function that applies `options` and calls `model_fn` with the arguments that `model_fn` has."""
     parameters = dict(inspect.signature(model_fn).parameters)
     for bound in getattr(model_fn, "keywords", ()):  # of a functools.partial
         parameters.pop(bound, None)

@@ -27,8 +27,8 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
     model without an input shape has no weights before its first batch, so the broadcast follows that batch. With a
     single rank nothing is sent.
 
-    Rank 0 also warns of steps that are all skipped, of a loss or weights that are no number, and at the end of `fit` of
-    accumulated gradients that are not applied yet.
+    Rank 0 also warns if all steps are skipped, if the loss or weights are NaN or infinite, and if accumulated gradients
+    are left over at the end of `fit`.
 
     Args:
       root_rank: the rank whose values are sent.

@@ -48,7 +48,7 @@ class NpuExecutePlacement(enum.Enum):
 
 @declared(PROFILING)
 class ProfilingConfig(DeclaredConfig):
-    """Whether and what to profile.
+    """The profile of a run: whether to write it, and its options.
 
     Raises:
       TypeError, ValueError: a value is not allowed, or profiling is on and `profiling_options` is not a JSON object.

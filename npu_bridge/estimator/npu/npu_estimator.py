@@ -331,7 +331,7 @@ class NPUEstimator(tf.estimator.Estimator):
         return [*hooks, *([stop] if is_needed else [])], spec, stop
 
     def _find_end_together(self, hooks):
-        """Returns the `EndTogether` among the hooks, or None; raises ValueError if the options exclude it."""
+        """Returns the `EndTogether` among the hooks, or None; raises ValueError if the options exclude such a hook."""
         found = next((hook for hook in hooks or () if isinstance(hook, session.EndTogether)), None)
         loop, strategy = self._options.iterations_per_loop, self.config.train_distribute
         for is_set, got in ((loop > 1, f"iterations_per_loop={loop}"), (strategy, "train_distribute")):

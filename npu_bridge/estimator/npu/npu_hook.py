@@ -260,7 +260,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         self.release_folder()
 
     def release_folder(self):
-        """Releases the folder as `end` does, for callers that stop at an error, when `end` is not called."""
+        """Waits for the last save and releases the folder, for callers that stop at an error without calling `end`."""
         if self._release is not None:
             try:
                 self._background.wait()

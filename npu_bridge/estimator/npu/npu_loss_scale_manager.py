@@ -165,7 +165,7 @@ class MovingLossScaleManager(_SerializableManager):
         self._graph: Any = _outermost_graph() or (lambda: None)
 
     def get_loss_scale(self):
-        """Returns the current scale, a float32 scalar. In a TF 1 graph, a run that updates it reads the old value."""
+        """Returns the scale, a float32 scalar. In a TF 1 graph, a run that updates the scale reads the old value."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         state = self._variables(_outermost_graph())
         # Inside a loop or a condition the scale is read again.
@@ -340,7 +340,7 @@ def suggested_manager(scale: Any) -> str:
 
 
 def advice_for_scale(scale: Any) -> str:
-    """Returns the advice for callers that pass a scale as `loss_scale`, as other libraries name this argument."""
+    """Returns the advice for a caller that passes `scale` as `loss_scale`, an argument name of other libraries."""
     return f"Write loss_scale_manager={suggested_manager(scale)}."
 
 
