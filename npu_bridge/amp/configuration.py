@@ -84,7 +84,7 @@ class Configuration:
 
     @property
     def op_lists(self) -> OpLists:
-        """The operator types exempt from a session's precision mode: batch normalisation, and registered types."""
+        """The operator types that deviate from a session's precision mode: those of the level, and registered types."""
         lists = self.properties.op_lists()
         if self.precision_mode == "origin":
             return lists

@@ -124,8 +124,8 @@ class GroupLossScaleManager(MovingLossScaleManager):
 def scale_boundary(x: tf.Tensor, i: int, j: int, manager: GroupLossScaleManager | None = None) -> tf.Tensor:
     """Marks a boundary from group `i` to group `j`: the gradient of the returned tensor changes its scale there.
 
-    Write `scale_boundary(x, 0, 1)` on the inputs of the first group, `scale_boundary(x, i, i + 1)` between two, and
-    `scale_boundary(x, n, 0)` on the outputs of the last one. Groups are numbered from 1. The number 0,
+    Write `scale_boundary(x, 0, 1)` on the inputs of the first group, `scale_boundary(x, i, i + 1)` between two groups,
+    and `scale_boundary(x, n, 0)` on the outputs of the last group. Groups are numbered from 1. The number 0,
     and any number above the last group, means outside of all groups, where gradients are unscaled. Mark every path from
     one group to another.
 

@@ -96,10 +96,10 @@ class ScaledLoss:
         """Computes the gradients of the scaled loss, and adds them to the pass.
 
         Args:
-          tape: the tape that recorded the loss; a persistent one, if it recorded several losses.
+          tape: the tape that recorded the loss; must be persistent if it recorded several losses.
           variables: the variables to differentiate by.
         Returns:
-          The gradients, still multiplied by the scale, in the order of the variables; None for a variable without one.
+          The gradients, still multiplied by the scale, in the order of the variables; None if there is no gradient.
         """
         seed = None if self._scale is None else tf.cast(self._scale, self._loss.dtype)
         gradients = tape.gradient(self._loss, list(variables), output_gradients=seed)
