@@ -36,8 +36,8 @@ _NOT_READING = ("Shape", "ShapeN", "Size", "Rank")
 def thin_graph(graph: tf.Graph) -> patterns.ThinningReport:
     """Removes a graph's removable batch normalisations, with their variables and the updates of their statistics.
 
-    Operators that read the result of a removed normalisation then read its input. Normalisations are not found
-    if they are inside a condition because their mode is fed.
+    Operators that read the result of a removed normalisation then read the input of this normalisation.
+    Normalisations inside a condition, which TensorFlow builds if the mode is fed, are not found.
 
     Args:
       graph: a graph with a network and without gradients. All graphs of one training, also for evaluation, must be

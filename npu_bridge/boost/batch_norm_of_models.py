@@ -30,7 +30,7 @@ _SUMS = ("__operators__.add", "math.add")
 
 
 def nodes_of(model: tf.keras.Model) -> dict[str, patterns.Node]:
-    """Returns a functional model's layers as nodes for `batch_norm_patterns`; a layer called twice is OTHER."""
+    """Returns a functional model's layers as `patterns.Node` by name; a layer called twice has the kind OTHER."""
     nodes = {}
     for layer in model.get_config()["layers"]:
         calls = _find_calls(layer)

@@ -128,7 +128,7 @@ class _Choice:
                 self.lines.append(f"{place} = {value} has no effect, because {section} is off")
 
     def resolve_exclusions(self, manager):
-        """Raises ValueError for features that exclude each other; in the mode "enable_all", leaves some of them out."""
+        """Raises ValueError for features that exclude each other; the mode "enable_all" leaves out one side instead."""
         is_asked_for = self.config["boost"]["mode"] != "enable_all"
         others = [name for name in _EXCLUDED_BY_DIM_REDUCE if name in self.features]
         if "dim_reduce" in self.features and others:
@@ -154,7 +154,7 @@ class _Choice:
             self.leave_out("loss_scale_group", "no GroupLossScaleManager is given")
 
     def with_fewer_norms(self, changed, is_model):
-        """Returns the model with fewer batch normalisations and, if configured, a cosine head."""
+        """Returns a model with fewer batch normalisations and, if configured, a cosine head; an optimizer unchanged."""
         if not is_model:
             self.add_line("less_bn", "the model is not known here; call boost.less_batch_norm on it, or on the graph")
             return changed
@@ -166,7 +166,7 @@ class _Choice:
         return changed
 
     def make_stages(self, is_distributed, variables):
-        """Returns the stages for the optimizer, given its trained variables, or None if these are unknown."""
+        """Returns the stages for the optimizer; `variables` are its trained variables, or None if unknown."""
         config, made = self.config, []
         if "less_bn" in self.features and config["less_bn"]["gc_flag"]:
             # Weights of a cosine head are normalised, so their mean is not free.
