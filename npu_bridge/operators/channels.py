@@ -20,7 +20,7 @@ LOG_CHANNEL = "_npu_log"
 
 
 class _Channel:
-    """A queue that can be closed. In a closed queue, reads raise StopIteration once it is empty, waiting reads too."""
+    """A queue that can be closed. Once a closed queue is empty, reads raise StopIteration, and so do waiting reads."""
 
     def __init__(self, has_ended: bool = False):
         self._items: queue.Queue = queue.Queue()

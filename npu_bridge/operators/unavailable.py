@@ -12,7 +12,7 @@ def not_available_error(name: str, reason: str, alternative: str) -> NotImplemen
 
     Args:
       name: the operator, as scripts write it.
-      reason: a noun phrase for what the operator is; the message says "got" before it.
+      reason: a noun phrase that describes the operator; in the message it follows "got".
       alternative: one sentence that says what to use.
     """
     return NotImplementedError(
@@ -21,7 +21,7 @@ def not_available_error(name: str, reason: str, alternative: str) -> NotImplemen
 
 
 def unavailable_function(name: str, reason: str, alternative: str) -> Callable[..., NoReturn]:
-    """Returns a function that raises the error of `not_available_error` when called, so that importing it works."""
+    """Returns a function for scripts to import, which raises the error of `not_available_error` when it is called."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise not_available_error(name, reason, alternative)
