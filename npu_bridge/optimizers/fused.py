@@ -25,7 +25,7 @@ FLAT_ELEMENTS = 2**17
 
 
 def check_fused(owner: str, fused: Any) -> bool:
-    """Returns the argument `fused` of an optimizer, checked to be a boolean; False for None."""
+    """Returns the argument `fused` of an optimizer, False for None; raises TypeError unless it is a boolean."""
     return fused is not None and check_switch(owner, "fused", fused)
 
 
@@ -59,8 +59,7 @@ def update_together(
     Args:
       pending: the variables, in the order in which their gradients become known.
       updates_done: number of updates before this one, an integer scalar.
-      rate_of: returns the current learning rate for a treatment, if the optimizer class has a learning rate that can be
-        set; else None.
+      rate_of: function that returns the current learning rate for a treatment, or None to use the rate of the rule.
     Returns:
       The ops to wait for; Nones in eager execution.
     """

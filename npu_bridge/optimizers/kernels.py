@@ -28,7 +28,7 @@ def has_kernel(rule: Rule) -> bool:
 
 
 def add_scalars(rule: Rule, at: Any) -> None:
-    """Adds to `at` the scalar arguments of a rule's kernel that are not hyper-parameters; once for all variables."""
+    """Adds to `at` the scalars that a rule's kernel needs besides hyper-parameters; call it once for all variables."""
     if has_kernel(rule):
         at.of_kernel = _KERNELS[type(rule)][2](rule, at)
 
@@ -63,7 +63,7 @@ def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any)
 def update_slots(
     parameter: tf.Tensor | None, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any, tensors: PerTensor, name: str
 ) -> tf.Tensor:
-    """Updates the slots; returns the tensor to add to a parameter, which is minus the `amount` of the rule.
+    """Updates the slots; returns the tensor to add to the parameter: minus the amount that `Rule.updated` returns.
 
     Args:
       parameter: a vector or a matrix; None if the rule does not read it.

@@ -145,7 +145,7 @@ class DeferredStates:
         return {**states, **{slot: {**states.get(slot, {}), **own} for slot, own in self._kept.items()}}
 
     def assign(self, owner: str, count: Any, slots: dict) -> None:
-        """Assigns kept values to slots that were just made; raises the errors of `set_states`."""
+        """Assigns the kept values to newly made slots and forgets them; raises the errors of `set_states`."""
         waiting, self._kept = self._kept, {}
         if waiting:
             set_states(owner, waiting, count, slots)

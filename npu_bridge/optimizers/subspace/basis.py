@@ -130,7 +130,7 @@ def compute_pca_basis(
       k: number of directions, at least 1 and at most the number of values.
       variables: the trained variables or their names; by default the trainable variables of the TF 1 graph that is
         being built.
-      seed: seed of the random directions with which the randomised decomposition, of one power iteration, starts.
+      seed: seed of the random directions from which the randomised decomposition (one power iteration) starts.
       is_exact: use an exact decomposition without random directions, which is slower.
     Returns:
       The basis, with named columns.

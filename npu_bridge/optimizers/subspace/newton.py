@@ -106,10 +106,10 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         self._loss, self._value = loss, value
 
     def restore_after_trials(self, variables: Callable[[], Sequence[Any]]) -> None:
-        """Sets which variables get their old values back after each trial step, such as moving statistics.
+        """Sets which variables, such as moving statistics, get their old values back after each trial step.
 
         Args:
-          variables: a function that returns these variables, which change when a loss function is evaluated.
+          variables: a function that returns these variables, which each evaluation of the loss changes.
         """
         self._kept = variables
 
@@ -209,7 +209,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         return loss if ranks.size == 1 else ranks.all_reduce([loss], f"{self._name}_{what}")[0]
 
     def _search_rate(self, direction, slope, variables, start, is_graph):
-        """Returns the accepted rate, or 0.0 if none is accepted. The variables keep the values of the last trial."""
+        """Returns the accepted rate, or 0.0 if no rate is accepted; the last trial's values stay in `variables`."""
         loss_before = self._average_over_ranks(self._value, "loss")
         evaluate = make_copier(self._loss, variables, "SubspaceNewton") if not callable(self._loss) else self._loss
         steps = _split_into_shapes(direction, variables)
