@@ -102,7 +102,7 @@ class Communicator(abc.ABC):
         Args:
           numbers: 64-bit integers; the lists of different ranks can differ in length.
           meeting: a name for this exchange, unique in the run and the same on every rank.
-          what: the exchange's purpose on this rank, for messages.
+          what: words for the groups that this rank makes, for messages.
         Returns:
           The lists of all ranks, in rank order.
         Raises:

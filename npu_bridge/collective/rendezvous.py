@@ -43,7 +43,7 @@ def run_barrier(
         left behind after the time limit.
       meeting: a name for this barrier, unique in the job.
       give_up: makes a waiting collective fail; called at exit if a thread was left behind.
-      what: the barrier's purpose on this rank, for messages.
+      what: words for the groups that this rank makes, for messages.
     Raises:
       RanksMissingError: the time limit has passed, or a missing rank has ended.
     """

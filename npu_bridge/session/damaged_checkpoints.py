@@ -34,7 +34,7 @@ class DamagedCheckpointError(RuntimeError):
 
 class _Damage(NamedTuple):
     file: str
-    what: str
+    reason: str
 
 
 def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> None:
@@ -228,7 +228,7 @@ def _write_checkpoint_list(folder, paths):
 
 def _damage_message(damage, fix):
     # Paths are never shortened: the reader has to type them.
-    got = shortened(damage.what, _LONGEST_REASON)
+    got = shortened(damage.reason, _LONGEST_REASON)
     return f"checkpoint: {damage.file} is damaged. Expected a file as it was saved; got {got}. {fix}"
 
 

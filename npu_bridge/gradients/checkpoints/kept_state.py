@@ -91,13 +91,13 @@ def _warn_on_rank_0(text):
         say_once(logging.WARNING, f"npu_bridge: {text}")
 
 
-def _format_kinds(names, others, words=_SLOTS):
-    """Formats names by kind of state, with counts; names of no stage that are in `others` have the kind `words`."""
+def _format_kinds(names, others, kind_of_others=_SLOTS):
+    """Formats names by kind of state, with counts; names in `others` that belong to no stage have `kind_of_others`."""
     kinds: dict[str, int] = {}
     for name in names:
-        kind = describe_stage_state(name) or (words if name in others else name)
+        kind = describe_stage_state(name) or (kind_of_others if name in others else name)
         kinds[kind] = kinds.get(kind, 0) + 1
-    known = [*(of_stages for _, of_stages in _KINDS), words]
+    known = [*(of_stages for _, of_stages in _KINDS), kind_of_others]
     counts = [(kind, kinds[kind]) for kind in known if kind in kinds]
     by_name = [kind for kind in kinds if kind not in known]
     by_name.sort(key=lambda name: next((number for number, part in enumerate(_SCALES) if part in name), -1))

@@ -52,7 +52,7 @@ class _Plan(NamedTuple):
       rows_of: for keys whose variable is now equal on all ranks, the key of the rows whose mean it gets.
       dropped: keys of the checkpoint with state of stages or optimizers that this graph does not use.
       slots: keys of the saver with state of the optimizer.
-      anew: keys and slices that start from initial values even if the checkpoint has them.
+      restarting: keys and slices that start from initial values even if the checkpoint has them.
     """
 
     reads: list[_Read]
@@ -61,7 +61,7 @@ class _Plan(NamedTuple):
     rows_of: dict[str, str]
     dropped: list[str]
     slots: set[str]
-    anew: set
+    restarting: set
 
 
 @functools.cache
@@ -122,9 +122,9 @@ def _plan(saver, graph, pipelines, path):
         return None
     state, slots = _optional_variables(saver, graph, pipelines)
     reads = _find_reads(saver, graph)
-    anew = {id(variable) for pipeline in pipelines for variable in variables_restarting_at_zero(pipeline.stages)}
-    is_anew = {place for place, variable in state.items() if id(variable) in anew}
-    lacking = {(read.key, read.part) for read in reads if read.key not in shapes or (read.key, read.part) in is_anew}
+    at_zero = {id(variable) for pipeline in pipelines for variable in variables_restarting_at_zero(pipeline.stages)}
+    restarting = {place for place, variable in state.items() if id(variable) in at_zero}
+    lacking = {(read.key, read.part) for read in reads if read.key not in shapes or (read.key, read.part) in restarting}
     begun = {place: state.get(place) for place in sorted(lacking, key=[*state, *lacking].index)}
     _check_missing([key for (key, _), variable in begun.items() if variable is None], path, shapes)
     wanted = {read.key for read in reads}
@@ -140,7 +140,7 @@ def _plan(saver, graph, pipelines, path):
         key_and_slice_of(variable)[0] for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
     ]
     dropped = [key for key in dropped if kept_state.belongs_to_optimizer_state(key, names)]
-    return _Plan(reads, begun, merged, rows_of, dropped, slots, is_anew)
+    return _Plan(reads, begun, merged, rows_of, dropped, slots, restarting)
 
 
 def _optional_variables(saver, graph, pipelines):
@@ -228,7 +228,7 @@ def _zeros_like_variable(variable):
 
 
 def _log_plan(plan, checkpoint):
-    begun = [key for key, part in plan.begun if kept_state.OF_RANKS not in key and (key, part) not in plan.anew]
+    begun = [key for key, part in plan.begun if kept_state.OF_RANKS not in key and (key, part) not in plan.restarting]
     kept_state.warn_about_missing_state(checkpoint, begun, plan.slots)
     kept_state.warn_about_averaged_state(checkpoint, list(plan.merged), plan.merged.values())
     kept_state.warn_about_dropped_state(checkpoint, plan.dropped)

@@ -77,7 +77,7 @@ class Imitation:
         layer = self._layer(policy, graph)
         if layer is None:
             return list(elements)
-        return [layer.calls.get(each.ref() if tf.is_tensor(each) else each, each) for each in elements]
+        return [layer.replaced_calls.get(each.ref() if tf.is_tensor(each) else each, each) for each in elements]
 
     def count_rounded(self, policy: Policy, ops: Iterable[tf.Operation]) -> OperatorCounts:
         """Counts a run's floating-point operators: those rounded under a policy, and all."""
@@ -86,7 +86,7 @@ class Imitation:
         if layer is None:
             return OperatorCounts(0, 0)
         computing = [op for op in ops if op.type not in PASSING_TYPES and any(map(_is_float32, op.inputs))]
-        total = OperatorCounts(sum(op.name in layer.found for op in ops), len(computing))
+        total = OperatorCounts(sum(op.name in layer.rounded_ops for op in ops), len(computing))
         for op in ops:
             for name in rounding.functions_run_by(op):
                 total = total.add(self._functions_of_graph(policy, op.graph).count(name))
@@ -114,10 +114,10 @@ class Imitation:
         nodes = self._nodes_by_name(policy, graph) if is_computing else {}
         if is_computing:
             found = lowered_ops(nodes, self._type_lists(policy, graph), self._low_dtype)
-            layer.found |= found.intersection(op.name for op in ops)
+            layer.rounded_ops |= found.intersection(op.name for op in ops)
 
         def rule_of(op):
-            if op.name not in layer.found or op.type in _FRAMES:
+            if op.name not in layer.rounded_ops or op.type in _FRAMES:
                 return None
             node = nodes[op.name]
             inputs, outputs = (

@@ -127,21 +127,21 @@ class _PrecisionEngine(SessionEngine):
         self.precision = precision
         self._unscaled: Policy | None = None  # of a training without loss scaling, until the warning
         self._marker = _find_or_make_marker(graph) if precision.switch is not None else None
-        self._kinds: dict[tuple, Run] = {}
+        self._runs: dict[tuple, Run] = {}
         self._built: set[tuple] = set()  # runs with an executor, if the session builds executors only in runs
         self._targets: dict[tuple, list[tf.Operation]] = {}
 
     def execute(self, session, request):
         self.round_new_operators()
-        request, policy, kind = self._adapt_request(session, request)
-        if not kind.trained:
+        request, policy, run = self._adapt_request(session, request)
+        if not run.trained:
             return self._execute_or_build(session, request, policy)
         imitation = self.precision.imitation
         if not self.precision.needs_count(policy):
             self.precision.log_plan()
             results = self._execute_or_build(session, request, policy)
         elif imitation is not None:
-            self.precision.record_counts(policy, imitation.count_rounded(policy, kind.ops))
+            self.precision.record_counts(policy, imitation.count_rounded(policy, run.ops))
             results = self._execute_or_build(session, request, policy)
         else:
             with executed.requesting_graphs(request.options, request.metadata) as (options, metadata, answer):
@@ -180,25 +180,25 @@ class _PrecisionEngine(SessionEngine):
     def prepare_call(self, session, callable_options):
         """Prepares a callable, through which Keras trains in a TF 1 graph; each call follows the current precision."""
         self.round_new_operators()
-        kind = run_of_call(self.graph, callable_options)
+        run = run_of_call(self.graph, callable_options)
         made: dict[Policy, Callable] = {}
 
         def current_call():
-            policy = self.policy_of(kind)
+            policy = self.policy_of(run)
             imitation = self.precision.imitation
-            if imitation is not None and kind.trained and self.precision.needs_count(policy):
-                self.precision.record_counts(policy, imitation.count_rounded(policy, kind.ops))
+            if imitation is not None and run.trained and self.precision.needs_count(policy):
+                self.precision.record_counts(policy, imitation.count_rounded(policy, run.ops))
             self.precision.log_plan()
             with self.lock:
                 if policy not in made:
-                    made[policy] = self._prepare_for_policy(session, callable_options, kind, policy)
+                    made[policy] = self._prepare_for_policy(session, callable_options, run, policy)
                 return made[policy]
 
-        if not kind.trained:
+        if not run.trained:
             current_call()  # raises errors now
         return lambda *arguments, **keywords: current_call()(*arguments, **keywords)
 
-    def _prepare_for_policy(self, session, callable_options, kind, policy):
+    def _prepare_for_policy(self, session, callable_options, run, policy):
         """Makes a callable from a CallableOptions; the callable follows one policy."""
         options = type(callable_options)()
         options.CopyFrom(callable_options)
@@ -212,14 +212,14 @@ class _PrecisionEngine(SessionEngine):
             options.target.extend(op.name for op in more_targets)
             return self.inner.prepare_call(session, options)
 
-        call, values = self.build(kind, policy, prepare_with), list(feeds.values())
+        call, values = self.build(run, policy, prepare_with), list(feeds.values())
         return lambda *arguments, **keywords: call(*arguments, *values, **keywords)
 
     def _adapt_request(self, session, request):
         """Changes a request so that it uses the executor of the right precision; builds this executor if needed.
 
         Returns:
-          The request, the policy, and the kind of run.
+          The request, the policy, and the `Run` that describes the request.
         """
         debug_options = b""  # executors depend on these run options only
         if request.options is not None:
@@ -228,10 +228,10 @@ class _PrecisionEngine(SessionEngine):
         names = [tuple(element.name for element in asked) for asked in (request.fetches, request.targets)]
         fed = tuple(sorted(tensor.name for tensor in request.fed))
         key = (*names, fed, debug_options)
-        if key not in self._kinds:
-            self._kinds[key] = run_of(self.graph, [*request.fetches, *request.targets], fed)
-        kind = self._kinds[key]
-        policy = self.policy_of(kind)
+        if key not in self._runs:
+            self._runs[key] = run_of(self.graph, [*request.fetches, *request.targets], fed)
+        run = self._runs[key]
+        policy = self.policy_of(run)
         feeds = {tensor.ref(): value for tensor, value in self._guard_feeds(policy).items()}
         request = request._replace(
             fetches=self._replace_elements(policy, request.fetches),
@@ -247,8 +247,8 @@ class _PrecisionEngine(SessionEngine):
 
         with self.lock:
             if (key, policy) not in self._targets:
-                self._targets[key, policy] = self.build(kind, policy, build_with)
-            return request._replace(targets=self._targets[key, policy]), policy, kind
+                self._targets[key, policy] = self.build(run, policy, build_with)
+            return request._replace(targets=self._targets[key, policy]), policy, run
 
     def _guard_feeds(self, policy):
         imitation = self.precision.imitation
@@ -274,23 +274,23 @@ class _PrecisionEngine(SessionEngine):
         with self.lock:
             self.precision.round_new_operators(self.graph)
 
-    def policy_of(self, kind: Run) -> Policy:
+    def policy_of(self, run: Run) -> Policy:
         """Returns the policy of a run that is about to start; can wait for other ranks, so call it without the lock."""
         decided = self.decided if self.decided is not None else {}
-        policy = decided.get(kind.trained)
+        policy = decided.get(run.trained)
         if policy is None:
-            policy = decided[kind.trained] = self.precision.policy_of_run(kind.trained)
-        if kind.trained:
+            policy = decided[run.trained] = self.precision.policy_of_run(run.trained)
+        if run.trained:
             self.last_training = policy
         return policy
 
-    def build(self, kind: Run, policy: Policy, build_with: Callable[[list[tf.Operation]], Any]) -> Any:
+    def build(self, run: Run, policy: Policy, build_with: Callable[[list[tf.Operation]], Any]) -> Any:
         """Builds an executor under a policy by calling `build_with` with additional targets; returns its result."""
         precision = self.precision
-        if kind.trained and policy == precision.configured and policy.low_dtype == FLOAT16:
-            self._unscaled = None if _is_scaled(kind) else policy
-        is_switched = precision.switch is not None and kind.trained and policy is not precision.low
-        kept = precision.ops_keeping_dtype(policy, kind.ops) if precision.imitation is None else ()
+        if run.trained and policy == precision.configured and policy.low_dtype == FLOAT16:
+            self._unscaled = None if _is_scaled(run) else policy
+        is_switched = precision.switch is not None and run.trained and policy is not precision.low
+        kept = precision.ops_keeping_dtype(policy, run.ops) if precision.imitation is None else ()
         more_targets = [*kept, *([self._marker] if is_switched else ())]
         with self._rewriter_lists(policy):
             start = time.perf_counter()
@@ -302,7 +302,7 @@ class _PrecisionEngine(SessionEngine):
             and not any(build.is_training and build.policy == policy for build in self.builds)
         ):
             precision.switch.log_switch(secs)
-        self.builds.append(Build(policy, bool(kind.trained), secs))
+        self.builds.append(Build(policy, bool(run.trained), secs))
         return built
 
     def _rewriter_lists(self, policy):

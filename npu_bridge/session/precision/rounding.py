@@ -47,17 +47,17 @@ class RoundingLayer:
       guard: boolean scalar that turns the rounding on; None if it is always on.
       seen_ops: number of operators of the graph that have been processed.
       replaced: dict from the `ref()` of an operator's output to the tensor that consumers of the output read instead.
-      found: names of the operators whose inputs or outputs are rounded.
-      calls: dict from an operator that calls functions, or from the `ref()` of its output, to the operator or tensor
-        that session runs use instead.
+      rounded_ops: names of the operators whose inputs or outputs are rounded.
+      replaced_calls: dict from an operator that calls functions, or from the `ref()` of its output, to the operator or
+        tensor that session runs use instead.
     """
 
     def __init__(self, name: str, guard: tf.Tensor | None):
         self.name, self.guard = name, guard
         self.seen_ops = 0
         self.replaced: dict = {}
-        self.found: frozenset[str] = frozenset()
-        self.calls: dict = {}
+        self.rounded_ops: frozenset[str] = frozenset()
+        self.replaced_calls: dict = {}
         self._inputs: dict = {}
         self._are_rounded: set = set()
 
@@ -113,9 +113,9 @@ class RoundingLayer:
         own = [part.op for pair in pairs for part in pair] + [merge.op for merge in merged]
         for each in [*own, pivots.output_true.op, plain.op, rounded.op, other, *(end.op for end in ends), done]:
             self._mark_as_rounding_op(each)
-        self.calls[op] = done
+        self.replaced_calls[op] = done
         for tensor, merge, users in zip(op.outputs, merged, readers):
-            self.calls[tensor.ref()] = merge
+            self.replaced_calls[tensor.ref()] = merge
             self._redirect(tensor, merge, users)
         for user in waiting:
             others = [each for each in user.control_inputs if each is not op]
