@@ -132,7 +132,7 @@ class ThinningReport:
     Attributes:
       removed: the kind of the block, by the name of each removed normalisation, in the order of the network.
       kept: the number of normalisations that stay.
-      unchanged_because: why no normalisation was removed; "" if some were.
+      unchanged_because: why no normalisation was removed; "" if any was removed.
     """
 
     removed: Mapping[str, str]

@@ -66,11 +66,11 @@ class SplitStrategies:
         return self._by_group.get(group) or SplitStrategy()
 
     def set_last_indices(self, group: str, last_indices: Sequence[int]) -> bool:
-        """Sets the last gradients of a group's fragments; returns False if an earlier setting stays."""
+        """Sets the last gradients of a group's fragments; returns False if the group keeps an earlier setting."""
         return self._set(group, "last_indices", last_indices)
 
     def set_percentages(self, group: str, percentages: Sequence[float]) -> bool:
-        """Sets the sizes of a group's fragments; returns False if an earlier setting stays."""
+        """Sets the sizes of a group's fragments; returns False if the group keeps an earlier setting."""
         return self._set(group, "percentages", percentages)
 
     def reset(self, group: str) -> None:

@@ -43,7 +43,7 @@ def gradient_all_reduces(ops: Iterable[tf.Operation]) -> list[list[tf.Operation]
 def measure_overlap(
     ops: Sequence[tf.Operation], transfers: Sequence[tf.Operation], events: Mapping[str, tuple[float, float]]
 ) -> tuple[float, float]:
-    """Measures the overlap of all-reduces with the backward pass, in a step that ran them in the order of this pass.
+    """Measures the overlap of all-reduces with the backward pass, in a step that all-reduced in this pass's order.
 
     Args:
       ops: the operators of the step, in the order of `computed_ops`.

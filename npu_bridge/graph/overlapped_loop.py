@@ -232,7 +232,7 @@ def _find_states(copied: Sequence[tf.Operation]) -> list[_SharedState]:
 
 
 def _record_access(op, position, found, known, is_use):
-    """Records in `found` that an operator gets access to a state; False as `is_use`: it may only pass the access on."""
+    """Records in `found` that an operator gets access to a state; without `is_use`, it may just forward the access."""
     (source,) = (each for each in search([op.inputs[position].op], _access_sources) if not _access_sources(each))
     state = found.setdefault(source, _SharedState(source, source.type in VARIABLE_TYPES))
     if op.inputs[position].op not in known:

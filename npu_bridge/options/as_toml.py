@@ -1,4 +1,4 @@
-"""Writes the options that a training has changed from their defaults as TOML, which `NPURunConfig.from_file` reads."""
+"""Writes as TOML, for `NPURunConfig.from_file`, the options that a training has changed from their defaults."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def _nested_names(content: Mapping[str, Any]) -> Iterator[str]:
 def _merge_settings(
     owner: str, before: Mapping[str, Any], content: Mapping[str, Any], table: OptionTable, helpers: Mapping[str, type]
 ) -> dict[str, Any]:
-    """Returns the settings of a class by option name; replaces helper objects by changed copies."""
+    """Returns the settings in `content` by option name; a table becomes a copy of its helper object, with changes."""
     values = {}
     for name, value in content.items():
         kind = table[name].kind

@@ -202,7 +202,7 @@ def _newest_intact(folder, listed):
 
 
 def _has_lost_list(folder):
-    """Returns whether this job has saved to the folder, so that a missing file `checkpoint` must have been lost."""
+    """Returns whether this job has saved to the folder; if so, a missing file `checkpoint` has been lost."""
     began = float(read_variable(BEGAN) or "inf")
     files = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ()
     indexes = [os.path.join(folder, file) for file in files if re.search(r"-\d+\.index$", file)]

@@ -79,7 +79,7 @@ class TrainingHookEngine(SessionEngine):
         return run_or_call
 
     def close(self, session):
-        """Calls `before_close` of the hooks, in which variables can still be read, and closes the session."""
+        """Calls `before_close` of the hooks, while variables can still be read, and then closes the session."""
         if session in self._begun_sessions and not hasattr(self._in_hooked_run, "session"):
             self._in_hooked_run.session = session
             try:

@@ -179,7 +179,7 @@ class _StepsInGraph:
 
 
 class _StepsOneByOne:
-    """Trains steps one by one through prepared calls of the session: one call for each choice of `LoopThreads`."""
+    """Trains steps one by one through prepared calls of the session; each choice of `LoopThreads` has its own call."""
 
     def __init__(self, step: Sequence[str], fed: Sequence[str], threads: LoopThreads):
         self._step = step

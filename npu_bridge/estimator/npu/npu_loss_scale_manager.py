@@ -333,7 +333,7 @@ class ExponentialUpdateLossScaleManager(MovingLossScaleManager):
 
 
 def suggested_manager(scale: Any) -> str:
-    """Returns the code of a manager that replaces a scale or "dynamic", for messages."""
+    """Returns code that makes a manager for `scale`, a number or "dynamic"; messages suggest this code."""
     if is_number(scale) and len(shown(scale)) < 40:
         return f"FixedLossScaleManager({scale!r})"
     return "ExponentialUpdateLossScaleManager(init_loss_scale=2**16, incr_every_n_steps=1000)"

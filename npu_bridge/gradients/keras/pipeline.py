@@ -156,7 +156,7 @@ class KerasPipeline:
             return tf.timestamp()
 
     def _begin_unscaled_step(self):
-        """Makes a step for gradients of an unscaled loss that did not go through the pipeline yet."""
+        """Returns a new `Step` for gradients of an unscaled loss that have not gone through the pipeline yet."""
         if self._open_steps.take_scaled() is not None:
             problem = "these gradients are still multiplied by the loss scale"
             expected, got = "get_unscaled_gradients after get_scaled_loss", "get_scaled_loss alone"

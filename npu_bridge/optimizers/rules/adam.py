@@ -17,7 +17,7 @@ def moments(gradient, slots, at):
 
 
 def corrections(at):
-    """Returns the factors by which the two moments, which start at 0, are too small after `at.update` updates."""
+    """Returns two factors by which to divide the moments, which start at 0 and so are too small in early updates."""
     return 1.0 - tf.pow(at.beta_1, at.update), 1.0 - tf.pow(at.beta_2, at.update)
 
 

@@ -117,7 +117,7 @@ class ResumableLoop:
     def _save_and_check_end(self, steps):
         """Saves a checkpoint if one is due, and returns whether the loop ends here.
 
-        In the middle of an update it does neither.
+        In the middle of an update, saves nothing and returns False.
         """
         made = self._updates_made()
         is_last = made >= steps or self._request.is_due
