@@ -27,7 +27,7 @@ def sum_over_ranks(communicator: Communicator, tensor: tf.Tensor, name: str) -> 
 
 
 def forbid_gradient(result: Any, what: str) -> Any:
-    """Returns a tensor unchanged, but makes a backward pass through it raise an error instead of using a zero.
+    """Returns a tensor unchanged, but makes a backward pass through the tensor raise an error instead of using zero.
 
     `what` is the collective that made the tensor, for the message.
 

@@ -93,7 +93,7 @@ def check_update(before: Exchanges, variables: Iterable[Any]) -> None:
     elif function.building_function:
         # Collectives after the update, perhaps of weights, are not built yet.
         call_when_function_is_built(function, warn_if_apart)
-    # Else it is a TF 1 graph, or a branch of a condition in such a graph; runs of its sessions are checked.
+    # Otherwise `function` is a TF 1 graph, or a branch in such a graph; there the runs of sessions are checked.
 
 
 @contextlib.contextmanager

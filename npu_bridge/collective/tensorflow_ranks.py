@@ -28,7 +28,7 @@ from npu_bridge.collective.wire_names import naming_collective
 from npu_bridge.graph.run import run_of, run_of_call
 
 _REDUCTIONS = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul"}
-# The dtypes that the operators cannot sum. They cannot move the one-byte integers among them either.
+# The dtypes that the operators cannot sum, and wider ones. Nor can the operators copy one-byte integers.
 _WIDER = {tf.int8: tf.int32, tf.uint8: tf.int32, tf.bool: tf.int32, tf.uint32: tf.int64, tf.uint64: tf.int64}
 _SAME_BITS = {
     tf.bfloat16: tf.float16,

@@ -1,4 +1,4 @@
-"""Implements dropout and masks for it, with the probability to keep an element as an argument."""
+"""Implements dropout and masks for dropout, with the probability to keep an element as an argument."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         self._create_non_slot_variable(tf.constant(0, tf.int64), f"{self._name}/{_COUNT}", first)
 
     def _updates_done(self):
-        with tf.init_scope():  # out of the function that calls it
+        with tf.init_scope():  # in the graph outside of functions
             graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         return self._get_non_slot_variable(f"{self._name}/{_COUNT}", graph=graph)
 

@@ -134,7 +134,7 @@ def parse_profiling_options(text: str) -> dict[str, Any]:
 
 
 def parse_stream_limits(text: str) -> dict[str, int]:
-    """Reads `stream_max_parallel_num`: `DNN_VM_AICPU:10,AIcoreEngine`. The default of a number is 1."""
+    """Reads `stream_max_parallel_num`: `DNN_VM_AICPU:10,AIcoreEngine`. A missing number means 1."""
     limits = {}
     for part in text.split(","):
         engine, _, streams = part.partition(":")

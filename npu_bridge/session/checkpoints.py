@@ -30,8 +30,8 @@ from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.session.damaged_checkpoints import find_damage
 
 _LOG = logger(__name__)
-# The errors TensorFlow raises for "no space left", "quota exceeded" and "file too large". It raises the last also at
-# the end of the data: a MonitoredSession would end the training as if it were complete.
+# The errors TensorFlow raises for "no space left", "quota exceeded" and "file too large". The last one is also the
+# error for the end of the data: a MonitoredSession would end the training as if it were complete.
 NO_SPACE = (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError)
 _NOT_WRITTEN = (*NO_SPACE, tf.errors.DataLossError)
 

@@ -34,7 +34,7 @@ class SkipsHook(tf.estimator.SessionRunHook):
         skipped, loss = latest.get(STEP_SKIPPED), latest.pop(UNSCALED_LOSS, None)
         if skipped is None:
             return None
-        # The run may compute only the opposite of the decision, its input.
+        # A run may compute the input of this tensor only: the opposite of the decision.
         decided = {skipped.name}, {tensor.name for tensor in skipped.op.inputs} or {None}
         values = run_of(graph, asked.fetches, asked.feed_dict).values
         if not any(names <= values for names in decided):

@@ -203,7 +203,7 @@ class NPUEstimator(tf.estimator.Estimator):
             metrics = super().evaluate(input_fn, steps, all_hooks, checkpoint_path, name)
         if self._logs_progress:
             report_evaluation(self.model_dir, metrics, self._history, name, counted, sys.stderr, not self._timed)
-        for hook in self._timed:  # hooks of a training that continues
+        for hook in self._timed:  # hooks of a training that this evaluation interrupts
             hook.leave_out(time.monotonic() - began)
         return metrics
 
@@ -318,7 +318,7 @@ class NPUEstimator(tf.estimator.Estimator):
                 if isinstance(hook, NPUCheckpointSaverHook):
                     hook.release_folder()
                 if isinstance(hook, MetricsHook):
-                    hook.close()  # after an error no other code does
+                    hook.close()  # after an error, nothing else closes it
 
     def _stop_ranks_together(self, hooks, spec):
         """Replaces all hooks that can stop a single rank by one hook that stops all ranks together."""

@@ -29,7 +29,7 @@ from npu_bridge import collective
 from npu_bridge.base.errors import say_once
 
 OF_RANKS = "of_ranks/"  # in the names of variables with a row for each rank
-# Patterns in names of variables, in TF 1 graphs and in object-based checkpoints, with the words of messages for them.
+# Patterns in names of variables, in TF 1 graphs and in object-based checkpoints, each with a description for messages.
 _KINDS = (
     (r"accumulated(_rows)?(/(?!counter)|$)", "Accumulate's sums"),
     (r"accumulated_steps|accumulated/counter", "Accumulate's count of batches"),

@@ -39,7 +39,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
             self.build(variables_built_with(optimizer))
 
     def __setattr__(self, name, value):
-        if name == "loss_scale_factor":  # Keras reads it from every optimizer for which it scales the loss
+        if name == "loss_scale_factor":  # Keras reads this of each optimizer whose loss it scales
             problem = "loss scaling must be outside the reduction, and happen once"
             expected = "npu_keras_optimizer(opt, loss_scale_manager) outside of all other optimizers"
             got = f"loss_scale_factor={value!r} from LossScaleOptimizer, which compile adds in mixed_float16, or others"

@@ -130,7 +130,7 @@ class Precision:
 
     def record_counts(self, policy: Policy, executed: OperatorCounts | None) -> None:
         """Stores the count of lowered operators in the first training step, and warns if no operator is lowered."""
-        self._executed = executed or OperatorCounts(1, 1)  # without a count, it is assumed to be lowered
+        self._executed = executed or OperatorCounts(1, 1)  # without a count, assume that operators are lowered
         if self.has_no_effect and environment.probable_rank() == 0:
             text = (
                 f"precision: {policy.low_dtype} was asked for, and none of the {self._executed.total} operators of "
