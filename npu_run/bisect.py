@@ -159,7 +159,7 @@ class Bisection:
         self._say(f"resumes after {len(self._runs)} runs in low precision")
 
     def _train_float32_runs(self) -> None:
-        """Trains in float32 as often as the noise band needs, and measures the band."""
+        """Makes the float32 runs whose losses give the noise band, except finished ones; measures the band."""
         for number in range(_REFERENCES):
             folder = repeat_folder(self.folder, number)
             done = Path(folder, "done")
@@ -198,7 +198,13 @@ class Bisection:
         )
 
     def _train_and_judge(self, kept: list[str], options: dict[str, Any], what: str = "") -> bool:
-        """Trains once in low precision, and records whether the run passed."""
+        """Trains once in low precision; records and returns whether the losses stay in the band.
+
+        Args:
+          kept: names or types that stay in float32.
+          options: the options that keep them in float32.
+          what: a description of the run, to print.
+        """
         if len(self._runs) + _REFERENCES >= self._max_runs:
             raise OutOfRuns
         folder = os.path.join(self.folder, self._next_run_name())

@@ -24,7 +24,7 @@ _TITLES = {
 
 
 def findings_as_facts(script: str, found: Survey, entries: list[Entry] = ()) -> dict[str, Any]:
-    """Returns the findings as plain data, for JSON."""
+    """Returns the findings as plain data for JSON; `entries` are the old names that a run of the script has met."""
     return {
         "script": script,
         "tensorflow": found.era,

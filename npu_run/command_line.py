@@ -200,7 +200,10 @@ def fail(text: str, code: int = 2) -> NoReturn:
 
 
 def _check_process(name: str) -> None:
-    """Ends the process if standard output or error is closed: the next opened file would get the stream's number."""
+    """Prepares the standard streams and the limit on open files for the command `name`.
+
+    Ends the process if standard output or error is closed, because the next opened file would get the stream's number.
+    """
     for stream, what, sign in ((sys.stdout, "standard output", ">"), (sys.stderr, "standard error", "2>")):
         if stream is None:
             fail(

@@ -35,7 +35,7 @@ class Everything(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command:
-        """Returns the command of this name; for a script, a command whose arguments are completed as files."""
+        """Returns the command of this name; for a script, a command that completes its arguments as files."""
         if name in COMMANDS:
             return find_command(name)
         argument = click.Argument(["files"], nargs=-1, type=click.Path())

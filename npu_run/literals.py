@@ -153,7 +153,10 @@ class Values:
         return compute(*pair) if compute and all(map(_is_small, pair)) else Unknown()
 
     def _evaluate_call(self, node: ast.Call) -> Any:
-        """Evaluates a call. Only loss-scale managers are reused: other objects are made anew, as wrappers mark them."""
+        """Evaluates a call; a later evaluation returns the same object only for a loss-scale manager.
+
+        Other objects are made anew, because wrappers mark the objects that they get.
+        """
         if node in self._made:
             return self._made[node]
         self._made[node] = Unknown()  # an object made of itself

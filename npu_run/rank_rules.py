@@ -144,12 +144,12 @@ def _find_loops_over_own_rows(script: _Script) -> Iterator[Place]:
 def _find_dependent_lines(
     facts: FileFacts, lines: dict[int, ast.expr], is_source: Callable[[ast.AST], bool]
 ) -> Iterator[Place]:
-    """Yields the places of expressions that are computed from a source, directly or through variables.
+    """Yields the places of those `lines` whose expression contains a source, or a variable computed from one.
 
     Args:
       facts: the file.
-      lines: expressions by line number.
-      is_source: returns whether a node of the syntax tree is a source.
+      lines: the expressions to examine, by line number.
+      is_source: returns whether a syntax node is a source, such as a call that returns this rank.
     """
     names: set[str] = set()
 

@@ -130,7 +130,7 @@ def _check_record_files(folder: str) -> None:
 
 
 def _run_replay(recorded: str, run: str, command: list[str], uses_stderr: bool) -> dict[str, Any]:
-    """Runs the replay; returns `steps`, `ranks`, `differences` (each `rank` and `what`) and the record's `races`."""
+    """Runs the replay; returns a dict of `steps`, `ranks`, `differences` (dicts of `rank` and `what`) and `races`."""
     trial = Trial(folder=run, seed=0, replay=recorded)
     facts = read_json(os.path.join(recorded, "rank_0", "record.json"), within=recorded)
     imposed = _options_to_impose(bool(facts.get("is_float32")))

@@ -144,7 +144,7 @@ def _make_finding(error: Exception, what: str, place: Place) -> Finding:
 
 
 def _find_session_error(settings: Iterable[_Setting], values: Values) -> Exception | None:
-    """Returns the error that these options of a session raise whatever its other options are; None without one."""
+    """Returns the error that these options of a session raise for all values of its other options, or None."""
     from tensorflow.compat.v1 import ConfigProto
 
     from npu_bridge.options.reading import ENTRY_NAME, collect_settings, optimizer_entry_values

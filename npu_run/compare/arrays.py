@@ -38,7 +38,7 @@ class StoredArray(NamedTuple):
     Attributes:
       path: path of the file.
       offset: bytes before the first element of the array.
-      dtype: two dtypes separated by `|`: of the numbers in the file, and of the computation that made them.
+      dtype: `F|C`: the dtype F of the numbers in the file, and the dtype C in which they were computed.
       shape: the dimensions of the array.
       is_fortran: whether the first dimension varies fastest (Fortran order).
       folder: the folder in which the file must be; None if the user gave the path.
@@ -70,10 +70,11 @@ class Agreement(NamedTuple):
       cosine: cosine of the angle between the arrays; 1 if both are zero.
       gain: the factor by which A must be multiplied to be closest to B.
       largest_error, mean_error: largest and mean magnitude of errors.
-      largest_relative: largest relative error: divided by the element of A, or by the root mean square of A if it is
-        larger.
+      largest_relative: largest relative error. An error is divided by the element of A or by the root mean square of A,
+        whichever is larger.
       mismatches: share of elements whose relative error is above the tolerance.
-      not_finite: three counts: NaN and infinities in A, those in B, and the places at which A and B differ in them.
+      not_finite: three counts of elements: not finite in A, not finite in B, and not finite with a difference between A
+        and B.
       distance: norm of the difference, divided by the norm of A.
       tolerance: the allowed relative error.
       is_inside: whether the arrays agree within the tolerance.

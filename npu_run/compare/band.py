@@ -245,7 +245,10 @@ def _make_verdict(steps, value, center, half, z, outside, band, name) -> Verdict
 
 
 def _find_beginning(z: np.ndarray, outside: np.ndarray) -> int:
-    """Returns the step at which the loss first left the band: from there until it returns, `z` is least like noise."""
+    """Returns the index of the step at which the loss first leaves the band.
+
+    From this step until the loss returns to the band, `z` is least like noise.
+    """
     first = int(np.flatnonzero(outside)[0])
     if not np.isfinite(z[first]):
         return first
@@ -258,7 +261,7 @@ def _find_beginning(z: np.ndarray, outside: np.ndarray) -> int:
 
 
 def _find_clearest_step(z: np.ndarray, first: int, last: int) -> int:
-    """Returns the first step whose z is at least half of the largest z near the beginning of a departure."""
+    """Returns the index of the first step whose z is at least half of the largest z near the beginning `first`."""
     near = np.abs(z[first : min(last, first + _SHORTEST_WINDOW) + 1])
     finite = np.where(np.isfinite(near), near, 0.0)
     return first + int(np.argmax(finite >= finite.max() / 2))

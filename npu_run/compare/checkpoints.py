@@ -35,8 +35,9 @@ class Variable(NamedTuple):
       step: step of the checkpoints.
       distance: norm of B - A, divided by the norm of A.
       largest: largest magnitude in B - A.
-      spread: distance of one repeat from the mean of the repeats, divided by the norm of A, too; None without repeats.
-      z: distance divided by the standard deviation that `spread` gives it; None without repeats.
+      spread: distance of a repeat from the mean of the repeats, divided by the norm of A; None without repeats.
+      z: `distance` divided by the standard deviation that it has if A and B differ only as repeats do; None without
+        repeats.
       gain: the factor by which A must be multiplied to be closest to B.
       cosine: cosine between the updates of A and B since the first checkpoints; None at the first checkpoints, and
         without an update.
@@ -205,7 +206,7 @@ def _compare_variable(
 
 
 def _compare_update_sizes(a, b, stretch: tuple[int, int], names: Mapping[str, str]) -> Sizes | None:
-    """Compares the sizes of all repeats' updates in a stretch of steps, for variables that changed in all of them."""
+    """Compares the sizes of A's and B's updates between two steps, for variables that change in every repeat."""
     moved: list[list[dict[str, np.ndarray | None]]] = []
     for side, of_b in ((a, False), (b, True)):
         moved.append([])

@@ -41,7 +41,7 @@ from npu_run.outputs import MADE_BY, check_file, own_output
     help="Compare nothing: write the dump in A to DIR as op_name.output_index.timestamp.npy.",
 )
 def compare(a, b, only, tag, tolerance, names, out, as_json, write_names):
-    """Compares B with A: folders of trainings, of repeats that npu-run --repeat made, or of dumped tensors.
+    """Compares folder B with folder A: each holds a training, repeats of npu-run --repeat, or dumped tensors.
 
     The exit code is 0 if B agrees with A, 1 if it does not, and 2 if they cannot be compared. docs/compare.md describes
     the comparison.

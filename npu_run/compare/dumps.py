@@ -241,7 +241,7 @@ def _read_named_files(path: str, names: set[str]) -> Dump | None:
 
 
 def _names_by_file(pairs: dict[str, str], names: set[str]) -> dict[str, str]:
-    """Maps files to their full names; the file can be in either column, with or without its ending."""
+    """Returns a dict from file to full name; each pair has both, in any order, the file with or without ending."""
     found = {}
     for one, other in pairs.items():
         for file, full in ((one, other), (other, one)):

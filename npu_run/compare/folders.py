@@ -24,8 +24,8 @@ class Comparison(NamedTuple):
 
     Attributes:
       a, b: paths of the folders.
-      verdicts: a verdict for each kind that both folders have, or that was requested.
-      notes: sentences about kinds that only one folder has.
+      verdicts: a verdict on each kind of data (`KINDS`) that both folders have, or that was requested.
+      notes: sentences about kinds of data that only one folder has.
       losses: losses of all repeats of A and of B. This field and the following ones are None if not compared.
       band: the band of the losses; None without repeats.
       tensors: the comparison of the last dumped step that was compared.

@@ -62,7 +62,7 @@ def read_losses(path: str, tag: str | None = None) -> Losses:
 
     Args:
       path: folder or history file of the training.
-      tag: name of the loss in event files. None reads the history file or, without one, a usual tag of event files.
+      tag: name of the loss in event files. None reads the history file; if there is none, a usual tag of event files.
     Raises:
       CannotTell: there are no such files, or the files have no loss.
     """

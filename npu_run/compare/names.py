@@ -92,7 +92,7 @@ def _unique_pairs(free_a, free_b, key) -> list[tuple[str, str]]:
 
 
 def _find_fused(candidates, names) -> dict[str, list[str]]:
-    """Returns each candidate whose name is made of two or more of `names`, with these parts; uses each name once."""
+    """Returns a dict from each candidate that joins two or more of `names` to these names; uses each name once."""
     known: dict[str, str] = {}
     for name in names:
         known.setdefault(plain_name(name), name)

@@ -32,8 +32,8 @@ class Sizes(NamedTuple):
     """The size of B's updates relative to A's; all fields except `parts` are logarithms.
 
     Attributes:
-      apart: the factor between the sizes of B and A.
-      spread: standard deviation of one repeat over all parts.
+      apart: the size of B's updates divided by the size of A's updates.
+      spread: standard deviation of the size of a repeat's updates.
       limit: the largest magnitude of `apart` that still counts as noise.
       parts: number of parts of variables.
     """

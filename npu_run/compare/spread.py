@@ -13,7 +13,7 @@ _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 
 
 def count_independent(rows: np.ndarray, length: int = 1) -> tuple[float, int]:
-    """Divides the steps into pieces; returns the estimated independent numbers in a piece, and the number of pieces.
+    """Divides the steps into pieces; returns the number of independent numbers in a piece and the number of pieces.
 
     Args:
       rows: deviations, a row for each repeat.
@@ -27,7 +27,7 @@ def count_independent(rows: np.ndarray, length: int = 1) -> tuple[float, int]:
 
 
 def _correlated_steps(rows: np.ndarray) -> float:
-    """Estimates how many neighbouring steps deviate together.
+    """Estimates over how many neighbouring steps a deviation lasts.
 
     Steps deviate together if their deviations have the same signs, or the same proportions between repeats: if one
     rounding error grows, the deviations of each step are a multiple of the same few numbers. Two repeats always have
@@ -54,7 +54,10 @@ def _autocorrelation(rows: np.ndarray) -> np.ndarray:
 
 
 def _sum_autocorrelation(correlations: np.ndarray) -> float:
-    """Sums correlations up to the first distance without correlation; returns twice their number if all correlate."""
+    """Returns the number of correlated steps: 1 plus twice the correlations up to the first one below 0.05.
+
+    If no correlation is below 0.05, returns twice the number of correlations.
+    """
     none = np.flatnonzero(correlations < 0.05)
     if not len(none):
         return 2.0 * len(correlations)

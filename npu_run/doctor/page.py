@@ -51,7 +51,7 @@ class Page:
     lacks_horovod: bool = False
 
     def add(self, section: Section, problems: Sequence[Problem] = ()) -> None:
-        """Adds a section, unless it is empty, and its problems, except those that quote an earlier problem as cause."""
+        """Adds a section, unless it is empty, and problems, except a problem whose text quotes an earlier problem."""
         if section.rows:
             self.sections.append(section)
         for problem in problems:

@@ -85,11 +85,11 @@ def check_numbers(
 
 
 class HostsFrom:
-    """Returns, when called, the slots of hosts that a command last printed, like Horovod's discovery scripts.
+    """Runs a command regularly that prints hosts, as Horovod's discovery scripts do; a call returns the latest slots.
 
     Args:
       command: a shell command line, which prints a line such as host1:4 for each host that is up.
-      say: called with a sentence if the command fails, hangs or prints anything else; then the last known hosts stay.
+      say: called with a sentence if the command fails, hangs or prints anything else; the last known hosts then stay.
     """
 
     def __init__(self, command: str, say: Callable[[str], None]):
@@ -160,8 +160,8 @@ class AvailableSlots:
     def plan(self, now: float) -> Plan | None:
         """Plans a job with as many ranks as possible; returns None if there are too few slots.
 
-        Hosts that already had ranks come first. Rank 0, on the first host, needs the checkpoints, and if hosts share no
-        folder, one of these hosts has them.
+        Hosts that already had ranks come first. If hosts share no folder, only such a host has the
+        checkpoints, and rank 0, which runs on the first host, needs them.
         """
         slots = self.available(now)
         size = min(self._bounds.most, sum(slots.values()))

@@ -92,7 +92,7 @@ class _InputWatch(SessionEngine):
         self._session = weakref.ref(session)
 
     def _count_training_runs(self):
-        """Counts the training runs of the latest graph; of several trainings in the graph, counts the longest."""
+        """Returns the global step of the latest graph, else the runs of its longest training; 0 if it did not train."""
         graph, counts = self._graph(), {}
         if graph is None:
             return 0
