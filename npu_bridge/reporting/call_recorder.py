@@ -21,7 +21,7 @@ class CallRecorder:
     Call n of such functions, from 0, is step n. The profile begins with the first of the steps, and ends with the last.
 
     Args:
-      recorder: is given the records, and writes them.
+      recorder: gets the traces, and writes them.
     """
 
     def __init__(self, recorder: StepRecorder):
@@ -35,7 +35,7 @@ class CallRecorder:
         atexit.register(self.finish)  # before `recorder.finish`, which was registered earlier
 
     def note_update(self) -> None:
-        """Records that the functions now being traced train; called before an optimizer updates variables."""
+        """Notes that the functions now being traced train; called before an optimizer updates variables."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         while graph is not None:
             self._graphs.setdefault(graph, [])
@@ -66,7 +66,7 @@ class CallRecorder:
         self._profile = CpuProfile()
 
     def finish(self) -> None:
-        """Ends the profile and writes the records; does nothing if no function has trained, or at another call."""
+        """Ends the profile and writes the traces; has no effect if no function has trained, or at a second call."""
         atexit.unregister(self.finish)
         if self._calls and not self._recorder.is_over:
             self._secondary.attempt(self._keep_records)

@@ -30,7 +30,14 @@ class LossScaleCollapseError(RuntimeError):
 
 
 class _LocalValues(NamedTuple):
-    """Values computed without other ranks, from a part of a run: the loss, and the worst value of each tensor."""
+    """Values of the part of a run that needs no other rank.
+
+    Attributes:
+      ops: the operators of this part.
+      fed: the fed tensors.
+      worst: for each tensor by name, NaN if it contains NaN, else Inf if it contains Inf, else 0.
+      loss: the loss; None if this part does not compute it.
+    """
 
     ops: tuple
     fed: list

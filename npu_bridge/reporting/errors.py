@@ -11,7 +11,7 @@ class MissingExtraError(ImportError):
 
 
 def import_optional(module: str, who: str, extra: str) -> Any:
-    """Imports a module of an optional package; raises `MissingExtraError`, which names `who`, if it is missing."""
+    """Imports a module of an optional package; if that fails, raises a `MissingExtraError` that names `who`."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

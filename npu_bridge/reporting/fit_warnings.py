@@ -18,9 +18,9 @@ from npu_bridge.reporting.keras_numbers import Numbers
 class FitWarnings:
     """The warnings that rank 0 logs about a `fit`; other ranks log none.
 
-    Warns if all steps are skipped, so that nothing is trained (`SkipsInARow`), and once if the loss or a weight is no
-    number. It checks this after ten steps and at the end of each epoch. At the end of `fit` it warns if accumulated
-    gradients are not applied yet. A callback calls the methods, each with the model that is trained.
+    After ten steps and at the end of each epoch, warns if all steps are skipped (`SkipsInARow`), and once if the loss
+    or a weight is NaN. At the end of `fit`, warns if accumulated gradients are not applied yet. A callback calls the
+    methods with the model that is trained.
     """
 
     def __init__(self):

@@ -76,7 +76,7 @@ class Evaluation(NamedTuple):
     def of(
         cls, step: int, metrics: Mapping[str, Any], name: str, batches: int | None, secs: float | None, time: float
     ) -> Evaluation:
-        """Makes an `Evaluation` of those metrics that are single numbers, without `global_step`."""
+        """Makes an `Evaluation` from the metrics that are single numbers; leaves out `global_step`."""
         numbers = {key: float(value) for key, value in metrics.items() if key != "global_step" and _is_number(value)}
         return cls(step, time, numbers, name, batches, None if secs is None else round(secs, 3))
 
@@ -108,7 +108,7 @@ class Comparison(NamedTuple):
       step: global step at the comparison.
       time: seconds since the epoch.
       own_ms: for each rank, its own work in a step: input, hooks and computation, until its last gradient is ready.
-      waiting: for each rank, the fraction of a typical step that it then waited for reductions.
+      waiting: for each rank, the fraction of a typical step in which the rank waited for reductions.
       slow: the slow ranks.
     """
 
@@ -240,7 +240,7 @@ class History:
         return entry
 
     def note_facts(self, step: int, **facts: Any) -> None:
-        """Adds facts of this session, as keywords: those fields of `SessionFacts` that are known."""
+        """Adds facts about this session; the keywords are names of fields of `SessionFacts`."""
         self._add(SessionFacts(step, self.now, **facts))
 
     def note_comparison(self, found: Comparison) -> None:
@@ -384,7 +384,7 @@ def _parse_by_rank(counts: Any) -> dict[int, int] | None:
 
 
 def list_steps(history: History) -> tuple[list[StepRow], list[int], list[int]]:
-    """Returns all steps, the number of steps tried up to each, and the indices of the rows that begin sessions."""
+    """Returns all rows; for each row, the steps tried so far; and the indices of the rows that begin sessions."""
     rows: list[StepRow] = []
     tried: list[int] = []
     starts: list[int] = []

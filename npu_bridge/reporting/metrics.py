@@ -35,9 +35,9 @@ class MetricsHook(StepHook):
     precision is passed, too. If a `StragglerHook` compares ranks, there are also `slowest_rank`, `slowest_rank_own_ms`,
     `other_ranks_own_ms` (median) and `waiting_for_slowest_rank` (a fraction of the time).
 
-    The gradient norm is that of the applied gradients: averaged, unscaled and clipped. It is missing for a skipped
-    step, for the second step of a session, and with `iterations_per_loop` above 1, where a run shows only its last
-    step.
+    The gradient norm is the norm of the applied gradients, which are averaged, unscaled and clipped. There is no norm
+    for a skipped step and the second step of a session, nor with `iterations_per_loop` above 1, where a run shows only
+    its last step.
 
     Entries are passed to the writer at most every two seconds, several at a time, and when the session ends.
 
@@ -122,7 +122,7 @@ class MetricsHook(StepHook):
             self._entries.write(self.read_step(session))
 
     def leave_out(self, secs: float) -> None:
-        """Excludes the time of an evaluation since the last entry, for example, from the steps per second."""
+        """Excludes some seconds since the last entry (an evaluation, say) from the steps per second."""
         self._entries.paused += secs
 
     def end(self, session):
@@ -195,7 +195,7 @@ class MetricsCallback(tf.keras.callbacks.Callback):
 
 
 class _Entry(NamedTuple):
-    """The numbers of one step, and how many updates, runs and skipped steps there were up to this step."""
+    """The numbers of one step, with its time, and the number of updates, runs and skipped steps up to this step."""
 
     updates: int
     runs: int
@@ -206,7 +206,7 @@ class _Entry(NamedTuple):
 
 
 class _Entries:
-    """Entries of named numbers, which are made at the steps that are due and passed to a writer several at a time.
+    """Chooses the steps that get an entry, collects their numbers, and passes several entries at once to a writer.
 
     The global step is read when entries are written, as reading takes a session run; between writes, steps are counted.
     """
@@ -242,7 +242,7 @@ class _Entries:
         self._last: _Entry | None = None  # a step that is not due, but can be the last one
 
     def pause(self) -> None:
-        """Stops the clock, for a validation between two steps, for example."""
+        """Stops the clock, for example for a validation between two steps."""
         self._paused_at = self._clock()
 
     def resume(self) -> None:
@@ -267,11 +267,11 @@ class _Entries:
 
     @property
     def is_second(self) -> bool:
-        """Whether `every_n_steps` is None and the next run is the second one."""
+        """Whether the next run is the second run, if `every_n_steps` is None; else False."""
         return self._every_n_steps is None and 0 < self._runs == self._first
 
     def count(self, steps: int, updates: int) -> None:
-        """Counts a run of `steps` steps."""
+        """Counts a run of `steps` steps, of which `updates` updated the variables."""
         if self.is_due:
             self._due_at = self._runs + (self._every_n_steps or self._sparse_interval())
         self._first = self._first or steps
@@ -279,7 +279,7 @@ class _Entries:
         self._updates += updates
 
     def _sparse_interval(self) -> int:
-        """Returns the number of runs until the next entry: 1, later more, up to the next multiple of `most_steps`."""
+        """Returns the steps until the next entry: 1 at first, later a fiftieth of all steps, at most `most_steps`."""
         most = self._most_steps
         grown = 1 if self._runs < _ALL_OF_THE_FIRST else max(2, self._runs // 50)
         return min(grown, most - self._runs % most)
@@ -289,7 +289,7 @@ class _Entries:
         self._updates = step - self._known_step
 
     def add(self, values: dict[str, float | None], skipped: float, precision: str | None = None) -> bool:
-        """Adds an entry; returns whether it is time to write."""
+        """Adds an entry; returns whether the waiting entries must be written now."""
         self._last = None
         entry = self._make_entry(values, skipped, precision)
         self._waiting.append(_with_memory(entry))
@@ -301,7 +301,7 @@ class _Entries:
             self._last = self._make_entry(values, skipped, precision)
 
     def add_last(self, values: dict[str, float | None] | None = None, skipped: float | None = None) -> None:
-        """Adds the kept numbers of the last step; `values` adds further numbers, `skipped` replaces the kept one."""
+        """Adds an entry for the last step: the kept numbers and `values`; a given `skipped` replaces the kept one."""
         last, self._last = self._last, None
         if last is not None:
             known = last.skipped if skipped is None else skipped
@@ -312,7 +312,7 @@ class _Entries:
         return _Entry(self._updates, self._runs, skipped, self._clock() - self.paused, values, precision)
 
     def write(self, step: int) -> None:
-        """Writes the waiting entries: the finite numbers of each, and the pace since the entry before."""
+        """Writes the finite numbers of each waiting entry, with the pace since the previous entry."""
         moved = step - self._known_step
         if self._updates:  # if the data ends inside a loop, the loop's last steps are in no run that returned
             self._pace = moved / self._updates if moved < self._updates else float(moved // self._updates)

@@ -55,7 +55,7 @@ class NotebookOutput(TerminalOutput):
     width = 110
 
     def show(self, line: str) -> None:
-        """Replaces the line."""
+        """Overwrites the current line of the notebook cell with `line`."""
         _write(self._stream, escape_in_line(line)[: self.width].ljust(self.width), "\r")
         self._open_line = True
 

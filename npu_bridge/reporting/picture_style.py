@@ -50,7 +50,7 @@ def new_figure(who: str, height: float) -> Any:
 
 
 def write_png(figure: Any, path: str, ours: bytes | None = None, **metadata: str) -> None:
-    """Writes a matplotlib figure to a file, which gets its name when it is complete; `ours` as in `new_file`."""
+    """Writes a matplotlib figure to a file, which appears when it is complete; `ours` as in `files.new_file`."""
     with new_file(path, "wb", ours) as file:
         figure.savefig(file, format="png", metadata=metadata)
 

@@ -184,7 +184,7 @@ class ProgressHook(StepHook):
         self._shown_runs, self._shown_at = self._runs, now
 
     def _samples_per_sec(self) -> float | None:
-        """Returns the samples per second. A run has `iterations_per_loop` batches, a global step one batch or more."""
+        """Returns the samples of all ranks per second; a step has several batches if gradients are accumulated."""
         tried, pace, samples = self._tried_steps(), self._pace.recent, self.samples_per_step
         if not pace or samples is None or tried <= 0:
             return None
@@ -217,7 +217,7 @@ class Pace:
         self._marks.append((steps, now_secs))
 
     def leave_out(self, secs: float) -> None:
-        """Excludes `secs` seconds since the last mark from the pace, by making all marks that much later."""
+        """Excludes `secs` seconds since the last mark from the pace, by moving all marks forward by `secs`."""
         self._first = self._first and (self._first[0], self._first[1] + secs)
         self._marks = collections.deque([(steps, now + secs) for steps, now in self._marks], self._marks.maxlen)
 

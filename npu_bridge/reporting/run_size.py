@@ -41,7 +41,7 @@ def parameters_of(variables: Iterable) -> int | None:
 
 
 def peaks_of_ranks(places: Sequence[Mapping[str, Any]], rank: int) -> dict[int, int]:
-    """Returns the peak memory in bytes, by rank, of this rank and of the other ranks on its host.
+    """Returns a dict from rank to peak memory in bytes, for this rank and the other ranks on its host.
 
     Args:
       places: `host` and `process` of each rank, as from `places_of_ranks`.

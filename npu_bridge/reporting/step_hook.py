@@ -18,7 +18,7 @@ _GraphKeys = tf.compat.v1.GraphKeys
 
 
 class Observation(NamedTuple):
-    """The numbers of one `session.run` of the training loop; None for numbers that the graph does not have.
+    """The numbers of one `session.run` of the training loop; a number that the graph does not compute is None.
 
     `precision` is the dtype in which the step was computed, such as "bfloat16, imitated" or "float32"; None without a
     precision option.

@@ -32,9 +32,9 @@ class StragglerHook(tf.estimator.SessionRunHook):
     and Python. The rest of a step is waiting, for other ranks and for the network.
 
     The ranks compare every 50 steps. A rank is slow if, in each fifth of these steps, its own work takes 20 % more than
-    that of the others, and at least 2 ms more. It has recovered when its own work takes less than 10 % more. Work and
-    waiting are medians, so that saving does not count. If gradients are accumulated, a step is a whole update. With
-    `iterations_per_loop`, the waiting of a run's last step stands for all its steps.
+    the own work of the others, and at least 2 ms more. The rank has recovered when its own work takes less than 10 %
+    more. Work and waiting are medians, so that saving does not count. If gradients are accumulated, a step is a whole
+    update. With `iterations_per_loop`, all steps of a run count as waiting as long as the last step.
 
     A `ProgressHook`, a `HistoryHook`, a `ReportHook` and a `TensorBoardHook` of the same session show the results.
     Every `NPUEstimator` has a StragglerHook.

@@ -126,7 +126,7 @@ def lost_share(comparison: Comparison, rank: int) -> float:
 
 
 def slowest_rank_metrics(comparison: Comparison | None) -> dict[str, float]:
-    """Returns metrics of the rank with the most work, whether it is slow or not; empty before the first comparison."""
+    """Returns metrics of the rank with the most own work, slow or not; an empty dict before the first comparison."""
     if comparison is None:
         return {}
     rank = max(range(len(comparison.own_ms)), key=comparison.own_ms.__getitem__)

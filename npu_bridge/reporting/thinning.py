@@ -69,16 +69,16 @@ class Thinning:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to read the global step and to write the chosen steps."""
+        """Whether the global step must be read and the chosen steps must be written now."""
         kept = self._kept
         return bool(kept) and (len(kept) >= _ROWS_PER_READ or kept[-1].time - kept[0].time >= _SECS_PER_READ)
 
     def take_rows(self, step: int | None, is_over: bool = False) -> list[tuple[int, SeenStep]]:
-        """Returns the steps to write, each with its global step.
+        """Returns the chosen steps as pairs of global step and `SeenStep`, and forgets them.
 
         Args:
           step: the current global step; None adds one for each update since the last known step. If the global step
-            does not grow by one with each update, the rows are spread evenly over its growth.
+            has grown by another number than the updates, the rows are spread evenly over its growth.
           is_over: whether to include the latest step.
         """
         if is_over and self._latest:

@@ -19,7 +19,8 @@ class Axis(NamedTuple):
       low, high: numbers at the two ends of the axis.
       start, end: positions of `low` and `high`.
       ticks: numbers with a label, ascending.
-      warp: `math.log2` or `math.log10` for a logarithmic axis, `float` for a linear axis.
+      warp: the function to which positions are proportional: `math.log2` or `math.log10` for a logarithmic axis,
+        `float` for a linear axis.
     """
 
     low: float
@@ -70,7 +71,7 @@ def logarithmic(numbers: Iterable[float], start: float, end: float) -> Axis:
 
 
 def axis_for_losses(numbers: Iterable[float], start: float, end: float) -> Axis:
-    """Makes a logarithmic axis for positive numbers over a wide range, else a linear axis."""
+    """Makes a logarithmic axis if all numbers are positive and their range is wide, else a linear axis."""
     ends = _smallest_and_largest(numbers)
     return (logarithmic if needs_logarithm(*ends) else linear)(ends, start, end)
 
@@ -81,7 +82,7 @@ def needs_logarithm(low: float, high: float) -> bool:
 
 
 def powers_of_two(numbers: Iterable[float], start: float = 0.0, end: float = 1.0) -> Axis:
-    """Makes an axis of powers of two, with one more power on each side. A constant is then in the middle."""
+    """Makes a logarithmic axis between powers of two, with one power of margin, so that a constant is in the middle."""
     low, high = _smallest_and_largest(numbers)
     first, last = math.floor(math.log2(low)) - 1, math.ceil(math.log2(high)) + 1
     return Axis(
@@ -90,7 +91,7 @@ def powers_of_two(numbers: Iterable[float], start: float = 0.0, end: float = 1.0
 
 
 def round_numbers(low: float, high: float, most: int = _MOST_TICKS) -> list[float]:
-    """Returns round numbers between two numbers: the multiples of 1, 2 or 5 times a power of ten."""
+    """Returns about `most` round numbers from `low` to `high`: the multiples of 1, 2 or 5 times a power of ten."""
     span = high - low
     power = 10.0 ** math.floor(math.log10(span / most))
     step = next(digit * power for digit in (1, 2, 5, 10, 20) if span / (digit * power) <= most)

@@ -23,7 +23,7 @@ class End(NamedTuple):
     """The label at the end of a curve.
 
     Attributes:
-      number: its value on the vertical axis.
+      number: position of the label on the vertical axis, as a value.
       text: text of the label, such as the number.
       note: a line below the text that describes the number.
       kind: CSS class of the label's colour; "" for the colour of the figure.
@@ -43,7 +43,7 @@ class _Point(NamedTuple):
 
 
 def draw_charts(curves: Curves) -> list[str]:
-    """Draws a figure for each known number; all figures have the same steps on the horizontal axis.
+    """Draws a figure for each quantity that the curves have; all figures have the same steps on the horizontal axis.
 
     Args:
       curves: curves with at least one bucket.

@@ -35,7 +35,7 @@ class Bucket(NamedTuple):
       first, last: number of steps tried, including skipped steps, up to the first and the last step of the bucket. This
         is the horizontal axis.
       step: global step after the last step of the bucket.
-      loss, loss_scale, learning_rate: None if unknown, or never finite.
+      loss, loss_scale, learning_rate: range and mean; None if the number is unknown or never finite.
       skipped: the number of skipped steps.
       not_finite: the number of steps whose loss was NaN, infinite or too large to draw.
       precision: dtype of the last step; None if unknown.
@@ -144,7 +144,7 @@ def _make_range(values) -> Range | None:
 
 
 def can_be_drawn(value: float) -> bool:
-    """Returns whether a number, its square and sums of such numbers are finite."""
+    """Returns whether a number is finite, and small enough for sums of squares of such numbers to be finite."""
     return abs(value) < _LARGEST
 
 

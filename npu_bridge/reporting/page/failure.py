@@ -30,7 +30,7 @@ def describe(error: BaseException, step: int | None, rank: int, is_secondary: bo
     Args:
       error: an error that a direct or indirect caller is handling.
       step: global step that was reached; None if unknown.
-      rank: the rank that raised it.
+      rank: the rank that raised the error.
       is_secondary: whether the error only says that another rank is gone.
     """
     frames = [[frame.filename, frame.lineno, frame.name, frame.line or ""] for frame in _user_frames(error)]
