@@ -164,7 +164,7 @@ def is_flag_on(name: str) -> bool:
 
 
 def imposed_options() -> dict[str, Any]:
-    """Returns the options, by name, that the launcher sets in place of the script; usually empty."""
+    """Returns the options, by name, for which the launcher's values replace the script's; usually empty."""
     return json.loads(read_variable(IMPOSED_OPTIONS) or "{}")
 
 

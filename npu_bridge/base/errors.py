@@ -62,8 +62,7 @@ def option_error(
     Args:
       kind: `ValueError` or `TypeError`.
       where: the class or map the option was given to.
-      option: the option's name; the error's attribute `option`, for a caller that knows the file and line of the
-        option.
+      option: the option's name; becomes the error's attribute `option`, for a caller that knows the option's line.
       problem: what is wrong, starting with the option's name.
       expected: the allowed values.
       got: the given value.
@@ -123,7 +122,7 @@ def unknown_keyword(owner: str, name: str, known: Iterable[str], fix: str = "") 
 
 
 def with_known_keywords(others: Mapping[str, Callable[[Any], str]]) -> Callable[[_Function], _Function]:
-    """Returns a decorator that makes errors for misspelt arguments suggest the nearest one; see `check_keywords`."""
+    """Returns a decorator that calls `check_keywords` with `others` before each call of the function."""
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)

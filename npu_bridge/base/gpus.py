@@ -78,7 +78,7 @@ def describe_gpus() -> str:
 
 
 def _chooses_gpus(script: str) -> bool:
-    """Returns whether a script, or a module near it, contains "visible_device", as all code that chooses GPUs does."""
+    """Returns whether a script or a module near it contains "visible_device", which code that chooses GPUs needs."""
     folder = pathlib.Path(os.path.realpath(script)).parent
     modules = itertools.islice(itertools.chain(folder.glob("*.py"), folder.glob("*/*.py")), _MOST_FILES)
     for path in itertools.chain([script], modules):

@@ -94,7 +94,7 @@ class Hold:
       is_first: whether this process did not hold the folder before.
       has_taken_over: whether the previous holder died without releasing the folder.
       last_sign: time of the dead holder's last sign of life, in seconds by the file system's clock; else None.
-      holder: the rank that holds the folder for this job's other ranks; None if no other rank holds it.
+      holder: the other rank of this job that already holds the folder; None if no other rank holds it.
     """
 
     def __init__(self, lock: _Lock | None):

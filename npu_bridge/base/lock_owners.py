@@ -18,7 +18,7 @@ _UNKNOWN = "unknown"  # the start time of a running process whose start cannot b
 
 
 class Owner(NamedTuple):
-    """The process that wrote a lock file, and how many seconds ago it last gave a sign of life."""
+    """The process that wrote a lock file, with the seconds since its last sign of life."""
 
     facts: dict[str, Any]
     text: str
@@ -89,7 +89,10 @@ class JobStarts:
 
 
 def read_owner(path: str, own: str) -> Owner | None:
-    """Reads the owner from a lock file; takes the present time from the file `own`, by the file system's clock."""
+    """Reads a lock file's owner; returns None if there is no such file.
+
+    The present time by the file system's clock is the time of the file `own`, which this function updates.
+    """
     try:
         os.utime(own)
         with open(path, encoding="utf-8", errors="replace") as file:  # opening refreshes a file server's cache

@@ -76,7 +76,7 @@ def cpu_features(description: str) -> frozenset[str] | None:
 
 
 def missing_units(low_dtype: str, description: str | None = None) -> str | None:
-    """Returns a clause that a CPU has no units for a low precision; None if it has them, or is unknown.
+    """Returns a clause that says which units for `low_dtype` a CPU lacks; None if the CPU has some, or is unknown.
 
     `description` is a text in the format of Linux's `/proc/cpuinfo`; by default from this machine.
     """

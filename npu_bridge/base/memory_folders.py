@@ -82,7 +82,7 @@ def folder_name(path: str) -> str:
 
 
 def keeps_state_in_memory() -> bool:
-    """Returns whether this job keeps state in memory. All ranks get the same result, also without a folder."""
+    """Returns whether this job keeps state in memory; the result is the same on all ranks."""
     return read_variable(MEMORY_FOLDER) is not None
 
 

@@ -92,7 +92,7 @@ class OwnFolder:
         self._facts = {**self._facts, "files": files, "is_open": False}
 
     def _is_own(self, path: str, status: os.stat_result) -> bool:
-        """Returns whether the command made a file, judged by the name, and by the time or the unchanged contents."""
+        """Returns whether the command made a file: its name matches, and it is new, or its size and time are known."""
         name = os.path.relpath(path, self.path)
         if not any(_matches_pattern(name, pattern) for pattern in self._made):
             return False

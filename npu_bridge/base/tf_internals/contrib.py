@@ -70,7 +70,7 @@ def moving_average_step(variable: Any, value: Any, decay: float, name: str) -> t
 
 
 def has_own_update(optimizer: tf.compat.v1.train.Optimizer) -> bool:
-    """Returns whether an optimizer has its own update and is no wrapper (`Optimizer._resource_apply_dense`)."""
+    """Returns whether an optimizer updates variables itself, unlike a wrapper (`Optimizer._resource_apply_dense`)."""
     import tensorflow as tf
 
     return type(optimizer)._resource_apply_dense is not tf.compat.v1.train.Optimizer._resource_apply_dense

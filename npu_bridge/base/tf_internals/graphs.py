@@ -56,7 +56,7 @@ def attributes_of_new_operators(graph: tf.Graph, attributes: Mapping[str, Any]) 
 
 
 def is_reference(dtype: tf.DType) -> bool:
-    """Returns whether a dtype is that of a TF 1 reference variable (`DType._is_ref_dtype`, TF 2.15)."""
+    """Returns whether TF 1 reference variables have this dtype (`DType._is_ref_dtype`, TF 2.15)."""
     return dtype._is_ref_dtype
 
 
@@ -238,7 +238,7 @@ def stand_in(original: tf.Variable, values: tf.Variable, dtype: tf.DType, has_ke
     """Returns a variable that has the name of `original`, and reads and writes the resource variable `values`.
 
     Optimizers find slots by a key from a variable's `_distributed_container` (`optimizer._var_key`, TF and Keras 2.15).
-    With `has_key`, the result has the key of `original`, so both variables share their slots.
+    If `has_key`, the result has the key of `original`, so the two variables share slots.
     """
     from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 

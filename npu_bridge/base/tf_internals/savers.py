@@ -16,7 +16,7 @@ def track(owner: Any, part: Any, name: str, overwrite: bool = False) -> None:
 
 
 def delegating_trackable() -> type:
-    """Returns a class whose objects are saved as another object (`tf.__internal__.tracking`, TF 2.15)."""
+    """Returns a class whose objects another object replaces in checkpoints (`tf.__internal__.tracking`, TF 2.15)."""
     import tensorflow as tf
 
     return tf.__internal__.tracking.DelegatingTrackableMixin

@@ -41,7 +41,7 @@ def compute_legacy_gradients(optimizer: Any, loss: Any, variables: Any, grad_los
 
 
 def aggregates_as_stock(optimizer: Any) -> bool:
-    """Returns whether a legacy optimizer sums replicas' gradients like Keras (`_aggregate_gradients`, Keras 2.15)."""
+    """Returns whether a legacy optimizer has Keras's method to sum replicas' gradients (`_aggregate_gradients`)."""
     import tensorflow as tf
 
     stock = tf.keras.optimizers.legacy.Optimizer
@@ -49,7 +49,7 @@ def aggregates_as_stock(optimizer: Any) -> bool:
 
 
 def learning_rates(optimizer: Any) -> list:
-    """Returns the values of all attributes that can hold an optimizer's learning rate (`_lr_t`, `_hyper`, TF 2.15)."""
+    """Returns the values of an optimizer's attributes that can hold a learning rate (`_lr_t`, `_hyper`, TF 2.15)."""
     hyper = getattr(optimizer, "_hyper", None)  # exists in a Keras legacy optimizer
     found = [getattr(optimizer, name, None) for name in _LEARNING_RATES]
     return [*found, hyper.get("learning_rate") if isinstance(hyper, dict) else None]
@@ -276,7 +276,7 @@ def config_before_training(optimizer: Any) -> dict:
 def restrict_writing(kind: type, may_write: Callable[[], bool], at_end: Callable[[], None]) -> None:
     """Makes Estimators whose configuration is a `kind` train without writing files while `may_write()` is false.
 
-    Changes only the Estimator's internal configuration; the copies that scripts get keep the intervals of writing.
+    Changes only the Estimator's internal configuration; the copies that scripts get keep their intervals.
     Without a saver, leaves out checkpoint listeners, for which Estimator 2.15 would raise an error. Seen in Estimator
     2.15: `_train_with_estimator_spec`, which reads all intervals from `_config`.
 
