@@ -58,7 +58,7 @@ class Evidence(NamedTuple):
     """The names in a script that show for which version of TensorFlow it is written.
 
     Attributes:
-      of_1: names that only TensorFlow 1 has, with their first use.
+      of_1: dict from each name that only TensorFlow 1 has to its first use.
       of_2: names that only TensorFlow 2 has, with their first use.
       old_of_2: names that only earlier versions of TensorFlow 2, Keras, numpy or Python have, with their first use.
       switches_to_2: whether the script requests TensorFlow 2 on NPUs.
@@ -98,7 +98,7 @@ class Evidence(NamedTuple):
 
 
 def switched(older: Mapping[str, Use]) -> list[tuple[Use, str]]:
-    """Returns each use that needs an older Keras, with a message that says which Keras the script gets.
+    """Returns pairs: a use of a name that only an older Keras has, and a message that says which Keras the script gets.
 
     Args:
       older: `Evidence.packages_in_older_version`.

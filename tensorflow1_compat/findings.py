@@ -69,7 +69,7 @@ class Finding(NamedTuple):
       what: the name, such as a function, an option or a package.
       remark: the meaning of the name in this package, or the cure.
       place: the first use of the name.
-      effect: "changes numbers" if the training's results differ from results on an NPU or in float32, else "harmless".
+      effect: "changes numbers" if the training's results differ from those on an NPU or in float32, else "harmless".
         For the kind "ranks": the severity in a job of several ranks.
     """
 
@@ -204,7 +204,7 @@ def _check_tensorflow_name(use: Use) -> Iterator[Finding]:
 
 
 def _describe_call_error(use: Use) -> str | None:
-    """Returns why a call cannot work; None if it can, or inside `try`, where a call is allowed to fail."""
+    """Returns why a call cannot work; None if the call can work, or is inside `try`."""
     return None if use.call is None or use.is_guarded else complaint_about(use.name, use.call)
 
 
@@ -252,7 +252,7 @@ def _find_uncompiled_modules(files: Sequence[FileFacts], roots: Sequence[str]) -
 
 
 def _uncompiled_source(name: str, roots: Sequence[str]) -> str | None:
-    """Returns the `.pyx` file of a module that is neither compiled nor exists in another form; else None."""
+    """Returns a module's `.pyx` file if the module is not compiled and has no other form; else None."""
     for folder in roots:
         for part in name.split("."):
             at = os.path.join(folder, part)

@@ -27,14 +27,14 @@ __all__ = [
 
 
 def load(name: str) -> Any:
-    """Executes `import name as ...`; returns the module."""
+    """Executes `import a.b as ...` for the name "a.b"; returns the module `a.b`."""
     if proxies.is_plain(name):
         return importlib.import_module(name)
     return proxies.proxy(name)
 
 
 def load_root(name: str) -> Any:
-    """Executes `import name`; returns the module of the name's first part."""
+    """Executes `import a.b` for the name "a.b"; returns the module `a`."""
     load(name)
     root = name.partition(".")[0]
     return sys.modules[root] if proxies.is_plain(root) else proxies.proxy(root)

@@ -139,7 +139,7 @@ def _locate_part_by_part(name: str) -> Located:
 
 
 def _is_of_version_2(parts: list[str]) -> bool:
-    """Returns whether TensorFlow 2 has a name; scripts of TensorFlow 1 get such a name from TensorFlow 2."""
+    """Returns whether TensorFlow 2 has a name, given by its parts; scripts of TensorFlow 1 find such names, too."""
     return len(parts) > 2 and parts[0] == "tensorflow" and parts[2] in _names_of(f"tensorflow._api.v2.{parts[1]}")
 
 

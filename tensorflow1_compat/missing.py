@@ -13,12 +13,12 @@ __all__ = ["advice_for", "describe", "import_error", "shortened"]
 
 
 def describe(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
-    """Records a missing name; returns a message with the use of the name, a replacement, and where to report.
+    """Records a missing name; returns a message: where the name is used, its replacement, and where to report it.
 
     Args:
       name: the old name with its module, such as `tensorflow.contrib.layers.foo`.
       neighbours: other names of the same module.
-      tables: further names among which a replacement is searched.
+      tables: further names that could replace `name`.
     """
     advice = advice_for(name, neighbours, tables)
     journal.note("missing", name, advice)
@@ -46,7 +46,7 @@ def shortened(name: str) -> str:
 
 
 def advice_for(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
-    """Returns a sentence that names the nearest replacement."""
+    """Returns a sentence that names the nearest replacement, or says that there is none."""
     parts = name.split(".")
     if inner_module(".".join(parts[:4])):  # inner modules of contrib are known by their short names
         parts[3:-1] = []

@@ -79,7 +79,7 @@ def _accept_old_keywords(module: types.ModuleType) -> None:
 
 
 def _allow_dilated_strides(kind: type) -> None:
-    """Allows both strides and dilation above 1 in a layer class: 1.15 refused them only in plain convolutions."""
+    """Lets a layer class have strides and dilation above 1 at once; 1.15 refused this only in plain convolutions."""
 
     def check(self: Any) -> None:
         dilation, self.dilation_rate = self.dilation_rate, (1,)

@@ -18,7 +18,7 @@ Deconvolution2D, Deconvolution3D = keras.layers.Conv2DTranspose, keras.layers.Co
 
 
 def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
-    """Returns the model unchanged; it trains on one device, or on several ranks if its optimizer is distributed."""
+    """Returns the model unchanged; each rank trains it on one device."""
     say_once(logging.WARNING, "multi_gpu_model: the model stays on one device; its batches are not split.")
     return model
 

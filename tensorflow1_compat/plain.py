@@ -36,7 +36,7 @@ def fix_main_script() -> None:
 
 
 def fix_old_names() -> None:
-    """Gives modules of a TensorFlow 2 script names of earlier versions of TensorFlow 2, if the script uses any.
+    """Makes the modules of a TensorFlow 2 script find names of earlier TensorFlow 2, if the script uses such names.
 
     The main script itself is already compiled, so it finds old names only under `npu-run`.
     """

@@ -50,7 +50,7 @@ _tables: Tables = OF_1
 
 
 def serve(tree: SourceTree | None, tables: Tables = OF_1) -> None:
-    """Makes the files of `tree` (the script's files) import proxies of TensorFlow, which `tables` describe."""
+    """Makes the script's files (`tree`) import proxies of TensorFlow with the names in `tables`."""
     global _tree, _tables
     _tree, _tables = tree, tables
     _proxies.clear()
@@ -78,7 +78,7 @@ def is_of_tree(path: str) -> bool:
 
 
 def names_removed_from(module: str) -> set[str]:
-    """Returns the old names of a module that `from module import *` no longer binds."""
+    """Returns the names that `from module import *` bound in an old version of the module and no longer binds."""
     own = {key.rpartition(".")[2] for key in removed_names.GONE_NAMES if key.rpartition(".")[0] == module}
     return own - vars(builtins).keys()
 

@@ -54,7 +54,7 @@ def definitions_in(tree: ast.Module) -> Definitions:
 
 
 def names_reached_from(files: Sequence[Definitions]) -> frozenset[str] | None:
-    """Returns the names that reachable code mentions; None if this code computes names and so can reach any."""
+    """Returns the names that reachable code mentions; None if this code computes names, so any name is possible."""
 
     def mentioned_by(name: str) -> Iterator[str]:
         for each in files:

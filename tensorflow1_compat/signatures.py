@@ -111,7 +111,7 @@ def _find_installed_definition(name: str, steps: int) -> tuple[str, ast.Function
 
 
 def _find_definition_of_expression(module: str, value: ast.expr, steps: int):
-    """Returns the module and the syntax node that define the object `name` or `imported.module.name`, or None."""
+    """Returns the module and the syntax node of the definition to which an expression such as `a.b` refers, or None."""
     rest = []
     while isinstance(value, ast.Attribute):
         rest.insert(0, value.attr)

@@ -65,7 +65,7 @@ def load_main_of_parent() -> None:
 
 
 def _load_main(path: str) -> None:
-    """Loads the script in a child process; replaces a function of `multiprocessing` that runs it in plain Python."""
+    """Loads the script in a child process, in place of a function of `multiprocessing` that runs it in plain Python."""
     current = sys.modules["__main__"]
     if getattr(current, "__file__", None) == path:
         return

@@ -73,7 +73,7 @@ def string_to_index_table_from_tensor(
 
 
 def index_to_string(tensor, mapping, default_value="UNK", name=None):
-    """Returns the vocabulary entries at positions (int64); run `tf.tables_initializer()` first."""
+    """Returns the vocabulary entry at each position (int64); run `tf.tables_initializer()` before."""
     return lookup_ops().index_to_string_table_from_tensor(mapping, default_value).lookup(tensor, name)
 
 

@@ -44,7 +44,7 @@ def old_mode_of(call: ast.Call) -> ast.Constant | None:
 
 
 def having(value: Any, name: str) -> Any:
-    """Returns the object, or a stand-in with only the named method if the object's class has lost the method."""
+    """Returns the object; if its class has lost the named method, returns a stand-in that has only this method."""
     if hasattr(value, name):
         return value
     is_class = isinstance(value, type)

@@ -179,7 +179,7 @@ def sctype2char(sctype: Any) -> str:
 
 
 def maximum_sctype(t: Any) -> Any:
-    """Returns the widest integer, float or complex type of the kind of `t`; any other type unchanged."""
+    """Returns the widest type of the same kind for an integer, float or complex type; any other type unchanged."""
     found = obj2sctype(t)
     if found is None:
         return t
@@ -188,7 +188,7 @@ def maximum_sctype(t: Any) -> Any:
 
 
 def find_common_type(array_types: Iterable[Any], scalar_types: Iterable[Any]) -> Any:
-    """Returns the type that can hold all `array_types`, and `scalar_types` if they are of a higher kind; else None."""
+    """Returns a type that can hold all `array_types` and all `scalar_types` of a higher kind; None if none can."""
     of_arrays = _smallest_common_type([*map(np.dtype, array_types)])
     of_scalars = _smallest_common_type([*map(np.dtype, scalar_types)])
     if of_arrays is None or of_scalars is None:

@@ -6,7 +6,10 @@ from tensorflow1_compat.contrib.tpu.ops import rewrite
 
 
 def compile(computation, inputs=None):
-    """Calls `computation(*inputs)`; returns its tensors, which also wait for the operations that the call returned."""
+    """Calls `computation(*inputs)`; returns a list of its tensors, which wait for its operations.
+
+    If it returns only operations, returns one operation that groups them.
+    """
     return rewrite(computation, inputs)
 
 

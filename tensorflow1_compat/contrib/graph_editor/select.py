@@ -83,7 +83,10 @@ def select_ts(*args, graph=None, positive_filter=None, **_):
 
 
 def select_ops_and_ts(*args, **kwargs):
-    """Returns operations and tensors, given as objects or regular expressions; `(?#ts)` begins one for tensors."""
+    """Returns a list of operations and a list of tensors.
+
+    Arguments are operations, tensors, or regular expressions for names; an expression for tensors begins with `(?#ts)`.
+    """
 
     def selects_tensors(arg):
         return arg.startswith(_TENSOR_PREFIX) if isinstance(arg, str) else tf.is_tensor(arg)
@@ -98,7 +101,7 @@ def get_name_scope_ops(ops, scope):
 
 
 def check_cios(control_inputs=False, control_outputs=None, control_ios=None):
-    """Returns the settings for control inputs and for control outputs; `control_ios`, if given, replaces both."""
+    """Returns (control_inputs, control_outputs); (True, control_ios) if `control_ios` is given."""
     return (True, control_ios) if control_ios is not None else (control_inputs, control_outputs)
 
 

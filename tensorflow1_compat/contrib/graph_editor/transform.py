@@ -66,7 +66,7 @@ class TransformerInfo:
         self._copies = info
 
     def transformed(self, original, missing_fn=None):
-        """Returns the copy of an operation or tensor; if it was not copied, `missing_fn(original)` or None."""
+        """Returns the copy of an operation or tensor; if there is no copy, `missing_fn(original)` or None."""
         op = original if isinstance(original, tf.Operation) else original.op
         if op not in self._copies:
             return missing_fn(original) if missing_fn else None

@@ -61,7 +61,7 @@ def get_consuming_ops(ts):
 
 
 class ControlOutputs:
-    """The control outputs of a graph's operations: for each operation, the operations that wait for it."""
+    """A mapping from each operation of a graph to the operations that wait for it (its control outputs)."""
 
     def __init__(self, graph):
         self.graph = graph

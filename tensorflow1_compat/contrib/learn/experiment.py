@@ -106,7 +106,7 @@ class Experiment:
         return self._estimator.evaluate(self._eval_input_fn, self._eval_steps, self._eval_hooks, name=name)
 
     def train_and_evaluate(self):
-        """Trains and evaluates, during training and at its end; returns (metrics, results of exporters)."""
+        """Trains; evaluates during the training and at its end; returns (metrics, results of exporters)."""
         train = tf.estimator.TrainSpec(self._train_input_fn, self._train_steps, self._train_hooks)
         evaluation = tf.estimator.EvalSpec(
             self._eval_input_fn, self._eval_steps, hooks=self._eval_hooks, exporters=self._exporters,

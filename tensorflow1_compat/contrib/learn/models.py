@@ -68,7 +68,7 @@ def ModelFnOps(
 
 
 def build_parsing_serving_input_fn(feature_spec, default_batch_size=None):
-    """Returns a function that builds placeholders for serialised tf.Examples with a parser, as `InputFnOps`."""
+    """Returns a function that returns `InputFnOps`: features parsed from a placeholder for serialised tf.Examples."""
 
     def input_fn():
         examples = tf.placeholder(tf.string, [default_batch_size], name="input_example_tensor")

@@ -1,4 +1,4 @@
-"""`tf.contrib.losses`: loss functions that add each loss to the collection `tf.GraphKeys.LOSSES`."""
+"""`tf.contrib.losses`: loss functions that add their results to the collection `tf.GraphKeys.LOSSES`."""
 
 from tf_slim.losses import *
 

@@ -13,7 +13,7 @@ class LARSOptimizer(UpdatingOptimizer):
     Args:
       learning_rate: number or tensor.
       momentum: momentum coefficient.
-      weight_decay: factor of the weights that are added to the gradient, and of their norm in the divisor of the ratio.
+      weight_decay: factor by which weights are added to the gradient, and the weight norm to the divisor of the ratio.
       eeta: the trust coefficient.
       epsilon: added to the divisor of the ratio.
       skip_list: parts of names (`["bias", "beta"]`); variables with such a name get plain momentum.
@@ -38,7 +38,7 @@ class LARSOptimizer(UpdatingOptimizer):
             self._zeros_slot(var, "momentum", self._name)
 
     def compute_lr(self, grad, var):
-        """Returns the scaled learning rate, and the gradient with weight decay."""
+        """Returns the scaled learning rate, and the gradient with weight decay; both unchanged for `skip_list`."""
         rate = self._number("learning_rate", self._learning_rate, var)
         if self._skip_list is not None and any(part in var.name for part in self._skip_list):
             return rate, grad

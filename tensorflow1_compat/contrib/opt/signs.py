@@ -13,7 +13,7 @@ def _fraction(step, decay_steps):
 
 
 def _half_wave(turns, stage, zero_after):
-    """Returns a half cosine wave from 1 to 0 for each unit of `turns`; 0 once `stage` reaches `zero_after`."""
+    """Returns 0.5 * (1 + cos(pi * turns)), but 0 from the time at which `stage` reaches `zero_after`."""
     wave = 0.5 * (1 + tf.cos(math.pi * turns))
     return wave if zero_after is None else tf.where(stage >= zero_after, tf.zeros_like(wave), wave)
 

@@ -1,6 +1,6 @@
 """Defines cells that wrap other cells: projections, embeddings, highways, attention over a window.
 
-This module is also `tf.contrib.rnn.python.ops.core_rnn_cell`, with the affine map inside cells.
+This module, with the affine map of `linear.py`, is also `tf.contrib.rnn.python.ops.core_rnn_cell`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 
 def _prepare_memory(memory, lengths):
-    """Returns memory as tensors, with zeros after each sequence's end."""
+    """Returns the memory, a tensor or nested tensors, with zeros after each sequence's end."""
     memory = tf.nest.map_structure(lambda each: tf.convert_to_tensor(each, name="memory"), memory)
     if lengths is None:
         return memory

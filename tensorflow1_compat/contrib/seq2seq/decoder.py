@@ -170,7 +170,7 @@ def dynamic_decode(
 
 
 def _freeze_state(finished, new, old):
-    """Returns the old state for finished sequences, the new state for others; always new scalars and TensorArrays."""
+    """Returns the old state for finished sequences, else the new state; scalars and TensorArrays are always new."""
     if isinstance(old, tf.TensorArray) or new.shape.rank == 0:
         return new
     return rows_where(finished, old, new)

@@ -166,7 +166,7 @@ class TrainingHelper(_MostLikelyHelper):
 
 
 class ScheduledEmbeddingTrainingHelper(TrainingHelper):
-    """A helper that feeds the embedding of a sample with a given probability, else the true input (sample id -1)."""
+    """A helper that feeds, with a given probability, the embedding of a sample, else the true input (sample id -1)."""
 
     def __init__(
         self, inputs, sequence_length, embedding, sampling_probability, time_major=False, seed=None,
@@ -190,7 +190,7 @@ class ScheduledEmbeddingTrainingHelper(TrainingHelper):
 
 
 class ScheduledOutputTrainingHelper(TrainingHelper):
-    """A helper that feeds the last output with a given probability, else the true input; appends `auxiliary_inputs`."""
+    """A helper that feeds, with a given probability, the last output, else the true input; adds `auxiliary_inputs`."""
 
     def __init__(
         self, inputs, sequence_length, sampling_probability, time_major=False, seed=None, next_inputs_fn=None,

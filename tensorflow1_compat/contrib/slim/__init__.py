@@ -1,4 +1,4 @@
-"""`tf.contrib.slim`: TF-Slim 1.1, the same library as a separate package, patched for TensorFlow 2.15."""
+"""`tf.contrib.slim`: the separate package TF-Slim 1.1 (the same library), patched for TensorFlow 2.15."""
 
 import tf_slim.nets
 from tensorflow.python.ops import variable_scope

@@ -1,4 +1,4 @@
-"""Adds names that TensorFlow 2.15 has moved to the modules of TF-Slim 1.1."""
+"""Adds to TF-Slim 1.1 the names that it imports from modules in which TensorFlow 2.15 no longer has them."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 
 def cross_replica_sum(x, group_assignment=None, name=None):
-    """Returns the sum over all shards, which with one shard is the tensor itself."""
+    """Sums a tensor over all shards; with one shard, returns the tensor itself."""
     return tf.identity(x, name=name or "CrossReplicaSum")
 
 
@@ -47,7 +47,10 @@ def _as_list(outputs):
 
 
 def rewrite(computation, inputs=None, infeed_queue=None, device_assignment=None, name=None, **_):
-    """Returns a list of the tensors that `computation(*inputs)` returns; the tensors wait for returned operations."""
+    """Calls `computation(*inputs)`; returns a list of its tensors, which wait for its operations.
+
+    If it returns only operations, returns one operation that groups them.
+    """
     outputs = _as_list(computation(*(tf.convert_to_tensor(each) for each in inputs or [])))
     operations = [each for each in outputs if isinstance(each, tf.Operation)]
     tensors = [tf.convert_to_tensor(each) for each in outputs if not isinstance(each, tf.Operation)]

@@ -84,7 +84,7 @@ def bucket_by_sequence_length(
 
     Args:
       input_length: length of the example's sequence, an int32 scalar.
-      bucket_boundaries: ascending list of the shortest length in each bucket after the first.
+      bucket_boundaries: the shortest length in each bucket except the first, ascending.
       others: see `bucket`.
 
     Returns:
