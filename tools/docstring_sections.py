@@ -15,6 +15,6 @@ class DocstringSections(griffe.Extension):
     """Puts an empty line before every section, as the reader of Google's form requires."""
 
     def on_instance(self, *, obj, **_):
-        """Runs for each module, class, function and attribute that has been read."""
+        """Changes the docstring of a module, class, function or attribute that griffe has read."""
         if obj.docstring:
             obj.docstring.value = SENTENCES.sub(r"**\1:** ", SECTIONS.sub(r"\n\n\1:", obj.docstring.value))

@@ -4,8 +4,8 @@
     python tools/draw.py 20 --seed 20261125 ModelZoo-TensorFlow
     python tools/draw.py 20 --seed 20261125 ModelZoo-TensorFlow --recipes recipes --out drawn
 
-A project is the first folder on the way down that is named "... for TensorFlow", or that has a README, a licence or a
-Python file. It counts if one of its Python files trains.
+A project is a folder that is named "... for TensorFlow", or has a README, a licence or a Python file; projects inside
+a project are a part of it. A project counts if one of its Python files trains.
 
 Without recipes, it prints a project's needs: the files that train, the flags and files of its data, the features of its
 TFRecords, and the findings of `npu-run check`. A recipe is a TOML file named as the project's folder:
@@ -56,7 +56,7 @@ _LENGTH = 8  # of a feature with a computed shape
 
 
 def projects(place: pathlib.Path, tops: tuple[str, ...]) -> Iterator[pathlib.Path]:
-    """Yields projects below some folders that have a file which trains, as paths from the place."""
+    """Yields the paths, relative to `place`, of the projects in the folders `tops` that have a file which trains."""
     for top in tops:
         for folder, inner, files in os.walk(place / top):
             inner.sort()
@@ -76,12 +76,12 @@ def training_files(project: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def draw(place: pathlib.Path, tops: tuple[str, ...], count: int, seed: int) -> list[pathlib.Path]:
-    """Draws projects; the same ones for the same seed and place."""
+    """Draws `count` projects at random; the same seed and place give the same projects."""
     return sorted(random.Random(seed).sample(sorted(projects(place, tops)), count))
 
 
 class Wants(ast.NodeVisitor):
-    """The description of its data in a file.
+    """A visitor that collects, from a file's syntax tree, the names and shapes of the data that the file reads.
 
     Attributes:
       flags: name -> default of flags and arguments whose names suggest data.
@@ -122,7 +122,7 @@ class Wants(ast.NodeVisitor):
 
 
 def wants_of(project: pathlib.Path) -> Wants:
-    """Combines the wants of a project's files."""
+    """Collects the `Wants` of all files of a project in one object."""
     wants = Wants()
     for path in sorted(project.rglob("*.py")):
         try:

@@ -80,7 +80,7 @@ def _constructor(owner: str) -> list[str]:
 
 
 def annotation(option: table.Option) -> str:
-    """Returns the type of an option's values for the checker; only good style if more is accepted."""
+    """Returns the annotation of an option: the type to write in new code, even if the option accepts more types."""
     return _TYPES[type(option.kind)](option.kind) + (" | None" if option.accepts_none else "")
 
 
@@ -107,7 +107,7 @@ _TYPES = {
 
 
 def _docstring(node: ast.ClassDef | ast.FunctionDef, indent: int) -> list[str]:
-    """Returns the docstring's lines as in the source, at this depth."""
+    """Returns the docstring of a class or function as source lines, indented by `indent` blanks."""
     lines = (ast.get_docstring(node) or "").splitlines()
     if not lines:
         return []

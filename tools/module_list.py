@@ -15,7 +15,7 @@ PACKAGES = ("npu_bridge", "npu_run", "hccl", "npu_device", "tensorflow1_compat")
 
 
 def sentences() -> dict[str, str]:
-    """Returns the first sentence of each module by path, folder by folder, the folder's own `__init__.py` first."""
+    """Returns a dict from path to first sentence of a module; each folder's `__init__.py` comes before its modules."""
     found = {}
     for package in PACKAGES:
         for folder in sorted({path.parent for path in (REPOSITORY / package).rglob("*.py")}):

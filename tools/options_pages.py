@@ -106,9 +106,9 @@ class Page(NamedTuple):
     """One page beside `options.md`.
 
     Attributes:
-      file: its name.
-      title: its heading.
-      levels: the effects of its options and variables.
+      file: file name of the page.
+      title: heading of the page.
+      levels: the page lists the options and variables that have one of these effects.
     """
 
     file: str
@@ -117,7 +117,7 @@ class Page(NamedTuple):
 
     @property
     def sections(self) -> dict[str, list[Option | Variable]]:
-        """The options and variables of this page, by subject."""
+        """Dict from subject to the options and variables of this page."""
         found = {
             subject: [entry for entry in entries if entry.effect.level in self.levels]
             for subject, entries in _SUBJECTS.items()

@@ -29,7 +29,7 @@ _NOTHING = 1e-6  # of the largest value; rounding errors of sums in float32 are 
 
 
 class Difference(NamedTuple):
-    """The difference of two trainings, and its place.
+    """The largest difference between two trainings in one kind of values, and the place of this difference.
 
     Attributes:
       kind: "loss", "weights" or "slots".
@@ -163,8 +163,8 @@ def compare(recorded: pathlib.Path, replayed: pathlib.Path, tolerance: float) ->
 def without_gradient(trained: list[str], values: dict[str, np.ndarray]) -> list[str]:
     """Returns trained variables whose slots are almost zero, compared with those of other variables.
 
-    The bias of the keys in an attention is one: the softmax cancels it, so its gradient is only rounding noise, and
-    Adam divides that by its own size.
+    For example, the softmax of an attention cancels the bias of the keys. The gradient of this bias is only rounding
+    noise, and Adam divides the noise by its own size.
     """
     kept: dict[str, dict[str, float]] = {}  # by slot and variable
     for name in set(values) - set(trained):

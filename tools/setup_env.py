@@ -90,7 +90,7 @@ def packages_for(parts: str) -> list[list[str]]:
 
 
 def install(title: str, calls: list[list[str]], probe: str) -> None:
-    """Installs packages and checks that `probe` runs; if not, installs them again from scratch.
+    """Installs packages and checks that the Python code `probe` runs; if it fails, installs them again from scratch.
 
     An interrupted installation looks installed but does not import.
     """

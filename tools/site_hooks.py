@@ -45,7 +45,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Changes the links of a page to the places of pages on the site."""
+    """Returns the text of a page with links that work on the site."""
     here = page.file.src_uri
     if here.startswith(("options", "README")):
         page.meta["hide"] = ["navigation", "toc"]  # their tables and cards need the whole width
@@ -67,9 +67,9 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_post_build(config):
-    """Adds the tables of all pages beside it to the page of options, hidden until its search field is used.
+    """Adds the tables of `options_*.html` to `options.html`, hidden until a reader uses the search field there.
 
-    They are not in the search index, which has them already from their own pages.
+    The added tables are not in the search index, which has them from their own pages.
     """
     site = pathlib.Path(config["site_dir"])
     options = site / "options.html"
@@ -97,7 +97,7 @@ def _links(text: str) -> list[str]:
 
 
 def _parted(page: pathlib.Path):
-    """Returns a function from a link to its file in the repository (None if there is none), and its anchor."""
+    """Returns a function that maps a link on `page` to (file in the repository, or None; anchor)."""
 
     def parted(link: str):
         name, hash_sign, anchor = link.partition("#")

@@ -211,7 +211,7 @@ def read(source: bytes) -> dict[str, int] | None:
 
 
 def survey(place: pathlib.Path, commit: str) -> tuple[dict[str, dict[str, int]], list[str]]:
-    """Returns the names of every training file, and the files that Python 3 cannot read."""
+    """Returns a dict from file to its names (name -> first line), and the files that Python 3 cannot read."""
     files: dict[str, dict[str, int]] = {}
     unreadable = []
     own = set()  # if the tree has its own package under one of the names
@@ -234,7 +234,7 @@ def survey(place: pathlib.Path, commit: str) -> tuple[dict[str, dict[str, int]],
 
 
 class Sight:
-    """The names that a script of TensorFlow 1 or 2 finds; looks up each name once."""
+    """The look-up of names as a script of TensorFlow 1 or 2 does it; looks up each name once."""
 
     def __init__(self, era: int) -> None:
         sys.path.insert(0, str(REPOSITORY))

@@ -49,7 +49,7 @@ def run_file(path: str, command: list[str], environment: dict[str, str], limit_s
     """Runs one test file.
 
     Returns:
-      test -> [status, cause]; the file itself is "", if no test started.
+      Dict from test to [status, cause]; if no test started, the only key is "", for the file.
     """
     with tempfile.TemporaryDirectory() as folder:
         # Alone in its folder, since Python looks there first: some neighbours have names of Python's own modules.
@@ -83,7 +83,7 @@ def run_file(path: str, command: list[str], environment: dict[str, str], limit_s
 
 
 def of_report(path: pathlib.Path) -> dict:
-    """Returns statuses and causes of an XML report."""
+    """Returns a dict from test to [status, cause], read from an XML report."""
     found: dict[str, list[str]] = {}
     for case in ElementTree.parse(path).iter("testcase"):
         # A part of a test, such as `testBasic [eager_mode]`, counts as the test, which has no line if a part fails.
@@ -135,7 +135,7 @@ class Findings:
             fresh.replace(self._path)
 
     def pairs(self, files: Iterable[str]) -> Iterable[tuple[str, str, str, str, str]]:
-        """Yields (file, test, status of the genuine one, status here, cause) of every test."""
+        """Yields (file, test, status with the genuine TensorFlow 1.15, status here, cause here) for each test."""
         for file in files:
             genuine, here = (self.of.get(side, {}).get(file, {}) for side in ("genuine", "here"))
             whole = here.get("", ["missing", "not run" if not here else "no such test here"])
