@@ -32,7 +32,7 @@ PEERS = (GROUPED, HOROVOD)
 
 
 def contenders(loss):
-    """Returns the averaged gradients of `loss` by contender."""
+    """Returns a dict from contender to the averaged gradients of `loss`."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -57,7 +57,7 @@ def contenders(loss):
 
 
 def measure(options):
-    """Measures on a rank one time and number of sent bytes per round and contender; rank 0 prints them as JSON."""
+    """Measures on a rank, for each round and contender, one time and the sent bytes; rank 0 prints them as JSON."""
     import tensorflow as tf
 
     from npu_bridge import collective
@@ -97,7 +97,7 @@ def _timed(session, step):
 
 
 def run_on_two_hosts(options):
-    """Starts the ranks; returns rank 0's output, where they ran, and how many ranks one byte counter counts."""
+    """Starts the ranks; returns rank 0's output, where the ranks ran, and how many ranks share a byte counter."""
     from benchmarks.lab.two_hosts import reason_for_no_hosts, two_hosts
 
     words = [__file__, "--worker", "--rounds", options.rounds, "--params", options.params, "--tensors", options.tensors]

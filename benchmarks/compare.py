@@ -146,7 +146,7 @@ def _module_of(example, name):
 
 @contextlib.contextmanager
 def _products(low):
-    """Yields the names of the products that code calls; the second one computes in bfloat16 on request."""
+    """Yields a list that gets the name of each `matmul` in the block; if `low`, the second one computes in bfloat16."""
     names, stock = [], tf1.matmul
 
     def matmul(a, b, *arguments, **options):
@@ -228,7 +228,7 @@ def _pictures():
 
 
 def train(folder, name, noise, seed, repeat, error=""):
-    """Runs one training: a history, three checkpoints, and with noise of rounding a dump of the first step."""
+    """Runs one training; writes a history, three checkpoints, and for the noise `rounding` a dump of the first step."""
     model = build(name, error if error in ("bfloat16", "gradient") else "")
     own = np.random.RandomState(10_000 + 100 * seed + repeat)
     # Initial values are those of the graph without an error: in another graph the same seed gives other numbers.
@@ -266,13 +266,13 @@ def train(folder, name, noise, seed, repeat, error=""):
 
 
 def compare_pair(root, name, noise, seed, error="") -> Comparison:
-    """Trains three repeats and one more, with the error, and compares."""
+    """Makes the trainings of `train_pair` and compares them."""
     train_pair(root, name, noise, seed, error)
     return compare_folders(str(root / "a"), str(root / "b"))
 
 
 def train_pair(root, name, noise, seed, error="") -> None:
-    """Trains three repeats in `a` and one more, with the error, in `b`."""
+    """Trains three repeats into the folder `a`, and one training with the error into the folder `b`."""
     for repeat in range(REPEATS):
         train(root / "a" / f"repeat-{repeat}", name, noise, seed, repeat)
     train(root / "b", name, noise, seed, REPEATS, error)
@@ -291,7 +291,7 @@ def is_placed(found: Comparison, name, error) -> bool:
 
 
 def pairs_of(count, names, errors) -> list[tuple[str, str, str]]:
-    """Returns models, noises and errors in turn. A gradient 0.1 % too large is only visible beside rounding."""
+    """Returns `count` triples (model, noise, error). A gradient 0.1 % too large is only visible beside rounding."""
     ways = [
         (noise, error)
         for noise in NOISES

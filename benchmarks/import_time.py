@@ -1,4 +1,4 @@
-"""Measures the import of `npu_bridge.npu_init` beside TensorFlow's, and a start through `npu-run` beside that.
+"""Measures how long `import npu_bridge.npu_init` takes beside `import tensorflow`, and a start through `npu-run`.
 
     python benchmarks/import_time.py [--rounds 9]
 

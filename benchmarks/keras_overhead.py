@@ -1,4 +1,4 @@
-"""Measures the cost of loss scaling in Keras' `fit`, beside Keras' own: step times with many small variables.
+"""Compares loss scaling in Keras' `fit` with Keras' own loss scaling: step times with many small variables.
 
     python benchmarks/keras_overhead.py [--layers 25] [--rounds 30] [--generation current]
 
@@ -43,7 +43,7 @@ def our_loss_scaling(optimizer):
 
 
 def load_keras(generation):
-    """Returns the package, and its own loss scaling."""
+    """Returns the package of this generation of Keras, and the class of its own loss scaling."""
     if generation != "keras3":
         return tf.keras, tf.keras.mixed_precision.LossScaleOptimizer
     import keras

@@ -1,4 +1,4 @@
-"""Measures `npu-run` with many ranks on one machine: the launcher's cost of each, and how soon it reports a failure.
+"""Measures `npu-run` with many ranks on one machine: the launcher's cost per rank, and how soon it reports a failure.
 
     python benchmarks/many_ranks.py [--ranks 32,64,256,1024]
     python benchmarks/many_ranks.py --real 32
@@ -150,7 +150,7 @@ class Job:
         )
 
     def read_until(self, is_there) -> float:
-        """Continues to read until `is_there(output)`; returns when that was so."""
+        """Reads more output until `is_there(output)` is true; returns the monotonic time at which it became true."""
         while not is_there(self.output):
             if not self._read():
                 raise SystemExit(f"the job of {self.size} ranks has ended too early:\n{self.output.decode()[-3000:]}")
@@ -163,7 +163,7 @@ class Job:
         return {int(up[0] or 0): tuple(int(word) for word in up[1:] if word) for up in _UP.findall(self.output)}
 
     def finish(self) -> tuple[float, list[str]]:
-        """Continues to read to the end; returns when that was, and the lines since all ranks were up."""
+        """Reads the rest of the output; returns the monotonic time of its end, and its lines since all ranks are up."""
         while self._read():
             pass
         self.process.wait()
@@ -197,11 +197,11 @@ class Row(NamedTuple):
     """The launcher's needs for a number of ranks.
 
     Attributes:
-      up_secs: from its start until all ranks have met.
-      busy: the share of a core that it uses while ranks only report.
+      up_secs: from the start of the launcher until all ranks have met.
+      busy: the share of a core that the launcher uses while ranks only report.
       line_secs, end_secs: from the death of a rank to the line that names it, and to the end of the job.
-      all_end_secs, lines: from the death of all ranks to the end of the job, and the number of lines about it.
-      files, memory_mb: its open files, and its memory.
+      all_end_secs, lines: from the death of all ranks to the end of the job, and the number of lines about their death.
+      files, memory_mb: open files and memory of the launcher.
     """
 
     up_secs: float

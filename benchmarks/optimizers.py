@@ -1,4 +1,4 @@
-"""Measures updates: the optimizers of this package beside stock ones, on existing gradients.
+"""Measures updates by optimizers of this package, beside updates by stock optimizers, with given gradients.
 
     python benchmarks/optimizers.py [--cases lamb,adam,momentum,scaled] [--shapes 60x333000,1000x512] [--only fused]
 

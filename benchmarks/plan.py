@@ -58,7 +58,7 @@ def layer(signal, weight, forward_secs, backward_secs):
 
 
 def build_loss(compute_secs, options):
-    """Builds as many layers as there are variables; a third of their time is forward, the rest backward."""
+    """Builds a layer per variable; the forward pass takes a third of `compute_secs`, the backward pass the rest."""
     import tensorflow as tf
 
     signal = tf.constant(1.0)
@@ -73,7 +73,7 @@ def build_loss(compute_secs, options):
 
 
 def measure(options):
-    """Measures on a rank the median seconds of a step without and with the other rank; rank 0 prints them."""
+    """Measures on a rank the median seconds of a step, without and with the other rank; rank 0 prints them."""
     import tensorflow as tf
 
     from npu_bridge.npu_init import NPUDistributedOptimizer, set_split_strategy_by_size
@@ -106,7 +106,7 @@ def timed(session, step):
 
 
 def run_on(hosts, options, compute_secs, percentages):
-    """Returns median steps over two hosts: `alone` and `together`."""
+    """Returns the median seconds of a step on two hosts: `alone` without the other rank, `together` with it."""
     words = ["--worker", "--rounds", options.rounds, "--params", options.params, "--tensors", options.tensors]
     words += ["--compute-secs", compute_secs, "--percentages", json.dumps(percentages)]
     job = hosts.run_ranks(__file__, *words)

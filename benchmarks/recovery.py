@@ -28,7 +28,7 @@ BATCH, LENGTH, TARGETS = 8, 64, 10
 
 
 class Start(NamedTuple):
-    """A rank that trains: the times of its start, imported TensorFlow and first step; and its number of steps."""
+    """A rank that trains: the times of its start, of the imported TensorFlow and of its first step; its steps."""
 
     rank: int
     pid: int
@@ -87,7 +87,7 @@ def read_starts(folder: pathlib.Path) -> list[Start]:
 
 
 def wait_for_steps(process: subprocess.Popen, folder: pathlib.Path, ranks: int, known: set[int], steps: int):
-    """Returns the ranks of the next start, after each of them has run some steps."""
+    """Waits until each rank of the next start has run `steps` steps; returns these ranks."""
     limit = time.monotonic() + LIMIT_SECS
     while time.monotonic() < limit and process.poll() is None:
         starts = [start for start in read_starts(folder) if start.pid not in known]

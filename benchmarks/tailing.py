@@ -139,7 +139,7 @@ def make_optimizer(name):
 
 
 def contenders(optimizer_name):
-    """Returns the wrapper of the optimizer by contender."""
+    """Returns a dict from contender to a function that makes its optimizer."""
     import tensorflow as tf
 
     from npu_bridge.collective.engine_of_ranks import engine
@@ -216,7 +216,7 @@ def build_steps(options):
 
 
 def measure(options):
-    """Measures on a rank seconds of a step and of its processor time, per round and contender; rank 0 prints JSON."""
+    """Measures on a rank, for each round and contender, seconds and processor time of a step; rank 0 prints JSON."""
     import tensorflow as tf
 
     from benchmarks.lab.one_core import keep_rank_on_one_core

@@ -25,7 +25,7 @@ NODES_PER_LAYER = 70  # of a lower layer, with its gradient, exchange, check and
 
 
 def secs_of_pass(layers):
-    """Returns the number of nodes of a graph with these layers, and the seconds of the pass."""
+    """Builds a graph with this number of layers; returns its number of nodes, and the seconds of the pass."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 

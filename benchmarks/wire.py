@@ -38,7 +38,7 @@ SHARE = 0.01
 
 
 def contenders(threshold):
-    """Returns the wrapper of the optimizer by contender."""
+    """Returns a dict from contender to a function that wraps an optimizer."""
     from npu_bridge import stages
     from npu_bridge.collective.engine_of_ranks import engine
     from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
@@ -100,7 +100,7 @@ def config_of():
 
 
 def measure(options):
-    """Measures on a rank seconds and sent bytes of a step, per round and contender; rank 0 prints them as JSON."""
+    """Measures on a rank, for each round and contender, seconds and sent bytes of a step; rank 0 prints JSON."""
     import tensorflow as tf
 
     from benchmarks.lab.counters import sent_bytes

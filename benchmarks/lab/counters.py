@@ -6,6 +6,6 @@ import pathlib
 
 
 def sent_bytes() -> int:
-    """Returns the bytes sent on all interfaces of this rank, with headers; on the loopback, those of all ranks."""
+    """Returns the bytes, with headers, sent on all interfaces of this host: on separate hosts, by this rank only."""
     counters = pathlib.Path("/sys/class/net").glob("*/statistics/tx_bytes")
     return sum(int(counter.read_text()) for counter in counters)

@@ -9,11 +9,11 @@ import os
 def keep_rank_on_one_core(rank: int) -> None:
     """Binds every thread of this process to one core, and with them the threads that they start later.
 
-    This includes Horovod's own thread. Otherwise it would use the core of another rank whenever that rank waits, which
-    is impossible on separate hosts.
+    This includes Horovod's own thread, which would otherwise use the core of another rank while that rank waits. On
+    separate hosts this is impossible.
 
     Args:
-      rank: of this process; ranks share cores when there are more of them.
+      rank: rank of this process; ranks share cores if there are more ranks than cores.
     """
     cores = sorted(os.sched_getaffinity(0))
     for thread in os.listdir("/proc/self/task"):

@@ -15,10 +15,10 @@ def record_steps(session: Any, steps: Mapping[str, Any], folder: str, rank: int,
 
     Args:
       session: a session whose graph has no global step.
-      steps: training steps by the name of their contender.
-      in_a_row: number of steps that a run of each trains.
-      folder: for a file of each contender and rank.
-      rank: this rank; all ranks call it.
+      steps: dict from contender to its training step.
+      in_a_row: number of training steps in a session run.
+      folder: folder for a file of each contender and rank.
+      rank: this rank; all ranks call this function.
     """
     from npu_bridge.base.session_wrapper import add_engine
     from npu_bridge.reporting.step_recorder import StepRecorder

@@ -1,4 +1,4 @@
-"""Makes hosts of network namespaces of this machine, joined by links of a known rate.
+"""Makes hosts: network namespaces of this machine, joined by links of a known rate.
 
     with two_hosts(rate="1gbit") as hosts:
         job = hosts.run_ranks("train.py", "--steps", "20")
@@ -42,10 +42,10 @@ class Job(NamedTuple):
     """The results of a run.
 
     Attributes:
-      exit_code: of npu-run.
+      exit_code: exit code of npu-run.
       text: everything that npu-run printed, also errors.
       outputs: the printed lines of each rank, in rank order.
-      sent_bytes: bytes that each host has sent on its link meanwhile, in host order, with headers.
+      sent_bytes: bytes, with headers, that each host has sent on its link during the run, in host order.
       secs: duration, with the start of TensorFlow.
     """
 
@@ -157,7 +157,7 @@ class Hosts:
         """Runs a script on ranks of all hosts to the end; arguments as for `start_ranks`.
 
         Raises:
-          subprocess.TimeoutExpired: it has not ended after `limit_secs`, and was killed.
+          subprocess.TimeoutExpired: the job has not ended after `limit_secs`, and was killed.
         """
         self._runs += 1
         logs = self._folder / f"run_{self._runs}"
@@ -185,7 +185,7 @@ class Hosts:
         _ip("-n", _namespace(_SWITCH), "link", "set", self.names[host], "master", "bridge")
 
     def shape(self, *words: str, host: int = 0) -> None:
-        """Changes how a host sends, as `tc` writes it; without words, to the rate given to `build`."""
+        """Changes how a host sends, given in the words of `tc`; without words, restores the rate given to `build`."""
         if not words and self._rate is None:
             _output("tc", "-n", _namespace(self.names[host]), "qdisc", "delete", "dev", _INTERFACE, "root")
             return
