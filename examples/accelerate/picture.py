@@ -11,12 +11,12 @@ _LOSS, _LOW, _SWITCH, _SCALE = "#1f6feb", "#f0b429", "#d9480f", "#0f8a72"
 
 
 def draw(history: History, path: str, target_loss: float | None = None) -> pathlib.Path:
-    """Draws a history into an SVG file; returns its path.
+    """Draws a history into an SVG file; returns the path of the file.
 
     Args:
-      history: of a run, with the precision of each step.
-      path: of the picture.
-      target_loss: drawn as a line, if the loss decides about the switch.
+      history: the history of a run, with the precision of each step.
+      path: the path of the picture.
+      target_loss: the loss that switches the precision, drawn as a line; None if the loss does not switch it.
     """
     # The object interface of matplotlib: no global state and no window system.
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -56,7 +56,7 @@ def draw(history: History, path: str, target_loss: float | None = None) -> pathl
 
 
 def in_words(history: History, trend) -> tuple[str, str]:
-    """Returns the title and the result of a training as texts."""
+    """Returns two texts: the picture's title, and the result of the training."""
     rows = history.rows
     lowered = [row for row in rows if row.precision != "float32"]
     if not lowered:

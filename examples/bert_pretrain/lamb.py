@@ -14,15 +14,15 @@ class LAMBOptimizer(optimizers.tf1.LAMB):
     """Layer-wise adaptive moments with decoupled weight decay (You et al. 2019), all variables updated together.
 
     Args:
-      learning_rate: a number, or a Keras learning-rate schedule of the number of updates, which does not
-      change on a skipped step.
+      learning_rate: a number, or a Keras learning-rate schedule. The schedule gets the number of updates; skipped
+        steps do not count.
       weight_decay_rate: share of a variable added to its update before the layer-wise ratio.
       beta_1: decay of the first moment.
       beta_2: decay of the second moment.
       epsilon: added to the root of the second moment.
       exclude_from_weight_decay: regular expressions; a variable whose name contains a match has neither
         weight decay nor a layer-wise ratio, as in the published code of the paper.
-      name: last part but one of the slots' names.
+      name: second-to-last part of the slots' names.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class LAMBOptimizer(optimizers.tf1.LAMB):
 
 
 class WarmupThenLinearDecay(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """Rises in a straight line from 0 to the peak, then falls in a straight line to 0 at the last step.
+    """A learning rate that rises in a straight line from 0 to the peak, then falls in a straight line to 0 at the end.
 
     The first update uses `peak / warmup_steps`, never 0.
 

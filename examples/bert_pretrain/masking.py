@@ -29,7 +29,7 @@ class MaskedRow(NamedTuple):
 
 
 def max_predictions(max_seq_length: int) -> int:
-    """Returns the most targets of a row: the share of its length, rounded up."""
+    """Returns the largest number of targets in a row: 15 % of its length, rounded up."""
     return math.ceil(MASKED_SHARE * max_seq_length)
 
 

@@ -34,7 +34,7 @@ class ModelSize(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """The head's result for one batch: scalar mean loss in nats per target, and scalar accuracy."""
+    """The result of the head for one batch: the mean loss per target in nats, and the accuracy, both scalars."""
 
     loss: tf.Tensor
     accuracy: tf.Tensor
@@ -104,7 +104,7 @@ def _encode(hidden, padding_scores, size: ModelSize, dropout: float):
 
 
 def _attend(hidden, padding_scores, batch_and_length, size: ModelSize, dropout: float):
-    """Attends from every token to every token of its row, with several heads; [batch * length, hidden] in and out."""
+    """Attends, with several heads, from each token to all tokens of its row: [batch * length, hidden] in and out."""
     width = size.hidden_size // size.num_heads
 
     def heads(name):
@@ -161,7 +161,7 @@ def _layer_norm(inputs):
 
 
 def _gelu(inputs):
-    """Applies Gaussian error linear units: each value times the normal probability of a smaller one."""
+    """Applies Gaussian error linear units: x times the probability that a normal random number is below x."""
     return 0.5 * inputs * (1.0 + tf.math.erf(inputs * math.sqrt(0.5)))
 
 

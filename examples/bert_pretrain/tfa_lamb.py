@@ -15,8 +15,8 @@ class TfaLAMBOptimizer(tfa.optimizers.LAMB):
     """Layer-wise adaptive moments with decoupled weight decay (You et al. 2019).
 
     Args:
-      learning_rate: a number, or a Keras learning-rate schedule of `iterations`, which does not change on a
-      skipped step.
+      learning_rate: a number, or a Keras learning-rate schedule. The schedule gets `iterations`; skipped steps do
+        not count.
       weight_decay_rate: share of a variable added to its update before the layer-wise ratio.
       beta_1: decay of the first moment.
       beta_2: decay of the second moment.

@@ -147,7 +147,7 @@ def make_input_fn(batches, max_seq_length: int, batch_size: int, first_batch: in
 
 
 def steps_and_batches_done(output_dir: str) -> tuple[int, int]:
-    """Returns the newest checkpoint's updates, and the global batches it has seen, also those of skipped steps."""
+    """Returns the number of updates up to the newest checkpoint, and of global batches, including skipped steps."""
     checkpoint = tf.train.latest_checkpoint(output_dir)
     if checkpoint is None:
         return 0, 0
@@ -174,7 +174,7 @@ def report(history: History, output_dir: str) -> None:
 
 
 def quieten() -> None:
-    """Shows warnings once, without the expected one: the global step does not rise while steps are skipped."""
+    """Shows each warning once; hides the warning that the global step does not rise, as skipped steps cause it."""
     tf.logging.set_verbosity(tf.logging.WARN)
     log = tf.get_logger()
     log.propagate = False  # absl's own handler would print everything a second time

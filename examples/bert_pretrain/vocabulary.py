@@ -33,7 +33,7 @@ def split_words(text: str) -> list[str]:
 
 
 class Vocabulary:
-    """Pieces with their ids: the position in the list is the id.
+    """A list of pieces; the position of a piece in the list is its id.
 
     Args:
       pieces: all pieces, the five special ones first.
@@ -199,7 +199,7 @@ def _merged_pieces(words: dict[str, int]) -> Iterable[str]:
 
 
 def _join(pair, index, symbols, weight, counts, homes) -> set:
-    """Joins one pair inside one word and returns the pairs whose count changed."""
+    """Joins a pair of neighbours inside one word; returns the pairs whose count has changed."""
     old = symbols[index]
     new: list[str] = []
     position = 0

@@ -13,7 +13,7 @@ _PLAIN, _BOOSTED = "#8b949e", "#1f6feb"
 
 
 def draw(plain, boosted, path: str) -> pathlib.Path:
-    """Draws two runs into an SVG file; returns its path."""
+    """Draws two runs into an SVG file; returns the path of the file."""
     # The object interface of matplotlib: no global state and no window system.
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

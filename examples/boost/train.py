@@ -31,7 +31,7 @@ class Run(NamedTuple):
 
     Attributes:
       losses: the loss of each batch.
-      trained: for each update, the share of the trained values that it changed, and the batch after which it came.
+      trained: for each update, (number of batches so far, share of the trained values that the update changed).
       accuracy: on the held-out pictures, after the last batch.
     """
 

@@ -11,7 +11,7 @@ HELD_OUT = 360
 
 
 def load() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Returns pictures (float32, 8 x 8 x 1, from 0 to 1) and digits (int32) for training, and the held-out ones."""
+    """Returns two pairs, for training and held out: pictures (float32, 8 x 8 x 1, from 0 to 1) and digits (int32)."""
     pictures, digits = load_digits(return_X_y=True)
     order = np.random.RandomState(0).permutation(len(digits))
     pictures = (pictures[order] / 16).astype(np.float32).reshape(-1, 8, 8, 1)
@@ -23,7 +23,7 @@ def training_batches(batch_size: int, done: int = 0) -> tf.data.Dataset:
     """Returns this rank's share of an endless stream of batches, from batch number `done` on.
 
     Every rank shuffles alike and takes its own part of each batch. So any number of ranks trains on the same batches,
-    and a training that resumes after `done` of them sees the same batches as an uninterrupted one.
+    and a training that resumes after `done` batches sees the same batches as an uninterrupted training.
 
     Args:
       batch_size: pictures of all ranks together.

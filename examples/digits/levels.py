@@ -64,7 +64,7 @@ def new_model() -> tf.keras.Model:
 
 
 class Losses(tf.keras.callbacks.Callback):
-    """Notes the loss of each step and its time."""
+    """Notes the loss and the time of each step."""
 
     def on_train_begin(self, logs=None):
         self.losses, self.times, self._total = [], [], 0.0

@@ -14,7 +14,7 @@ def logits_of(pictures: tf.Tensor) -> tf.Tensor:
 
 
 def new_loss_scale() -> ExponentialUpdateLossScaleManager:
-    """Makes a loss scale that follows overflows: halved after one, doubled after a thousand steps without one."""
+    """Makes a loss scale that is halved after an overflow, and doubled after a thousand steps without overflow."""
     return ExponentialUpdateLossScaleManager(
         init_loss_scale=2**15, incr_every_n_steps=1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5
     )

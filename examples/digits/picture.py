@@ -12,7 +12,7 @@ _TRAINING, _HELD_OUT = "#1f6feb", "#0f8a72"
 
 
 def draw(history: History, model_dir: str) -> pathlib.Path:
-    """Draws the training in `model_dir` into its `curves.svg`, with restarts marked; returns the path."""
+    """Draws the training in `model_dir` into the file `curves.svg` there, and marks restarts; returns the path."""
     # The object interface of matplotlib: no global state and no window system.
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

@@ -17,7 +17,7 @@ from npu_bridge.npu_init import tf
 
 
 def serving_input_fn():
-    """Accepts any number of pictures at a time, under the network's name for them."""
+    """Returns a receiver for any number of pictures, under the name that the network has for pictures."""
     pictures = tf.placeholder(tf.float32, [None, 8, 8, 1], name="pictures")
     return tf.estimator.export.ServingInputReceiver({"pictures": pictures}, {"pictures": pictures})
 

@@ -46,7 +46,7 @@ def make_estimator(model_dir, **options):
 
 
 def step_reached(model_dir):
-    """Returns the updates of the newest checkpoint."""
+    """Returns the number of updates up to the newest checkpoint."""
     checkpoint = tf.train.latest_checkpoint(model_dir)
     return int(tf.train.load_variable(checkpoint, tf.GraphKeys.GLOBAL_STEP)) if checkpoint else 0
 

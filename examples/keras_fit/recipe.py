@@ -1,4 +1,4 @@
-"""A training with all its parts, on one rank or several, in Keras 2 (TensorFlow 2.15) and Keras 3 (from 2.16 on).
+"""Shows a complete training on one or several ranks, in Keras 2 (TensorFlow 2.15) and Keras 3 (from 2.16 on).
 
 python examples/keras_fit/recipe.py                  # one process
 npu-run -np 2 examples/keras_fit/recipe.py           # two ranks that share every batch
@@ -36,7 +36,7 @@ def read_flags():
 
 
 def make_data():
-    """The part of this rank of the training data, its batches, and the data to validate with, the same on all ranks."""
+    """Returns this rank's training data, the number of its batches, and the validation data, equal on all ranks."""
     pictures, digits = make_digits()
     rows = len(pictures) - HELD_OUT
     whole = tf.data.Dataset.from_tensor_slices((pictures[:rows], digits[:rows])).shuffle(rows, seed=1)

@@ -97,7 +97,7 @@ def new_compiled_model():
 
 
 class ShowProgress(tf.keras.callbacks.Callback):
-    """Prints at intervals the loss as the model computes it, the loss scale and the skipped steps."""
+    """Prints at intervals the mean loss and accuracy since the epoch began, the loss scale and the skipped steps."""
 
     def __init__(self, first_step, last_step, every_steps=50):
         super().__init__()

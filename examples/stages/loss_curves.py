@@ -1,4 +1,4 @@
-"""Trains a small BERT on two ranks with all values of its gradients and with the largest 1 % of them, and draws both.
+"""Trains a small BERT on two ranks, sending all gradient values or only the largest 1 %, and draws the losses of both.
 
     python examples/stages/loss_curves.py --picture FILE [--seeds 1,2,3] [--steps 300] [--folder out/loss_curves]
 
@@ -22,7 +22,7 @@ COLORS = {"all values": "#0f8a72", "largest 1 %, error feedback": "#1f6feb"}
 
 
 def train(kind: str, seed: int, steps: int, folder: pathlib.Path) -> list[float]:
-    """Returns the loss of each step of one training on two ranks, for the share of rank 0."""
+    """Trains on two ranks; returns the loss of each step on rank 0's part of the batch."""
     place = folder / f"{'sparse' if KINDS[kind] else 'dense'}_{seed}"
     words = [TRAIN, "--distributed", "--output_dir", place, "--num_train_steps", steps, "--seed", seed]
     words += ["--num_eval_batches", 0, "--config", "configs/bert_tiny.toml", *KINDS[kind]]
@@ -35,8 +35,8 @@ def draw(losses: dict[str, list[list[float]]], path: str) -> None:
     """Draws the losses over steps into an SVG file: each training thin, the mean of the trainings of a kind thick.
 
     Args:
-      losses: by kind, a list for each seed.
-      path: of the picture.
+      losses: dict from kind of training to a list, with the losses of one training for each seed.
+      path: path of the picture.
     """
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
