@@ -60,7 +60,7 @@ class Command(click.Command):
             return super().main(args, prog_name, complete_var, False, **extra)
         name = prog_name or f"npu-run {self.name}"
         try:
-            _check_process(name)
+            _prepare_process(name)
             code = super().main(args, prog_name, complete_var, False, **extra)
             sys.exit(code if isinstance(code, int) else 0)
         except click.ClickException as error:
@@ -199,7 +199,7 @@ def fail(text: str, code: int = 2) -> NoReturn:
     sys.exit(code)
 
 
-def _check_process(name: str) -> None:
+def _prepare_process(name: str) -> None:
     """Prepares the standard streams and the limit on open files for the command `name`.
 
     Ends the process if standard output or error is closed, because the next opened file would get the stream's number.

@@ -102,9 +102,9 @@ class SourceChoice(NamedTuple):
             journal.silence()
         start.enter(roots, sys.path[1:], found, older)
         if found == 1:
-            child.lead(roots)
+            child.redirect_python3(roots)
         elif older and rank == 0:
-            for use, remark in era.switched(older):
+            for use, remark in era.explain_older_keras(older):
                 echo(f"npu-run: {use.place}: {remark}; --as-installed keeps the installed Keras", err=True)
         return True
 

@@ -1,6 +1,6 @@
 """Gives child processes that a script starts as `python3` the script's Python and the same TensorFlow.
 
-For example, a script can prepare its data by `os.system("python3 data.py &")`. `lead` puts a `python3` that
+For example, a script can prepare its data by `os.system("python3 data.py &")`. `redirect_python3` puts a `python3` that
 runs this module first on `PATH`. The module gives TensorFlow 1.15 to files of the user's tree and to code of `-c`; all
 other files run in plain Python.
 """
@@ -23,12 +23,12 @@ from tensorflow1_compat import journal, spawn, start
 from tensorflow1_compat.source import compile_source, prepare_namespace
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["lead"]
+__all__ = ["redirect_python3"]
 
 _NAMES = ("python", "python3", "python3.7")
 
 
-def lead(roots: Sequence[str]) -> None:
+def redirect_python3(roots: Sequence[str]) -> None:
     """Gives TensorFlow 1.15 to the user's files in every child process that this rank starts as `python3`.
 
     If the files for this cannot be written, the script runs without them, because few scripts start Python processes.

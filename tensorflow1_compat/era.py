@@ -16,7 +16,7 @@ from tensorflow1_compat.reading import METHODS_OF_LEGACY, FileFacts, Use
 from tensorflow1_compat.reading_tree import read_tree
 from tensorflow1_compat.tables_of_2 import LEGACY_OPTIMIZERS, OF_2
 
-__all__ = ["Evidence", "evidence_in", "evidence_of", "switched"]
+__all__ = ["Evidence", "evidence_in", "evidence_of", "explain_older_keras"]
 
 # Modules that exist in one era only.
 _MODULES_OF_1 = ("tensorflow.contrib", "tensorflow.examples", "tensorflow.flags", "tensorflow.app")
@@ -97,7 +97,7 @@ class Evidence(NamedTuple):
         return not self.switches_to_2 and len(self.of_1) > 0 and len(self.of_1) >= len(self.of_2)
 
 
-def switched(older: Mapping[str, Use]) -> list[tuple[Use, str]]:
+def explain_older_keras(older: Mapping[str, Use]) -> list[tuple[Use, str]]:
     """Returns pairs: a use of a name that only an older Keras has, and a message that says which Keras the script gets.
 
     Args:

@@ -17,7 +17,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.errors import did_you_mean
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.terminal import path_for_message
-from tensorflow1_compat.era import Evidence, evidence_in, evidence_of, switched
+from tensorflow1_compat.era import Evidence, evidence_in, evidence_of, explain_older_keras
 from tensorflow1_compat.installed import find_missing, names_of_same_module
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import advice_for, shortened
@@ -159,7 +159,7 @@ def _find_syntax_errors(facts: FileFacts) -> Iterator[Finding]:
 
 def _find_older_packages(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding for each package that the script gets in an older version."""
-    for use, remark in switched(evidence.packages_in_older_version):
+    for use, remark in explain_older_keras(evidence.packages_in_older_version):
         yield Finding("healed", "older Keras", remark, use.place)
 
 

@@ -13,14 +13,14 @@ from typing import Any
 from npu_bridge.base.after_import import call_when_loaded
 from npu_bridge.base.tf_internals.names import KERAS
 
-__all__ = ["give", "give_those_of_2"]
+__all__ = ["add_attributes_of_1", "add_attributes_of_2"]
 
 
-def give() -> None:
+def add_attributes_of_1() -> None:
     """Adds the attributes of TensorFlow 1.15; adds attributes of Keras once Keras is loaded."""
     import tensorflow.compat.v1 as tf
 
-    give_those_of_2()
+    add_attributes_of_2()
     _set_if_missing(tf.Tensor, "_keras_shape", property(_shape_of, _set_shape))
     _set_if_missing(tf.Tensor, "_uses_learning_phase", False)
     call_when_loaded(f"{KERAS}.src.engine.base_layer_v1", lambda module: _set_if_missing(module.Layer, "apply", _apply))
@@ -31,7 +31,7 @@ def give() -> None:
     call_when_loaded(f"{convolutions}_depthwise_conv", lambda module: _allow_dilated_strides(module.DepthwiseConv))
 
 
-def give_those_of_2() -> None:
+def add_attributes_of_2() -> None:
     """Adds attributes of earlier versions of TensorFlow 2, each as soon as its module is loaded."""
     call_when_loaded("tensorflow.python.framework.ops", _add_to_graphs)
     call_when_loaded(f"{KERAS}.src.engine.sequential", _add_to_models)

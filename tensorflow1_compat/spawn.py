@@ -17,10 +17,10 @@ from typing import Any
 from tensorflow1_compat.source import compile_source, prepare_namespace
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["follow", "load_main_of_parent", "run_file"]
+__all__ = ["load_main_of_parent", "prepare_spawned_children", "run_file"]
 
 
-def follow(tree: SourceTree, description: Any, prepare: Callable) -> None:
+def prepare_spawned_children(tree: SourceTree, description: Any, prepare: Callable) -> None:
     """Prepares spawned child processes for the same tree and the same TensorFlow.
 
     Args:

@@ -50,9 +50,9 @@ def enter(
     tree = SourceTree(roots, known_paths)
     proxies.serve(tree, OF_1 if era == 1 else tables_of(older))
     tree.watch(UserLoader, UserExtensionLoader)
-    spawn.follow(tree, (era, sorted(older)), _prepare_child)
+    spawn.prepare_spawned_children(tree, (era, sorted(older)), _prepare_child)
     if era == 2:
-        old_attributes.give_those_of_2()
+        old_attributes.add_attributes_of_2()
         return tree
     if "tensorflow" in sys.modules:
         _switch_to_version_1()
@@ -91,6 +91,6 @@ def switch_v2_off() -> None:
         accept_whole_floats()
         add_larger_epsilons()
         set_deterministic(False)  # TF_DETERMINISTIC_OPS, unknown to 1.15, refuses random operators without a seed
-        old_attributes.give()
+        old_attributes.add_attributes_of_1()
     finally:
         logger.setLevel(level)

@@ -60,11 +60,11 @@ def test_a_draw_is_repeatable_and_finds_projects(place):
 
 
 def test_it_says_what_a_project_wants(place):
-    wants = TOOL.wants_of(place / "TensorFlow/cv/reads")
-    assert wants.flags == {"data_dir": "'/data'"}
+    needs = TOOL.data_needs_of(place / "TensorFlow/cv/reads")
+    assert needs.flags == {"data_dir": "'/data'"}
     kind = "FixedLenFeature"
     features = {"label": (kind, [], "int64"), "picture": (kind, [2, 3], "float32"), "words": (kind, [8], "int64")}
-    assert wants.features == features
+    assert needs.features == features
 
 
 @pytest.mark.slow("runs drawn projects")

@@ -80,7 +80,7 @@ def draw(place: pathlib.Path, tops: tuple[str, ...], count: int, seed: int) -> l
     return sorted(random.Random(seed).sample(sorted(projects(place, tops)), count))
 
 
-class Wants(ast.NodeVisitor):
+class DataNeeds(ast.NodeVisitor):
     """A visitor that collects, from a file's syntax tree, the names and shapes of the data that the file reads.
 
     Attributes:
@@ -121,15 +121,15 @@ class Wants(ast.NodeVisitor):
             self.features[str(key.value)] = (kind, shape, dtype or "string")
 
 
-def wants_of(project: pathlib.Path) -> Wants:
-    """Collects the `Wants` of all files of a project in one object."""
-    wants = Wants()
+def data_needs_of(project: pathlib.Path) -> DataNeeds:
+    """Collects the `DataNeeds` of all files of a project in one object."""
+    needs = DataNeeds()
     for path in sorted(project.rglob("*.py")):
         try:
-            wants.visit(ast.parse(path.read_bytes()))
+            needs.visit(ast.parse(path.read_bytes()))
         except (SyntaxError, ValueError, RecursionError):
             continue  # for Python 2
-    return wants
+    return needs
 
 
 def make_records(path: pathlib.Path, features: dict[str, tuple[str, list[int], str]], count: int = 64) -> None:
@@ -156,15 +156,15 @@ def npu_run(*words: str) -> list[str]:
 
 def describe(place: pathlib.Path, project: pathlib.Path) -> None:
     """Prints a project's needs."""
-    wants = wants_of(place / project)
+    needs = data_needs_of(place / project)
     print(project)
     for path in training_files(place / project):
         done = subprocess.run([*npu_run("check"), path], capture_output=True, text=True, check=False)
         stops = [line.strip() for line in done.stdout.splitlines() if "stops it" in line]
         print(f"  {path.relative_to(place / project)}: {'clean' if not done.returncode else '; '.join(stops)[:300]}")
-    for name, default in wants.flags.items():
+    for name, default in needs.flags.items():
         print(f"  flag {name}, by default {default}")
-    for name, (kind, shape, dtype) in wants.features.items():
+    for name, (kind, shape, dtype) in needs.features.items():
         print(f"  feature {name}: {kind} of {dtype}, {shape}")
 
 
@@ -185,7 +185,7 @@ def run(place: pathlib.Path, project: pathlib.Path, recipes: pathlib.Path, out: 
         if "data" in recipe:
             subprocess.run([sys.executable, recipes / recipe["data"], names["data"]], check=True)
         for name in recipe.get("features", []):
-            make_records(names["data"] / name, wants_of(place / project).features)
+            make_records(names["data"] / name, data_needs_of(place / project).features)
         for line in recipe.get("setup", []):
             subprocess.run(line.format(**names), shell=True, check=True, cwd=folder)
         words = [word.format(**names) for word in recipe.get("args", [])]

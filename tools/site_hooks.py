@@ -40,7 +40,9 @@ def on_files(files, config):
         if (REPOSITORY / "docs") not in path.parents:
             files.append(File.generated(config, site_path(path), abs_src_path=str(path)))
         if path.suffix == ".md":
-            waiting += [target for target, _ in map(_parted(path), _links(path.read_text(encoding="utf-8"))) if target]
+            waiting += [
+                target for target, _ in map(_link_splitter(path), _links(path.read_text(encoding="utf-8"))) if target
+            ]
     return files
 
 
@@ -53,10 +55,10 @@ def on_page_markdown(markdown, page, config, files):
         return markdown
     prefix = f"{OUTSIDE}/"
     path = REPOSITORY / here[len(prefix) :] if here.startswith(prefix) else REPOSITORY / "docs" / here
-    parted = _parted(path)
+    split = _link_splitter(path)
 
     def moved(link: re.Match) -> str:
-        target, anchor = parted(link.group(2))
+        target, anchor = split(link.group(2))
         if target is None:
             return link.group()
         way = posixpath.relpath(site_path(target), posixpath.dirname(here) or ".")
@@ -96,13 +98,13 @@ def _links(text: str) -> list[str]:
     return [target for _, target, _ in LINK.findall("".join(CODE.split(text)[::2]))]
 
 
-def _parted(page: pathlib.Path):
+def _link_splitter(page: pathlib.Path):
     """Returns a function that maps a link on `page` to (file in the repository, or None; anchor)."""
 
-    def parted(link: str):
+    def split(link: str):
         name, hash_sign, anchor = link.partition("#")
         if not name or re.match(r"[a-z]+:", link):
             return None, ""
         return pathlib.Path(os.path.normpath(page.parent / name)), hash_sign + anchor
 
-    return parted
+    return split

@@ -233,7 +233,7 @@ def survey(place: pathlib.Path, commit: str) -> tuple[dict[str, dict[str, int]],
     return files, unreadable
 
 
-class Sight:
+class NameLookup:
     """The look-up of names as a script of TensorFlow 1 or 2 does it; looks up each name once."""
 
     def __init__(self, era: int) -> None:
@@ -289,10 +289,10 @@ def main() -> int:
     arguments = parser.parse_args()
 
     files, unreadable = survey(arguments.place, arguments.commit)
-    sight = Sight(era=1)
-    missing = {path: names for path in files if (names := sight.missing(files[path]))}
-    sight = Sight(era=2)  # a file counts under the version that misses fewer of its names
-    missing = {path: min(names, sight.missing(files[path]), key=len) for path, names in missing.items()}
+    lookup = NameLookup(era=1)
+    missing = {path: names for path in files if (names := lookup.missing(files[path]))}
+    lookup = NameLookup(era=2)  # a file counts under the version that misses fewer of its names
+    missing = {path: min(names, lookup.missing(files[path]), key=len) for path, names in missing.items()}
     missing = {path: names for path, names in missing.items() if names}
     print(f"{len(files)} files, {len(unreadable)} more that Python 3 cannot read")
     for title, chosen in (("all files", list(files)), ("files that train", [p for p in files if trains(files[p])])):

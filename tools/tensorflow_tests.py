@@ -77,12 +77,12 @@ def run_file(path: str, command: list[str], environment: dict[str, str], limit_s
             output.seek(0)
             text = output.read().decode(errors="replace")
         if report.exists() and report.stat().st_size:  # it is opened at the start
-            return of_report(report)
+            return read_report(report)
         found = {name: [_STATUS[word], end if word == "RUN" else ""] for word, name in _LINE.findall(text)}
         return found or {"": ["fail", f"{end}: {cause_of(text)}"]}
 
 
-def of_report(path: pathlib.Path) -> dict:
+def read_report(path: pathlib.Path) -> dict:
     """Returns a dict from test to [status, cause], read from an XML report."""
     found: dict[str, list[str]] = {}
     for case in ElementTree.parse(path).iter("testcase"):

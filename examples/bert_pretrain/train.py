@@ -181,7 +181,7 @@ def quieten() -> None:
     log.addFilter(lambda record: "that global step (tf.train.get_global_step) has not been" not in record.getMessage())
 
 
-def either(flag, default):
+def given_or(flag, default):
     """Returns a flag's value if it was given, otherwise the default."""
     return default if flag is None else flag
 
@@ -191,12 +191,12 @@ def main(_):
     quieten()
     model, training = read_settings(FLAGS.config)
     rank, ranks = get_rank_id(), get_rank_size()
-    distributed = either(FLAGS.distributed, ranks > 1)
+    distributed = given_or(FLAGS.distributed, ranks > 1)
     if ranks > 1 and not distributed:
         raise ValueError(f"--nodistributed: {ranks} ranks would train apart and write to one folder. Drop the flag.")
-    batch_size = either(FLAGS.train_batch_size, training.train_batch_size)
-    length = either(FLAGS.max_seq_length, training.max_seq_length)
-    total_steps = either(FLAGS.num_train_steps, training.num_train_steps)
+    batch_size = given_or(FLAGS.train_batch_size, training.train_batch_size)
+    length = given_or(FLAGS.max_seq_length, training.max_seq_length)
+    total_steps = given_or(FLAGS.num_train_steps, training.num_train_steps)
     os.makedirs(FLAGS.output_dir, exist_ok=True)
 
     documents = read_documents(FLAGS.corpus)
@@ -215,7 +215,7 @@ def main(_):
     config = NPURunConfig(
         model_dir=FLAGS.output_dir,
         tf_random_seed=FLAGS.seed,
-        save_checkpoints_steps=either(FLAGS.save_checkpoints_steps, training.save_checkpoints_steps),
+        save_checkpoints_steps=given_or(FLAGS.save_checkpoints_steps, training.save_checkpoints_steps),
         session_config=session_config(),
         is_tailing_optimization=FLAGS.use_tailing and distributed,
     )
@@ -224,8 +224,8 @@ def main(_):
         config=config,
         params={
             "size": size,
-            "learning_rate": either(FLAGS.learning_rate, training.learning_rate),
-            "warmup_steps": either(FLAGS.num_warmup_steps, int(training.warmup_share * total_steps)),
+            "learning_rate": given_or(FLAGS.learning_rate, training.learning_rate),
+            "warmup_steps": given_or(FLAGS.num_warmup_steps, int(training.warmup_share * total_steps)),
             "total_steps": total_steps,
             "weight_decay_rate": training.weight_decay_rate,
             "distributed": distributed,

@@ -47,7 +47,7 @@ class CallRecorder:
         if graphs is None or self._recorder.is_over:
             return call()
         step, self._calls = self._calls, self._calls + 1
-        self._recorder.see(step)
+        self._recorder.note_step(step)
         if step in self._recorder.steps and self._profile is None:
             self._secondary.attempt(self._start)
         profiled: Any = self._profile.step(step) if self._profile is not None else contextlib.nullcontext()
@@ -76,4 +76,6 @@ class CallRecorder:
     def _keep_records(self):
         if self._profile is not None:
             for step, stats in self._profile.stop().items():
-                self._recorder.keep(step, config_pb2.RunMetadata(step_stats=stats, partition_graphs=self._called[step]))
+                self._recorder.keep_record(
+                    step, config_pb2.RunMetadata(step_stats=stats, partition_graphs=self._called[step])
+                )

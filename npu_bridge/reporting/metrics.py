@@ -63,7 +63,7 @@ class MetricsHook(StepHook):
         most_steps: int = _MOST_STEPS_BETWEEN,
     ):
         super().__init__(loss)
-        self._entries = _Entries(type(self).__name__, writer, every_n_steps, clock, most_steps)
+        self._entries = _EntryCollector(type(self).__name__, writer, every_n_steps, clock, most_steps)
         self._norm = None
         self._last_norm: float | None = None
         self._loops = False
@@ -155,7 +155,7 @@ class MetricsCallback(tf.keras.callbacks.Callback):
 
     def __init__(self, writer: Any, every_n_steps: int | None = 100, clock: Callable[[], float] = time.monotonic):
         super().__init__()
-        self._entries = _Entries(type(self).__name__, writer, every_n_steps, clock)
+        self._entries = _EntryCollector(type(self).__name__, writer, every_n_steps, clock)
 
     def on_train_begin(self, logs=None):
         self._entries.begin()
@@ -205,7 +205,7 @@ class _Entry(NamedTuple):
     precision: str | None
 
 
-class _Entries:
+class _EntryCollector:
     """Chooses the steps that get an entry, collects their numbers, and passes several entries at once to a writer.
 
     The global step is read when entries are written, as reading takes a session run; between writes, steps are counted.

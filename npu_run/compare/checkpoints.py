@@ -99,7 +99,7 @@ def _judge_steps(a, b, steps, start: _TensorsAtStep, names, facts: dict) -> tupl
         found = [_compare_variable(name, other, step, files, before) for name, other in names.items()]
         found.sort(key=lambda one: (-one.not_finite, -(one.distance if one.z is None else one.z)))
         outside = [one for one in found if one.not_finite or (one.z is not None and one.z > limit)]
-        if limit == math.inf and step == steps[0] and _starts_differ(found):
+        if limit == math.inf and step == steps[0] and _only_some_differ(found):
             outside = [one for one in found if one.distance > 0]
         if outside:
             break
@@ -240,7 +240,7 @@ def _safe_ratio(number: float, other: float) -> float:
     return number / other if other else math.inf if number else 0.0
 
 
-def _starts_differ(found: Sequence[Variable]) -> bool:
+def _only_some_differ(found: Sequence[Variable]) -> bool:
     """Returns whether most variables are equal bit for bit but some are not."""
     differ = sum(one.distance > _AS_GOOD_AS_EQUAL for one in found)
     return 0 < differ < len(found) / 2 and all(one.distance == 0 or one.distance > _AS_GOOD_AS_EQUAL for one in found)

@@ -82,7 +82,7 @@ class _InputWatch(SessionEngine):
     def report_exit(self) -> None:
         """Reports the script's number of steps as the script ends, unless an end of its input was reported already."""
         with contextlib.suppress(Exception):  # the graph can be gone
-            steps = self._count_training_runs() if self._ended is None else 0
+            steps = self._reached_step() if self._ended is None else 0
             if steps:
                 self._report_end("exit", steps, of_fit=False, of_script=True)
 
@@ -91,7 +91,7 @@ class _InputWatch(SessionEngine):
             self._graph, self._asked = weakref.ref(session.graph), {}
         self._session = weakref.ref(session)
 
-    def _count_training_runs(self):
+    def _reached_step(self):
         """Returns the global step of the latest graph, else the runs of its longest training; 0 if it did not train."""
         graph, counts = self._graph(), {}
         if graph is None:

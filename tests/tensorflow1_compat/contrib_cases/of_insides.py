@@ -74,8 +74,8 @@ def case_names_of_split_modules():
 
 
 def case_old_attributes():
-    old_attributes.give()
-    old_attributes.give()  # again: changes nothing
+    old_attributes.add_attributes_of_1()
+    old_attributes.add_attributes_of_1()  # again: changes nothing
     inputs = tf.keras.layers.Input((3,))
     assert inputs._keras_shape == (None, 3) and inputs._uses_learning_phase is False
     session = tf.keras.backend.get_session()
