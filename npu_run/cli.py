@@ -319,7 +319,7 @@ def _print_progress(text: str) -> None:
 
 
 def _announce_start(script: str, plan: Plan, elastic: Bounds | None) -> None:
-    """Prints the number of ranks; only on rank 0 if another launcher started a separate npu-run for each rank."""
+    """Prints the number of ranks; if another launcher started an npu-run for each rank, only rank 0 prints."""
     placed = environment.launcher_placement() if plan.size == 1 else None
     if placed is not None and placed.rank > 0:
         return

@@ -118,7 +118,7 @@ class ScriptCommand(Command):
         return [] if ctx.params.get("script") else super().shell_complete(ctx, incomplete)
 
     def _report_misplaced_option(self, script: str, rest: Sequence[str]) -> None:
-        """Reports an option of this command after SCRIPT, unless the script's text has an option of this name."""
+        """Prints a hint if an option of this command follows SCRIPT, and the script's text does not contain it."""
         own = {name: param for param in self.params if isinstance(param, click.Option) for name in param.opts}
         at = next((number for number, word in enumerate(rest) if word.partition("=")[0] in own), None)
         if at is None or not os.path.isfile(script):
@@ -224,7 +224,7 @@ def _prepare_process(name: str) -> None:
 
 @contextlib.contextmanager
 def exit_on_errors(*errors: type[Exception]) -> Iterator[None]:
-    """Ends the command with one line and exit code 2 on given errors; with `--json` the line is also in the JSON."""
+    """Ends the command if the block raises one of `errors`: prints one line, and JSON with `--json`; exit code 2."""
     try:
         yield
     except errors as error:

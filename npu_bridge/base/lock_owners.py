@@ -83,7 +83,7 @@ class JobStarts:
         environment.write_variable(environment.START, f"{self._job}:{self._number}:{','.join(self._still_running)}")
 
     def end(self, might_still_run: bool) -> None:
-        """Ends a start. With `might_still_run`, some ranks can still run, so their locks are not taken over at once."""
+        """Ends a start. If `might_still_run`, some ranks can still run, so their locks are not taken over at once."""
         if might_still_run:
             self._still_running.append(str(self._number))
 

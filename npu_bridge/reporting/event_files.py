@@ -61,7 +61,7 @@ class EventFiles:
             self.reserve_tags(None, ())
 
     def add_reserved(self, owner: Any, entries: Iterable[tuple[tf.compat.v1.Summary, int]]) -> bool:
-        """Adds summaries with their steps, unless another owner has reserved tags; returns False if writing failed."""
+        """Adds (summary, step) pairs, unless another owner has reserved tags; returns False if writing failed."""
         return self._owner not in (None, owner) or self._attempt_add("add_summary", *entries)
 
     def add_summary(self, summary: Any, global_step: int | None = None) -> None:

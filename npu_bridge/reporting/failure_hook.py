@@ -35,7 +35,7 @@ class FailureHook(tf.estimator.SessionRunHook):
       folder: folder of the training.
       prepare: called with the global step before the page is made.
       history: history of the training. None: the history is read from the folder.
-      stream: where rank 0 prints the path of the page. None: the `sys.stdout` of that time.
+      stream: where rank 0 prints the path of the page. None: the `sys.stdout` at the time of the error.
     Graph: adds nothing.
     Ranks: local. A rank without `report.json` in its folder writes nothing.
     """

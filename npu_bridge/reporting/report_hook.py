@@ -249,7 +249,7 @@ def _run_only_on_rank_0(action: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Page:
-    """The report files besides the history, used by the hook and the callback."""
+    """A writer of the report files other than the history, for the hook and the callback."""
 
     def __init__(
         self,

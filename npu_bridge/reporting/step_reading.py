@@ -30,7 +30,8 @@ _IDLE = (*_BETWEEN_STEPS, "Const", "Enter", "Exit", "LoopCond", "Merge", "RefEnt
 def read_step(metadata: Any, step: int, rank: int) -> StepTrace:
     """Makes a trace from the record of a session run.
 
-    How long a transfer waited is not known without the other ranks. So `wire_ms` is the end of the previous transfer.
+    The record does not show how long a transfer waited for other ranks, so `wire_ms` is the end of the previous
+    transfer.
     If the run repeats a step in a loop of the graph, the trace is of the last step.
 
     Args:

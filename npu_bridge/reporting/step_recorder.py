@@ -96,7 +96,7 @@ class StepRecorder(TrainingHook):
         self._overlapping = None
 
     def _number_of_next_step(self, session):
-        """Returns the number of the step that the next run trains; of several steps, the number of the last."""
+        """Returns the number of the step that the next run trains; if the run trains several steps, of the last one."""
         steps = self._steps_per_run = steps_per_run(session)
         global_step = global_step_of(session.graph)
         first = self._runs * steps if global_step is None else int(run_without_engines(session, [global_step])[0])

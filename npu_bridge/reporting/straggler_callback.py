@@ -27,7 +27,7 @@ class StragglerCallback(tf.keras.callbacks.Callback):
     compared if the optimizer is not from this package, in TF 1 graphs, or under a `tf.distribute` strategy.
 
     Args:
-      stream: where rank 0 prints. None: the `sys.stderr` of that time.
+      stream: where rank 0 prints. None: the `sys.stderr` at the time of printing.
     Ranks: collective; every rank needs the callback, at the same place among callbacks with collectives.
     """
 

@@ -40,7 +40,7 @@ class StragglerHook(tf.estimator.SessionRunHook):
     Every `NPUEstimator` has a StragglerHook.
 
     Args:
-      stream: where rank 0 prints. None: the `sys.stderr` of that time.
+      stream: where rank 0 prints. None: the `sys.stderr` at the time of printing.
     Graph: at the first training step, adds two clocks, which change no value; adds nothing if gradients are sent in a
       loop.
     Ranks: collective; every rank needs the hook, at the same place among hooks with collectives.

@@ -66,7 +66,7 @@ class OwnWork:
         return [*own_secs, sum(waiting_secs) / max(sum(own_secs + waiting_secs), 1e-9)]
 
     def resume(self, time: float) -> None:
-        """Excludes the time until now: early ranks wait for others in a comparison, and this is not work."""
+        """Excludes the time until `time`, in which early ranks waited for others in a comparison, from own work."""
         self._done = time
 
 

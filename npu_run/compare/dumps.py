@@ -32,7 +32,7 @@ _LONGEST_NAME = 200
 
 
 class DumpKey(NamedTuple):
-    """The key that identifies a dump in a folder."""
+    """The step, rank and graph of a dump, which identify it in a folder."""
 
     step: int
     rank: int
@@ -40,7 +40,7 @@ class DumpKey(NamedTuple):
 
 
 class Place(NamedTuple):
-    """An input or output of an operator."""
+    """An input or output of an operator: the operator's name, "input" or "output", and the number of the tensor."""
 
     op: str
     side: str
@@ -183,7 +183,10 @@ def _read_indexed_dump(path: str) -> Dump:
 
 
 def _read_inputs(path: str, rows, types: dict[str, str]) -> dict[str, list[str]]:
-    """Reads which operators feed each operator, from the dump's list of operators, or else from dumped inputs."""
+    """Returns a dict from operator to the operators that compute its inputs; adds operator types to `types`.
+
+    Reads the dump's list of operators; without a list, uses the dumped inputs, which show no types.
+    """
     listed = os.path.join(os.path.dirname(path), _OPERATORS)
     if os.path.lexists(listed):
         inputs = {}

@@ -82,7 +82,7 @@ def match_operators(a: Sequence[str], b: Sequence[str], given: Mapping[str, str]
 
 
 def _unique_pairs(free_a, free_b, key) -> list[tuple[str, str]]:
-    """Returns pairs of names with the same `key`, if no other name has this key."""
+    """Returns pairs of names for which `key` returns the same value, if it returns this value for no other name."""
     of_b: dict[str, list[str]] = defaultdict(list)
     of_a: dict[str, list[str]] = defaultdict(list)
     for names, found in ((free_a, of_a), (free_b, of_b)):

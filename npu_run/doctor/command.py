@@ -165,7 +165,7 @@ def check_machine(config: str | None, rank_table: str | None, limit_secs: float,
 
 
 def versions_section() -> tuple[Section, list[Problem]]:
-    """Returns the versions of all packages involved, and a problem for each unsuitable version."""
+    """Returns a section with the versions of all packages involved, and a problem for each unsuitable version."""
     problems = []
     if not (3, 9) <= sys.version_info[:2] <= (3, 13):
         problems.append(Problem(f"Python {platform.python_version()} is not supported", "Use Python 3.9 to 3.13."))

@@ -17,7 +17,7 @@ _VALUE_CHARACTERS = 60
 
 
 def environment_section() -> tuple[Section, list[Problem], int]:
-    """Returns the documented environment variables that are set, problems, and the number of ranks declared."""
+    """Returns a section with the documented environment variables that are set, problems, and the declared ranks."""
     rows = [(v.name, _shorten(v.value), v.effect.in_words) for v in VARIABLES if v.value is not None]
     problems: list[Problem] = []
     sizes = [1]
@@ -41,7 +41,7 @@ def environment_section() -> tuple[Section, list[Problem], int]:
 
 
 def config_section(path: str) -> tuple[Section, list[Problem]]:
-    """Returns the options that a configuration file changes from their defaults, with their effects here, and problems.
+    """Returns a section with the options that a file changes from their defaults, with their effects, and problems.
 
     Imports TensorFlow.
     """
@@ -73,7 +73,7 @@ def make_config_section(path: str, rows: Sequence[Sequence[str]]) -> Section:
 
 
 def rank_table_section(path: str) -> tuple[Section, list[Problem], int]:
-    """Returns the servers in a rank table, the table's problems, and its number of ranks."""
+    """Returns a section with the servers in a rank table, the table's problems, and its number of ranks."""
     title = f"rank table {path}"
     try:
         table = read_rank_table(path)

@@ -184,14 +184,14 @@ def _find_problems(on_one_rank: Trial, on_two_ranks: Trial | None) -> list[Probl
 
 
 def _horovod_fix(before: str = "") -> str:
-    """Returns how to install Horovod; `before` is a command that must run first if another build is installed."""
+    """Returns a sentence on how to install Horovod; `before` is a command to run first, with a semicolon."""
     # pip can have cached a wheel that was built for another TensorFlow.
     install = INSTALL_HOROVOD.replace("pip install", "pip install --no-cache-dir") if before else INSTALL_HOROVOD
     return f"{FIX_HOROVOD}; or by hand: {before}{install}"
 
 
 def lacks_horovod(one_rank: Trial) -> bool:
-    """Returns whether to install Horovod: TensorFlow works, but Horovod is missing or built for another version."""
+    """Returns whether the trial on one rank has loaded TensorFlow, but lacks Horovod or failed afterwards."""
     return "tensorflow" in one_rank.facts and bool(one_rank.facts.get("horovod_is_missing") or one_rank.failure)
 
 

@@ -1,4 +1,4 @@
-"""Finds the task of a cluster that this process is, from the variables of Open MPI, PMI, Slurm or Kubernetes."""
+"""Finds out which task of a cluster this process is, from variables of Open MPI, PMI, Slurm or Kubernetes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Task(NamedTuple):
 
 
 def cluster_task() -> Task | None:
-    """Returns the task that this process is in a cluster of Open MPI, a PMI launcher, Slurm's srun, or Kubernetes.
+    """Returns the `Task` of this process if Open MPI, a PMI launcher, Slurm's srun or Kubernetes started several.
 
     Returns:
       None if this is the only task, if no variable describes tasks, or if each task is a rank already, which

@@ -122,7 +122,7 @@ class RecordFit(StepsOfFit):
 
 
 class ListTypesOfFit(StepsOfFit):
-    """A callback that writes a JSON list of operator types in a step that a precision mode can lower.
+    """A callback that writes a JSON list of those operator types in a step that a precision mode can lower.
 
     `name` and `type` of each entry are the operator type: single operators are unknown before functions are built.
     """

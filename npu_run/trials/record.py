@@ -149,7 +149,7 @@ class RecordSteps(TrainingHook):
         return tf.estimator.SessionRunArgs(fetches)
 
     def _find_raced_operators(self, run):
-        """Returns operators that race with a write to the variable they read; adds races and updates to the record."""
+        """Returns operators that read a variable while the step may write it; notes races and updates in the record."""
         if run not in self._raced:
             races, graph = find_races(run), self._session.graph
             self._facts["races"].update(races)

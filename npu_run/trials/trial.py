@@ -34,7 +34,7 @@ class Trial(NamedTuple):
       operators: path of a file that will list the operators of the first training step; "" for no list.
       parameters: path of a file for the number of trained parameters; "" for no file.
       record: absolute path of the folder in which the first `steps` steps are recorded; "" for no record.
-      tensors: whether to record the results of these steps' operators, too.
+      tensors: whether to record the results of all operators of the recorded steps, too.
       replay: absolute path of the folder whose recorded steps are replayed; "" for no replay.
     """
 

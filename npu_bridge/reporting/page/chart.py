@@ -99,7 +99,7 @@ def _draw_loss(curves: Curves, x: Axis) -> str:
 
 
 def _end_note(bucket: Bucket, last: Bucket) -> str:
-    """Returns the note below the number at the end of the curve."""
+    """Returns the note below the number at the end of a curve: over how many steps it is a mean, or its step."""
     if bucket.recorded > 1:
         return f"mean of {bucket.recorded}"
     return "last step" if bucket is last else f"step {bucket.step}"
