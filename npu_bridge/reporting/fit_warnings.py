@@ -18,9 +18,9 @@ from npu_bridge.reporting.keras_numbers import Numbers
 class FitWarnings:
     """The warnings that rank 0 logs about a `fit`; other ranks log none.
 
-    After ten steps and at the end of each epoch, warns if all steps are skipped (`SkipsInARow`), and once if the loss
-    or a weight is NaN. At the end of `fit`, warns if accumulated gradients are not applied yet. A callback calls the
-    methods with the model that is trained.
+    After ten steps and at the end of each epoch, warns if all steps are skipped (`SkipsInARow`), and once if
+    `warn_of_nan` finds NaN or Inf. At the end of `fit`, warns if accumulated gradients are not applied yet. A callback
+    calls the methods with the model that is trained.
     """
 
     def __init__(self):
@@ -52,7 +52,7 @@ class FitWarnings:
 
 
 def warn_of_nan(model: Any, loss: Any) -> bool:
-    """Warns if the loss is NaN, or else if a weight is NaN or Inf; returns whether it has warned.
+    """Warns if a weight is NaN or Inf, or if the loss is NaN and such steps are not skipped; returns whether it warned.
 
     The loss does not always show bad weights: on some processors, TensorFlow's Relu turns NaN into 0.
     """
