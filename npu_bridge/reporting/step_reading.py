@@ -31,8 +31,7 @@ def read_step(metadata: Any, step: int, rank: int) -> StepTrace:
     """Makes a trace from the record of a session run.
 
     The record does not show how long a transfer waited for other ranks, so `wire_ms` is the end of the previous
-    transfer.
-    If the run repeats a step in a loop of the graph, the trace is of the last step.
+    transfer. If the run repeats a step in a loop of the graph, the trace is of the last step.
 
     Args:
       metadata: RunMetadata of a run with a trace level and `output_partition_graphs`.

@@ -41,7 +41,7 @@ def environment_section() -> tuple[Section, list[Problem], int]:
 
 
 def config_section(path: str) -> tuple[Section, list[Problem]]:
-    """Returns a section with the options that a file changes from their defaults, with their effects, and problems.
+    """Returns a section with the options that a configuration file changes and their effects here, and problems.
 
     Imports TensorFlow.
     """
