@@ -14,7 +14,7 @@ from npu_run.check_page import findings_as_facts, format_findings
 from npu_run.command_line import is_quiet, script_reading_command
 from npu_run.errors import LaunchError
 from npu_run.outputs import check_file
-from npu_run.source_choice import REPORT_FILES, SourceChoice
+from npu_run.tensorflow_choice import REPORT_FILES, TensorFlowChoice
 
 
 @script_reading_command
@@ -22,7 +22,7 @@ from npu_run.source_choice import REPORT_FILES, SourceChoice
 @click.option("-np", "size", type=click.IntRange(min=1), metavar="N", help="Number of ranks of --run. Default: 1.")
 @click.option("-o", "--out", metavar="FILE", help="Write what was found to FILE, too (JSON).")
 def check(
-    run: bool, size: int | None, out: str | None, choice: SourceChoice, script: str, arguments: tuple[str, ...]
+    run: bool, size: int | None, out: str | None, choice: TensorFlowChoice, script: str, arguments: tuple[str, ...]
 ) -> tuple[int, dict[str, Any], Callable[[], None]]:
     """Reads SCRIPT and the modules of its folder that it imports.
 

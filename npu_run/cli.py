@@ -43,7 +43,7 @@ from npu_run.outputs import check_file, own_output
 from npu_run.remote.task_agent import find_task, serve_task_0
 from npu_run.remote.tasks import lead_tasks
 from npu_run.repeat import WAYS, Repeats
-from npu_run.source_choice import SourceChoice
+from npu_run.tensorflow_choice import TensorFlowChoice
 from npu_run.timeline import FILES, Recording
 
 _COMPLETION = "_NPU_RUN_COMPLETE"  # set by a shell that asks for completions
@@ -235,7 +235,7 @@ def run_script(
                 raise LaunchError(problem)
             repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out or "repeats"))
             _reserve_outputs(outputs, plan, log_dir, repeats, recording)
-            SourceChoice(era or 0, tuple(map(os.path.abspath, trees))).announce()
+            TensorFlowChoice(era or 0, tuple(map(os.path.abspath, trees))).announce()
             if recording is not None:
                 recording.announce(plan.size)
             if restarts or elastic:

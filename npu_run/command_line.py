@@ -23,7 +23,7 @@ from npu_bridge.base.reading import open_file
 from npu_bridge.base.terminal import echo, escape_del, escape_in_line, flush_or_silence, silence
 from npu_run.commands import missing_script
 from npu_run.errors import LaunchError
-from npu_run.source_choice import SourceChoice
+from npu_run.tensorflow_choice import TensorFlowChoice
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 # Version of the `--json` output and of the exit codes' names: rises when a key is removed or changes its meaning.
@@ -321,7 +321,7 @@ def script_reading_command(command: Callable, endings: Sequence[str] = (".py",))
     @functools.wraps(command)
     def with_choice(*given: Any, era: int | None, trees: tuple[str, ...], as_json: bool, **others: Any) -> NoReturn:
         check_script(others["script"])
-        choice = SourceChoice(era or 0, tuple(map(os.path.abspath, trees)))
+        choice = TensorFlowChoice(era or 0, tuple(map(os.path.abspath, trees)))
         with exit_on_errors(LaunchError, ValueError):
             code, facts, show = command(*given, choice=choice, **others)
         if as_json:

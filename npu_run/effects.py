@@ -15,8 +15,8 @@ from npu_bridge.options import OPTIONS
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, Effect, Option
 from npu_run.command_line import is_quiet, script_reading_command
 from npu_run.errors import LaunchError
-from npu_run.source_choice import SourceChoice
 from npu_run.table import PlainConsole, print_table
+from npu_run.tensorflow_choice import TensorFlowChoice
 
 WORDS = {"works": "works", "recorded": "no effect", "refused": "refused"}  # for the levels of `Effect`
 _TITLES = {"refused": "refused: they end a training at its start", "no effect": "no effect here", "works": "work here"}
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
 @functools.partial(script_reading_command, endings=(".py", ".toml"))
 def effects(
-    choice: SourceChoice, script: str, arguments: tuple[str, ...]
+    choice: TensorFlowChoice, script: str, arguments: tuple[str, ...]
 ) -> tuple[int, dict[str, Any], Callable[[], None]]:
     """Lists every option that is set, and its effect here: works, no effect, or refused.
 
@@ -83,7 +83,7 @@ def _table_cells(row: Row) -> tuple[str, ...]:
     return (f"{row.place}: {row.name}" if row.place else row.name, _shorten(row.value), row.note)
 
 
-def _list_rows(path: str, choice: SourceChoice) -> Iterator[Row]:
+def _list_rows(path: str, choice: TensorFlowChoice) -> Iterator[Row]:
     if os.path.isdir(path):
         return _rows_of_training(path)
     if path.endswith(".toml"):
@@ -133,7 +133,7 @@ def _default_note(level: str) -> str:
     return {"works": "as documented", "recorded": "checked and kept", "refused": "any value but the default"}[level]
 
 
-def _rows_of_script(path: str, choice: SourceChoice) -> Iterator[Row]:
+def _rows_of_script(path: str, choice: TensorFlowChoice) -> Iterator[Row]:
     known = {name: option for option in OPTIONS for name in (option.name, option.key) if name}
     for finding in choice.survey(path).findings:
         kind, _, name = finding.what.partition(" ")

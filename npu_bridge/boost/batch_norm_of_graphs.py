@@ -54,7 +54,7 @@ def thin_graph(graph: tf.Graph) -> patterns.ThinningReport:
     report = patterns.make_report(nodes, patterns.match_blocks(nodes))
     removed = [graph.get_operation_by_name(name) for name in report.removed]
     for op in removed:
-        _connect_input_to_readers(op)
+        _bypass(op)
     if removed:
         _clean_collections(graph, removed)
     return report
@@ -82,7 +82,8 @@ def _readers_of_statistics(ops):
     return [user for op in ops if op.type in _NORMS for out in op.outputs[1:] for user in out.consumers()]
 
 
-def _connect_input_to_readers(op):
+def _bypass(op):
+    """Makes the readers of an operator's first output read its first input instead."""
     source, result = op.inputs[0], op.outputs[0]
     for user in list(result.consumers()):
         for position, tensor in enumerate(user.inputs):

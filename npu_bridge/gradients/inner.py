@@ -169,7 +169,7 @@ class _Tf1Optimizer(InnerOptimizer):
 
     def make_own_and_other_slots(self, own, others, creator):
         with tf.init_scope():
-            _make_own_and_other(self._make_missing_slots, own, others, creator)
+            _make_slots_in_two_groups(self._make_missing_slots, own, others, creator)
 
     def _make_missing_slots(self, variables):
         training.create_slots(self.optimizer, self.stand_ins.of(variables))
@@ -219,7 +219,7 @@ class _KerasLegacyOptimizer(_KerasFamily):
 
     def make_own_and_other_slots(self, own, others, creator):
         with tf.name_scope(training.scope_of_variables(self.optimizer)), tf.init_scope():
-            _make_own_and_other(self._make_missing_slots, own, others, creator)
+            _make_slots_in_two_groups(self._make_missing_slots, own, others, creator)
 
     def _make_missing_slots(self, variables):
         training.create_all_weights(self.optimizer, self.stand_ins.of(variables))
@@ -366,7 +366,8 @@ class _Keras3Optimizer(_KerasFamily):
         return slots
 
 
-def _make_own_and_other(make, own, others, creator):
+def _make_slots_in_two_groups(make, own, others, creator):
+    """Calls `make` for the `own` variables, and then for each list of `others` inside a variable creator scope."""
     if own:
         make(own)
     with tf.variable_creator_scope(creator):

@@ -198,7 +198,7 @@ class Pipeline:
         Ranks: collective if a stage communicates or checks gradients on all ranks.
         """
         step.grads_and_vars = list(grads_and_vars)
-        self.rank_state.compare_plans(step.grads_and_vars)
+        self.rank_state.compare_planned_collectives(step.grads_and_vars)
         with wire_names.recorded_names() as transfers:
             self._prepare(step)
             with tf.control_dependencies(step.notes[_OPS_TO_AWAIT]):

@@ -103,9 +103,9 @@ class RankState:
         taken = None if self._values is None else self._values.take_own_rows()
         return [] if taken is None or tf.executing_eagerly() else [taken]
 
-    def compare_plans(self, grads_and_vars: Sequence) -> None:
-        """Compares between ranks the gradients that are about to be reduced; see `RankComparison.compare_plans`."""
-        self._comparison.compare_plans(self._stages, grads_and_vars)
+    def compare_planned_collectives(self, grads_and_vars: Sequence) -> None:
+        """Compares between ranks the gradients that are about to be reduced, as `RankComparison` describes."""
+        self._comparison.compare_planned_collectives(self._stages, grads_and_vars)
 
     def compare_before_first_run(self, step: Step, transfers: Iterable[str]) -> None:
         """Makes a session compare the variables of all ranks before the first run of the collectives in `transfers`."""

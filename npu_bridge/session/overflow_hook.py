@@ -67,7 +67,7 @@ class OverflowHook(TensorWatch):
             _LOG.warning("enable_dump_debug: %d steps had NaN or Inf; no further step is examined.", MOST_REPORTS)
 
     def _report(self, run, step, finding, values):
-        op, name = finding.origin, self.name_of(run)
+        op, name = finding.origin, self.graph_name_of(run)
         folder = self.write(run, step, find_places([op], ("input", "output"), values), values)
         about = {"op": op.name, "type": op.type, "made_at": _script_line(op), "graph": name, "step": step}
         with new_file(os.path.join(folder, "overflow.json")) as file:

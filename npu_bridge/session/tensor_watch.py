@@ -79,13 +79,13 @@ class TensorWatch(tf.estimator.SessionRunHook):
         """Stops fetching: later runs fetch no tensors."""
         self._is_stopped = True
 
-    def name_of(self, run: Run) -> str:
-        """Returns the name of the graph of a run."""
+    def graph_name_of(self, run: Run) -> str:
+        """Returns the name of the graph of a run, as folders of dumps have it."""
         return self._graph_name or run.name
 
     def write(self, run: Run, step: int, places: Iterable[tuple], values: dict) -> str:
         """Writes the tensors that `find_places` has found, or only their statistics; returns the folder of the step."""
-        folder = self._folder.make_step_folder(self.name_of(run), run.purpose, step)
+        folder = self._folder.make_step_folder(self.graph_name_of(run), run.purpose, step)
         tensors = (
             DumpedTensor(op.name, op.type, side, slot, tensor.name, values[tensor.name])
             for op, side, slot, tensor in places
@@ -93,7 +93,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
         if self._writes_statistics:
             write_statistics(folder, tensors)
         else:
-            write_tensors(folder, tensors, graph=self.name_of(run), step=step)
+            write_tensors(folder, tensors, graph=self.graph_name_of(run), step=step)
         return folder
 
     def _pass_values(self, pending, values):

@@ -36,7 +36,7 @@ from npu_run.rank.input_end import watch_input
 from npu_run.rank.link import RankLink
 from npu_run.rank.report import describe_exception
 from npu_run.rank.trace import format_traceback, script_frames
-from npu_run.source_choice import SourceChoice, take_choice
+from npu_run.tensorflow_choice import TensorFlowChoice, take_choice
 from npu_run.timeline import record_training, take_recording
 from npu_run.trials.start import begin_trial
 from npu_run.trials.trial import take_trial
@@ -152,7 +152,7 @@ def _show_only_own_gpu(place: Placement, script: str) -> None:
         echo(f"npu-run: {text}", err=True)
 
 
-def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: int) -> None:
+def _run_script(script: str, arguments: list[str], choice: TensorFlowChoice, rank: int) -> None:
     """Executes a file as `__main__`; the module stays in `sys.modules`, as threads and pickles use it until the end."""
     module = types.ModuleType("__main__")
     module.__file__ = os.path.abspath(script)

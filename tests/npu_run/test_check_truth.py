@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from npu_run.check import check
 from npu_run.real_checks import error_of_call, import_object, simulated_run
-from npu_run.source_choice import SourceChoice
+from npu_run.tensorflow_choice import TensorFlowChoice
 from tests.npu_run.launching import ROOT, npu_run, write_script
 from tests.npu_run.planted import planted
 
@@ -30,7 +30,7 @@ def find_call_error(text):
 
 
 def stops_of(script):
-    return [each for each in SourceChoice().survey(str(script)).findings if each.severity == "stops it"]
+    return [each for each in TensorFlowChoice().survey(str(script)).findings if each.severity == "stops it"]
 
 
 def test_what_a_run_refuses_is_named_in_its_words_and_nothing_else(tmp_path, monkeypatch):

@@ -125,7 +125,7 @@ class RankComparison:
         self.has_compared = False
         self._seen: set = set()
 
-    def compare_plans(self, stages: Sequence[Stage], grads_and_vars: Sequence) -> None:
+    def compare_planned_collectives(self, stages: Sequence[Stage], grads_and_vars: Sequence) -> None:
         """Compares between ranks the gradients that the stages are about to all-reduce.
 
         Raises:

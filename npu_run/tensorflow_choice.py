@@ -23,7 +23,7 @@ AS_INSTALLED = 3
 _OWN_PROJECT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
-class SourceChoice(NamedTuple):
+class TensorFlowChoice(NamedTuple):
     """The choice of TensorFlow on the command line, which ranks inherit in an environment variable.
 
     Attributes:
@@ -46,7 +46,7 @@ class SourceChoice(NamedTuple):
         for tree in self.trees:
             if not os.path.isdir(tree):
                 raise LaunchError(f"--tree {tree} is not a folder. Name the folder that holds the script's modules.")
-        if self != SourceChoice():
+        if self != TensorFlowChoice():
             environment.write_variable(_CHOICE, json.dumps(self))
 
     def find_roots(self, script: str) -> list[str]:
@@ -132,10 +132,10 @@ def folders_above_package(folder: str) -> list[str]:
     return folders
 
 
-def take_choice() -> SourceChoice:
+def take_choice() -> TensorFlowChoice:
     """Returns the settings that the launcher passed to this rank, and hides them from child processes."""
     text = os.environ.pop(_CHOICE, None)
     if text is None:
-        return SourceChoice()
+        return TensorFlowChoice()
     era, trees, report = json.loads(text)
-    return SourceChoice(era, tuple(trees), report)
+    return TensorFlowChoice(era, tuple(trees), report)
