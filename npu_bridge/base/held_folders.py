@@ -243,7 +243,7 @@ def _acquire_or_take_over(path: str, own: str, text: str) -> _Lock | None:
             return _Lock(path, text, owner.modified)
         time.sleep(0.01)
     raise FolderHeldError(
-        f"{os.path.dirname(path)} cannot be held: other jobs keep taking it. Start the jobs one after the other."
+        f"{os.path.dirname(path)} cannot be locked: other jobs keep locking it. Start the jobs one after the other."
     )
 
 

@@ -135,7 +135,7 @@ def _choose_keras_2() -> None:
 
 @contextlib.contextmanager
 def _quiet_loading() -> Iterator[None]:
-    """Sets the level of TensorFlow's C++ messages, which TensorFlow reads only while it is loaded.
+    """Sets the level of TensorFlow's C++ messages, which TensorFlow reads only once, during its import.
 
     From TensorFlow 2.16 on, the libraries print greetings before they read the level.
     """

@@ -79,9 +79,9 @@ def visible_gpus(ordinals: Sequence[int], gpu_count: int) -> list[int]:
     if beyond:
         say_once(
             logging.WARNING,
-            f"session_device_id: this machine has fewer GPUs than devices were asked for. Expected ordinals in "
-            f"0..{gpu_count - 1}; got {beyond[0]}. GPU {beyond[0] % gpu_count} is used, shared with other ranks; "
-            f"start fewer ranks on this machine for a GPU each.",
+            f"session_device_id: this machine has fewer GPUs than devices were requested. Expected ordinals in "
+            f"0..{gpu_count - 1}; got {beyond[0]}. This rank uses GPU {beyond[0] % gpu_count}, and shares it with "
+            f"other ranks. Start fewer ranks on this machine to give each rank its own GPU.",
         )
     return list(dict.fromkeys(ordinal % gpu_count for ordinal in ordinals))
 

@@ -73,9 +73,9 @@ class EndTogether(tf.estimator.SessionRunHook):
                 message(
                     _OWNER,
                     "no batch was taken from this hook",
-                    f"the batches to come from {_NEXT}, or an NPUEstimator with an input_fn that returns a data set",
-                    "another input",
-                    "Take the batches from one of the two: an iterator of your own cannot be read ahead.",
+                    f"batches from {_NEXT}, or an NPUEstimator whose input_fn returns a data set",
+                    "batches of another iterator",
+                    f"Take the batches from {_NEXT}. The hook cannot look ahead in other iterators.",
                 )
             )
 

@@ -245,9 +245,10 @@ def _make_verdict(steps, value, center, half, z, outside, band, name) -> Verdict
 
 
 def _find_beginning(z: np.ndarray, outside: np.ndarray) -> int:
-    """Returns the index of the step at which the loss first leaves the band.
+    """Returns the index of the step at which the loss leaves the band for the first time.
 
-    From this step until the loss returns to the band, `z` is least like noise.
+    The first steps outside can still be noise. If so, returns a later step of the same stretch outside the band: the
+    step from which on the rest of the stretch is hardest to explain as noise.
     """
     first = int(np.flatnonzero(outside)[0])
     if not np.isfinite(z[first]):

@@ -77,7 +77,7 @@ class Outcome(NamedTuple):
       has_failed: whether the job ended by itself, with a failure.
       lost: the host ("" for this machine) of each rank that was killed or cannot be reached; ranks that the launcher
         has stopped do not count.
-      was_torn: whether no rank failed by itself: a connection between ranks failed.
+      was_torn: whether a broken connection between ranks ended the job, and no rank failed by itself.
       was_resized: whether the job ended after a whole step because `is_out_of_date` returned a reason.
       has_trained: whether at least one rank was in a training.
       might_still_run: whether some ranks might still run, because their host cannot be reached.

@@ -12,7 +12,7 @@ from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, cal
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
-    """An optimizer that passes gradients through a pipeline, around an optimizer of the current generation."""
+    """Wraps an optimizer of the current Keras generation, and passes gradients through a pipeline first."""
 
     @tf.autograph.experimental.do_not_convert
     def compute_gradients(self, loss, var_list, tape=None):
@@ -31,7 +31,7 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
         """Updates the variables, unless a stage of the pipeline skips the step.
 
         Args:
-          grads_and_vars: (gradient, variable) pairs. Gradients that are not averaged over the ranks yet are averaged.
+          grads_and_vars: (gradient, variable) pairs. Gradients are averaged over the ranks unless they already are.
           name: name of the update.
           skip_gradients_aggregation: True leaves the gradients unchanged.
           **kwargs: `experimental_aggregate_gradients`, the opposite of `skip_gradients_aggregation`.

@@ -25,7 +25,7 @@ _NAMES = "npu_bridge_names"
 
 @keras.saving.register_keras_serializable(package="npu_bridge")
 class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
-    """An optimizer that passes gradients through a pipeline, around an optimizer of Keras 3.
+    """Wraps an optimizer of Keras 3, and passes gradients through a pipeline first.
 
     As usual in Keras 3, `apply` expects gradients of the loss that `scale_loss` returned in the same function. If
     `scale_loss` was not called there, `apply` expects gradients of the unscaled loss.

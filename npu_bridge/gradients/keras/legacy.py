@@ -46,7 +46,7 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
         """Updates the variables, unless a stage of the pipeline skips the step.
 
         Args:
-          grads_and_vars: (gradient, variable) pairs. Gradients that are not averaged over the ranks yet are averaged.
+          grads_and_vars: (gradient, variable) pairs. Gradients are averaged over the ranks unless they already are.
           name: name of the update.
           experimental_aggregate_gradients: False leaves the gradients unchanged.
         Returns:
