@@ -184,6 +184,7 @@ def _serve(folder):
         except BaseException:
             outcome = (False, traceback.format_exc())
         gc.collect()  # TensorFlow takes up to a minute to free an old iterator, if it frees several at once
+        gc.freeze()  # what is left, the next collection need not look at
         _write(folder / f"answer_{number}_{rank}", outcome)
         number += 1
 
