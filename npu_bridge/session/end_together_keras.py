@@ -68,9 +68,8 @@ class EndTogetherCallback(tf.keras.callbacks.Callback):
             raise _value_error("Keras reads its data in a TF 1 graph", "eager execution", "a graph", fix)
         if steps_per_execution(self.model) > 1:
             got = f"steps_per_execution={steps_per_execution(self.model)}"
-            raise _value_error(
-                "an execution of several steps cannot end early", "steps_per_execution=1", got, "Leave it out."
-            )
+            fix = "Remove steps_per_execution from model.compile."
+            raise _value_error("an execution of several steps cannot end early", "steps_per_execution=1", got, fix)
 
     def on_train_batch_end(self, batch, logs=None):
         """Ends the epoch, or the training, after the last step for which all ranks have a batch."""
