@@ -106,9 +106,9 @@ class InnerOptimizer(abc.ABC):
     def _variables(self):
         return self.optimizer.variables()
 
-    def combine_key(self, variable: Any) -> Any:
+    def joint_update_key(self, variable: Any) -> Any:
         """Returns a key that is equal for variables updated in one flat tensor; None for a variable updated alone."""
-        key_of = getattr(self.optimizer, "combine_key", None)
+        key_of = getattr(self.optimizer, "joint_update_key", None)
         return None if key_of is None else key_of(variable)
 
 

@@ -100,7 +100,9 @@ def build_pipeline(settings: PipelineSettings) -> Pipeline:
 def _combined_gradients(settings, inner):
     if not (settings.is_scaled and settings.combines):
         return None
-    return CombinedGradients(settings.owner, settings.checks_combined, *([] if inner is None else [inner.combine_key]))
+    return CombinedGradients(
+        settings.owner, settings.checks_combined, *([] if inner is None else [inner.joint_update_key])
+    )
 
 
 def _scaling_stages(settings, combined):

@@ -67,21 +67,23 @@ def update_together(
 
     def hypers_of(treatment, dtype):
         if (treatment, dtype) not in known:
-            at = known[treatment, dtype] = hyper_values_at(treatment, updates_done, dtype, rate_of(treatment))
-            kernels.add_scalars(treatment.rule, at)
+            hypers = known[treatment, dtype] = hyper_values_at(treatment, updates_done, dtype, rate_of(treatment))
+            kernels.add_scalars(treatment.rule, hypers)
         return known[treatment, dtype]
 
     updated = []
     for batch in _group_into_batches(pending):
         first = batch[0]
-        at = hypers_of(first.treatment, unfused.working_dtype(first.variable))
+        hypers = hypers_of(first.treatment, unfused.working_dtype(first.variable))
         with tf.device(first.variable.device):
             if len(batch) > 1:
-                updated += _update_joined(batch, at)
+                updated += _update_joined(batch, hypers)
             elif _has_kernel(first):
-                updated.append(kernels.update(first.variable, first.gradient, first.slots, first.treatment.rule, at))
+                updated.append(
+                    kernels.update(first.variable, first.gradient, first.slots, first.treatment.rule, hypers)
+                )
             else:
-                updated.append(unfused.update(first.variable, first.gradient, first.slots, first.treatment, at))
+                updated.append(unfused.update(first.variable, first.gradient, first.slots, first.treatment, hypers))
     return updated
 
 
@@ -126,7 +128,7 @@ def _uses_norms(treatment):
     return treatment.adapts_layer and treatment.rule.uses_norms
 
 
-def _update_joined(batch, at):
+def _update_joined(batch, hypers):
     """Updates variables of equal treatment, dtype and device as one tensor; returns the ops.
 
     Every write depends on all reads, so no control dependencies are needed for TF 1 reference variables.
@@ -139,7 +141,7 @@ def _update_joined(batch, at):
     parameter = None
     if rule.reads_parameter or own_dtype != dtype:
         parameter = tf.cast(_join_into_flat([one.variable for one in batch], shape), dtype)
-    change, written = _compute_change(batch, parameter, gradient, at, sizes)
+    change, written = _compute_change(batch, parameter, gradient, hypers, sizes)
     if parameter is not None:
         for one, part in zip(batch, _split_into_tensors(tf.cast(parameter + change, own_dtype), batch)):
             written.append(one.variable.assign(part, read_value=False))
@@ -149,13 +151,13 @@ def _update_joined(batch, at):
     return written
 
 
-def _compute_change(batch, parameter, gradient, at, sizes):
+def _compute_change(batch, parameter, gradient, hypers, sizes):
     """Returns the tensor to add to the joined parameter, and the ops that update the slots."""
     rule, shape = batch[0].treatment.rule, gradient.shape
     flat = flat_slots.find_or_make_flat_slots([one.slots for one in batch], sizes)
     if flat is None:
         slots = {name: _join_into_flat([one.slots[name] for one in batch], shape) for name in batch[0].slots}
-        amount, new_slots = rule.updated(parameter, gradient, slots, at, _Rows())
+        amount, new_slots = rule.amount_with_decay(parameter, gradient, slots, hypers, _Rows())
         written = [
             one.slots[name].assign(part, read_value=False)
             for name, values in new_slots.items()
@@ -165,11 +167,13 @@ def _compute_change(batch, parameter, gradient, at, sizes):
     written = []
     with flat.opened([gradient] if parameter is None else [gradient, parameter], written):
         if kernels.has_kernel(rule):
-            change = kernels.update_slots(parameter, gradient, flat.handles, rule, at, _Rows(), f"{flat.name}_change")
+            change = kernels.update_slots(
+                parameter, gradient, flat.handles, rule, hypers, _Rows(), f"{flat.name}_change"
+            )
             written.append(change)
         else:
             slots = {name: tf.reshape(values, shape) for name, values in flat.read().items()}
-            amount, new_slots = rule.updated(parameter, gradient, slots, at, _Rows())
+            amount, new_slots = rule.amount_with_decay(parameter, gradient, slots, hypers, _Rows())
             with tf.control_dependencies([amount, *new_slots.values()]):
                 written += flat.write({name: tf.reshape(values, [-1]) for name, values in new_slots.items()})
             change = -amount

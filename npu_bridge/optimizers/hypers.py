@@ -30,15 +30,15 @@ def hyper_values_at(
       weight decay, `weight_decay` is the Python number 0.0, so that no op is made for it.
     """
     rule = treatment.rule
-    at = types.SimpleNamespace(update=tf.cast(updates_done, dtype) + 1, adapts_layer=treatment.adapts_layer)
+    hypers = types.SimpleNamespace(update=tf.cast(updates_done, dtype) + 1, adapts_layer=treatment.adapts_layer)
     for name in rule.hyper_names():
         value = getattr(rule, name)
-        setattr(at, name, None if value is None else hyper_value_at(value, updates_done, dtype))
+        setattr(hypers, name, None if value is None else hyper_value_at(value, updates_done, dtype))
     if learning_rate is not None:
-        at.learning_rate = tf.cast(learning_rate, dtype)
+        hypers.learning_rate = tf.cast(learning_rate, dtype)
     if not (treatment.decays and rule.is_on("weight_decay")):
-        at.weight_decay = 0.0
-    return at
+        hypers.weight_decay = 0.0
+    return hypers
 
 
 def hyper_value_at(value: Any, updates_done: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -84,7 +84,7 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
         deserialize = functools.partial(keras.optimizers.schedules.deserialize, custom_objects=custom_objects)
         return cls(**from_config(config, deserialize))
 
-    def combine_key(self, variable):
+    def joint_update_key(self, variable):
         """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
         return batch_key(variable, self._groups.treatment_of(variable)) if self._is_fused else None
 

@@ -82,8 +82,8 @@ class KerasOptimizerBase:
 
     def _update(self, variable, gradient):
         treatment = self._groups.treatment_of(variable)
-        at = hyper_values_at(treatment, self.iterations, working_dtype(variable), self._settable_rate(treatment))
-        return update(variable, gradient, self._slots_of(variable), treatment, at)
+        hypers = hyper_values_at(treatment, self.iterations, working_dtype(variable), self._settable_rate(treatment))
+        return update(variable, gradient, self._slots_of(variable), treatment, hypers)
 
     def _settable_rate(self, treatment):
         """Returns the learning rate that can be set; None for variables whose group has a separate rate."""
@@ -173,7 +173,7 @@ class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
         own = plain_value({key: base[key] for key in ("name", *COMMON_ARGUMENTS)})
         return {**own, "fused": self._is_fused, **self._rule_config()}
 
-    def combine_key(self, variable):
+    def joint_update_key(self, variable):
         """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
         return batch_key(variable, self._groups.treatment_of(variable)) if self._is_fused else None
 

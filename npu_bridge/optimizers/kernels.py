@@ -27,13 +27,13 @@ def has_kernel(rule: Rule) -> bool:
     return known is not None and known[0](rule)
 
 
-def add_scalars(rule: Rule, at: Any) -> None:
-    """Adds to `at` the scalars that a rule's kernel needs besides hyper-parameters; call it once for all variables."""
+def add_scalars(rule: Rule, hypers: Any) -> None:
+    """Adds to `hypers` the scalars that a rule's kernel needs besides hyper-parameters; once for all variables."""
     if has_kernel(rule):
-        at.of_kernel = _KERNELS[type(rule)][2](rule, at)
+        hypers.of_kernel = _KERNELS[type(rule)][2](rule, hypers)
 
 
-def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any) -> Any:
+def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, hypers: Any) -> Any:
     """Updates a resource variable and its slots by the rule's kernel.
 
     Args:
@@ -41,132 +41,146 @@ def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any)
       gradient: dense, of the variable's shape and dtype.
       slots: slot variables by name.
       rule: a rule that has a kernel.
-      at: the hyper-parameters from `hyper_values_at`, after `add_scalars`.
+      hypers: the hyper-parameters from `hyper_values_at`, after `add_scalars`.
     Returns:
       The op to wait for; None in eager execution.
     """
     handles = {name: slot.handle for name, slot in slots.items()}
-    decays = rule.decays(at)
+    decays = rule.decays(hypers)
     if decays and rule.decay == "coupled":
-        gradient = gradient + at.weight_decay * variable.read_value()
+        gradient = gradient + hypers.weight_decay * variable.read_value()
     if isinstance(rule, LAMB):
-        return _update_with_lamb(variable, gradient, handles, rule, at, f"{unique_id(slots['m'])}/direction")
+        return _update_with_lamb(variable, gradient, handles, rule, hypers, f"{unique_id(slots['m'])}/direction")
     if not (decays and rule.decay == "decoupled"):
-        return _apply_kernel(variable.handle, gradient, handles, rule, at)
-    lost = at.learning_rate * at.weight_decay * variable.read_value()
+        return _apply_kernel(variable.handle, gradient, handles, rule, hypers)
+    lost = hypers.learning_rate * hypers.weight_decay * variable.read_value()
     with tf.control_dependencies([lost]):
-        done = _apply_kernel(variable.handle, gradient, handles, rule, at)
+        done = _apply_kernel(variable.handle, gradient, handles, rule, hypers)
     with _control_dependency(done):
         return variable.assign_sub(lost, read_value=False)
 
 
 def update_slots(
-    parameter: tf.Tensor | None, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any, tensors: PerTensor, name: str
+    parameter: tf.Tensor | None,
+    gradient: tf.Tensor,
+    slots: dict,
+    rule: Rule,
+    hypers: Any,
+    tensors: PerTensor,
+    name: str,
 ) -> tf.Tensor:
-    """Updates the slots; returns the tensor to add to the parameter: minus the amount that `Rule.updated` returns.
+    """Updates the slots; returns the tensor to add to the parameter: minus the amount of `Rule.amount_with_decay`.
 
     Args:
       parameter: a vector or a matrix; None if the rule does not read it.
       gradient: of the parameter's shape.
       slots: resource handles of vectors with as many elements as the parameter, by slot name.
-      rule, at: as in `update`.
+      rule, hypers: as in `update`.
       tensors: computes sums over whole tensors.
       name: name of a temporary variable.
     """
-    decays = rule.decays(at)
+    decays = rule.decays(hypers)
     if decays and rule.decay == "coupled":
-        gradient = gradient + at.weight_decay * parameter
+        gradient = gradient + hypers.weight_decay * parameter
     start = tf.zeros_like(gradient)
     if decays and rule.decay == "in_direction":
-        start = -at.weight_decay * parameter
+        start = -hypers.weight_decay * parameter
     elif decays and rule.decay == "decoupled" and not isinstance(rule, LAMB):
-        start = -at.learning_rate * at.weight_decay * parameter
+        start = -hypers.learning_rate * hypers.weight_decay * parameter
     shape = gradient.shape
     if shape.rank != 1:  # the shape of the slots
         start, gradient = tf.reshape(start, [-1]), tf.reshape(gradient, [-1])
-    scratch, lowered = _apply_to_scratch(start, gradient, slots, rule, at, name)
+    scratch, lowered = _apply_to_scratch(start, gradient, slots, rule, hypers, name)
     with tf.control_dependencies([lowered]):
         destroyed = tf.raw_ops.DestroyResourceOp(resource=scratch)
     with _control_dependency(destroyed):
         lowered = tf.identity(lowered) if shape.rank == 1 else tf.reshape(lowered, shape)
     if not isinstance(rule, LAMB):
         return lowered
-    rate = at.learning_rate
-    if at.adapts_layer:
-        rate = rate * rule.ratio(tensors.norm(parameter), tensors.norm(lowered), at)
+    rate = hypers.learning_rate
+    if hypers.adapts_layer:
+        rate = rate * rule.ratio(tensors.norm(parameter), tensors.norm(lowered), hypers)
     lowered = rate * lowered
     if decays and rule.decay == "decoupled":
-        lowered = lowered - at.learning_rate * at.weight_decay * parameter
+        lowered = lowered - hypers.learning_rate * hypers.weight_decay * parameter
     return lowered
 
 
-def _apply_to_scratch(start, gradient, slots, rule, at, name):
+def _apply_to_scratch(start, gradient, slots, rule, hypers, name):
     """Applies the kernel to a temporary variable that starts as `start`; returns its handle and its new value."""
     scratch = tf.raw_ops.VarHandleOp(dtype=start.dtype, shape=start.shape, shared_name=name)
     with _control_dependency(tf.raw_ops.AssignVariableOp(resource=scratch, value=start)):
-        lowered = _apply_kernel(scratch, gradient, slots, rule, at)
+        lowered = _apply_kernel(scratch, gradient, slots, rule, hypers)
     with _control_dependency(lowered):
         return scratch, tf.raw_ops.ReadVariableOp(resource=scratch, dtype=start.dtype)
 
 
-def _apply_kernel(handle, gradient, slots, rule, at):
+def _apply_kernel(handle, gradient, slots, rule, hypers):
     """Applies the rule's kernel to a variable, without weight decay. For LAMB, the learning rate is 1."""
-    return _KERNELS[type(rule)][1](handle, gradient, slots, rule, at)
+    return _KERNELS[type(rule)][1](handle, gradient, slots, rule, hypers)
 
 
-def _apply_sgd(handle, gradient, slots, rule, at):
+def _apply_sgd(handle, gradient, slots, rule, hypers):
     if not slots:
-        return tf.raw_ops.ResourceApplyGradientDescent(var=handle, alpha=at.learning_rate, delta=gradient)
+        return tf.raw_ops.ResourceApplyGradientDescent(var=handle, alpha=hypers.learning_rate, delta=gradient)
     return tf.raw_ops.ResourceApplyMomentum(
         var=handle,
         accum=slots["momentum"],
-        lr=at.learning_rate,
+        lr=hypers.learning_rate,
         grad=gradient,
-        momentum=at.momentum,
+        momentum=hypers.momentum,
         use_nesterov=rule.nesterov,
     )
 
 
-def _apply_adam(handle, gradient, slots, rule, at):
+def _apply_adam(handle, gradient, slots, rule, hypers):
     """Runs Adam's kernel, which adds epsilon to the root of the uncorrected `v`."""
     return tf.raw_ops.ResourceApplyAdam(
-        var=handle, m=slots["m"], v=slots["v"], beta1=at.beta_1, beta2=at.beta_2, grad=gradient, **at.of_kernel
+        var=handle,
+        m=slots["m"],
+        v=slots["v"],
+        beta1=hypers.beta_1,
+        beta2=hypers.beta_2,
+        grad=gradient,
+        **hypers.of_kernel,
     )
 
 
-def _scalars_of_adam(rule, at):
-    return _scalars(at, at.learning_rate, rule.epsilon_placement == "corrected", True)
+def _scalars_of_adam(rule, hypers):
+    return _scalars(hypers, hypers.learning_rate, rule.epsilon_placement == "corrected", True)
 
 
-def _scalars_of_lamb(rule, at):
-    return _scalars(at, tf.ones_like(at.learning_rate), rule.bias_correction, rule.bias_correction)
+def _scalars_of_lamb(rule, hypers):
+    return _scalars(hypers, tf.ones_like(hypers.learning_rate), rule.bias_correction, rule.bias_correction)
 
 
-def _scalars(at, rate, is_epsilon_corrected, is_corrected):
-    powers = [tf.pow(beta, at.update) if is_corrected else tf.zeros_like(beta) for beta in (at.beta_1, at.beta_2)]
-    epsilon = at.epsilon * tf.sqrt(1.0 - powers[1]) if is_epsilon_corrected else at.epsilon
+def _scalars(hypers, rate, is_epsilon_corrected, is_corrected):
+    powers = [
+        tf.pow(beta, hypers.update) if is_corrected else tf.zeros_like(beta) for beta in (hypers.beta_1, hypers.beta_2)
+    ]
+    epsilon = hypers.epsilon * tf.sqrt(1.0 - powers[1]) if is_epsilon_corrected else hypers.epsilon
     return {"beta1_power": powers[0], "beta2_power": powers[1], "lr": rate, "epsilon": epsilon}
 
 
-def _update_with_lamb(variable, gradient, slots, rule, at, name):
+def _update_with_lamb(variable, gradient, slots, rule, hypers, name):
     """Computes the negative direction in a temporary variable by Adam's kernel, then updates the variable along it."""
     # Sequential, so that a thread finishes this variable before it begins the next: the output of one op is still in
     # the cache when the next one reads it. Reads that wait for nothing would run for all variables first.
     with tf.control_dependencies([gradient]):
         parameter = variable.read_value()
-    decays = rule.decays(at)
-    start = -at.weight_decay * parameter if decays and rule.decay == "in_direction" else tf.zeros_like(parameter)
-    rate, norms = at.learning_rate, []
-    if at.adapts_layer:
+    decays = rule.decays(hypers)
+    start = -hypers.weight_decay * parameter if decays and rule.decay == "in_direction" else tf.zeros_like(parameter)
+    rate, norms = hypers.learning_rate, []
+    if hypers.adapts_layer:
         with tf.control_dependencies([start]):
             norms.append(_norm(parameter))
     with tf.control_dependencies(norms):
-        scratch, minus_direction = _apply_to_scratch(start, gradient, slots, rule, at, name)
-    if at.adapts_layer:
-        rate = rate * rule.ratio(*norms, _norm(minus_direction), at)
+        scratch, minus_direction = _apply_to_scratch(start, gradient, slots, rule, hypers, name)
+    if hypers.adapts_layer:
+        rate = rate * rule.ratio(*norms, _norm(minus_direction), hypers)
     lost = None
     if decays and rule.decay == "decoupled":
-        lost = at.learning_rate * at.weight_decay * parameter
+        lost = hypers.learning_rate * hypers.weight_decay * parameter
     with tf.control_dependencies([] if lost is None else [lost]):
         done = tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=-rate, delta=minus_direction)
     with _control_dependency(done):
@@ -187,7 +201,7 @@ def _control_dependency(op):
 
 # The rules that have kernels, with a check of their options, the kernel, and the scalars that all variables share.
 _KERNELS = {
-    SGD: (lambda rule: not rule.is_on("dampening"), _apply_sgd, lambda rule, at: {}),
+    SGD: (lambda rule: not rule.is_on("dampening"), _apply_sgd, lambda rule, hypers: {}),
     Adam: (lambda rule: not rule.amsgrad, _apply_adam, _scalars_of_adam),
     AdamW: (lambda rule: not rule.amsgrad, _apply_adam, _scalars_of_adam),
     LAMB: (lambda rule: True, _apply_adam, _scalars_of_lamb),

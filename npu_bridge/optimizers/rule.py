@@ -1,8 +1,9 @@
 """Defines update rules. A rule is a formula with hyper-parameters, independent of where and how it is run.
 
 A rule is a frozen dataclass. Its fields are the constructor's arguments. They are made with `hyper`, `number`, `flag`,
-`choice` and `patterns`, which define the allowed values. The method `amount` is the formula. The optimizer classes for
-TF 1 and Keras, updates by variable or on flat buffers, schedules and parameter groups are all derived from the rule.
+`choice` and `patterns`, which define the allowed values. The method `amount_to_subtract` is the formula. The
+optimizer classes for TF 1 and Keras, updates by variable or on flat buffers, schedules and parameter groups are all
+derived from the rule.
 """
 
 from __future__ import annotations
@@ -120,27 +121,30 @@ class Rule(KnownKeywords, abc.ABC):
         raise NotImplementedError
 
     @abc.abstractmethod
-    def amount(self, parameter, gradient, slots: dict, at, tensors: PerTensor) -> tuple:
+    def amount_to_subtract(self, parameter, gradient, slots: dict, hypers, tensors: PerTensor) -> tuple:
         """Returns the amount to subtract from the parameter, and the new slots.
 
         Args:
           parameter, gradient: float32 or float64 tensors of one shape.
           slots: tensors of the parameter's shape by slot name.
-          at: the hyper-parameters of this update as attributes, scalars of the parameter's dtype; `at.update` counts
-            updates from 1.
+          hypers: the hyper-parameters of this update as attributes, scalars of the parameter's dtype; `hypers.update`
+            counts updates from 1.
           tensors: computes sums and norms of whole tensors.
         """
 
-    def updated(self, parameter, gradient, slots: dict, at, tensors: PerTensor = ONE_TENSOR) -> tuple:
-        """Returns the amount to subtract, with the weight decay, and the new slots; arguments as for `amount`."""
-        decays = self.decays(at)
+    def amount_with_decay(self, parameter, gradient, slots: dict, hypers, tensors: PerTensor = ONE_TENSOR) -> tuple:
+        """Returns the amount to subtract, with the weight decay, and the new slots.
+
+        The arguments are as for `amount_to_subtract`.
+        """
+        decays = self.decays(hypers)
         if decays and self.decay == "coupled":
-            gradient = gradient + at.weight_decay * parameter
-        amount, new_slots = self.amount(parameter, gradient, slots, at, tensors)
+            gradient = gradient + hypers.weight_decay * parameter
+        amount, new_slots = self.amount_to_subtract(parameter, gradient, slots, hypers, tensors)
         if decays and self.decay == "decoupled":
-            amount = amount + at.learning_rate * at.weight_decay * parameter
+            amount = amount + hypers.learning_rate * hypers.weight_decay * parameter
         elif decays and self.decay == "decoupled_unscaled":
-            amount = amount + at.weight_decay * parameter
+            amount = amount + hypers.weight_decay * parameter
         return amount, new_slots
 
     @property
@@ -148,9 +152,9 @@ class Rule(KnownKeywords, abc.ABC):
         """True if the amount depends on the parameter itself."""
         return self.is_on("weight_decay")
 
-    def decays(self, at) -> bool:
-        """Returns whether this update has a weight decay. If not, `at.weight_decay` is the Python number 0.0."""
-        return not (isinstance(at.weight_decay, float) and at.weight_decay == 0.0)
+    def decays(self, hypers) -> bool:
+        """Returns whether this update has a weight decay. If not, `hypers.weight_decay` is the Python number 0.0."""
+        return not (isinstance(hypers.weight_decay, float) and hypers.weight_decay == 0.0)
 
 
 def _hyper_field(default, check, **metadata):

@@ -67,7 +67,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         """Restores the result of `get_states` in a session; see `states.set_states`."""
         states.set_states(type(self).__name__, values, self._updates_done(), self._slots_by_name(), session)
 
-    def combine_key(self, variable):
+    def joint_update_key(self, variable):
         """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
         return batch_key(variable, self._groups.treatment_of(variable)) if self._is_fused else None
 
@@ -109,8 +109,8 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         if self._is_fused and getattr(var, "constraint", None) is None:
             self._pending.append(Pending(var, grad, slots, treatment))
             return None
-        at = hyper_values_at(treatment, self._count_before, working_dtype(var))
-        return update(var, grad, slots, treatment, at)
+        hypers = hyper_values_at(treatment, self._count_before, working_dtype(var))
+        return update(var, grad, slots, treatment, hypers)
 
     def _resource_apply_dense(self, grad, handle):
         return self._apply_dense(grad, handle)

@@ -36,11 +36,11 @@ def as_dense(gradient: Any) -> tf.Tensor:
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
 
 
-def update(variable: Any, gradient: Any, slots: dict, treatment: Treatment, at: Any) -> Any:
+def update(variable: Any, gradient: Any, slots: dict, treatment: Treatment, hypers: Any) -> Any:
     """Updates one variable and its slots (variables by slot name); makes a sparse gradient dense.
 
     Args:
-      at: the hyper-parameters of this update in the working dtype, see `hyper_values_at`.
+      hypers: the hyper-parameters of this update in the working dtype, see `hyper_values_at`.
     Returns:
       The op to wait for; None in eager execution.
     """
@@ -48,7 +48,7 @@ def update(variable: Any, gradient: Any, slots: dict, treatment: Treatment, at: 
     old_slots = {name: tf.convert_to_tensor(slot) for name, slot in slots.items()}
     parameter = tf.cast(tf.convert_to_tensor(variable), dtype)
     gradient = tf.cast(as_dense(gradient), dtype)
-    amount, new_slots = treatment.rule.updated(parameter, gradient, old_slots, at)
+    amount, new_slots = treatment.rule.amount_with_decay(parameter, gradient, old_slots, hypers)
     own_dtype = tf.as_dtype(variable.dtype).base_dtype
     # A TF 1 reference variable exposes its own buffer: all reads must precede the first write.
     with tf.control_dependencies([amount, *new_slots.values()]):

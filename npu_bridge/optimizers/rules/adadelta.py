@@ -30,9 +30,9 @@ class Adadelta(Rule):
     def slots(self):
         return {"accumulated_gradient": 0.0, "accumulated_amount": 0.0}
 
-    def amount(self, parameter, gradient, slots, at, tensors):
-        squares = at.rho * slots["accumulated_gradient"] + (1.0 - at.rho) * tf.square(gradient)
+    def amount_to_subtract(self, parameter, gradient, slots, hypers, tensors):
+        squares = hypers.rho * slots["accumulated_gradient"] + (1.0 - hypers.rho) * tf.square(gradient)
         past = slots["accumulated_amount"]
-        direction = tf.sqrt(past + at.epsilon) / tf.sqrt(squares + at.epsilon) * gradient
-        amounts = at.rho * past + (1.0 - at.rho) * tf.square(direction)
-        return at.learning_rate * direction, {"accumulated_gradient": squares, "accumulated_amount": amounts}
+        direction = tf.sqrt(past + hypers.epsilon) / tf.sqrt(squares + hypers.epsilon) * gradient
+        amounts = hypers.rho * past + (1.0 - hypers.rho) * tf.square(direction)
+        return hypers.learning_rate * direction, {"accumulated_gradient": squares, "accumulated_amount": amounts}

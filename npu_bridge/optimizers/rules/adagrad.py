@@ -31,7 +31,7 @@ class Adagrad(Rule):
     def slots(self):
         return {"accumulator": self.initial_accumulator}
 
-    def amount(self, parameter, gradient, slots, at, tensors):
+    def amount_to_subtract(self, parameter, gradient, slots, hypers, tensors):
         total = slots["accumulator"] + tf.square(gradient)
-        root = tf.sqrt(total + at.epsilon) if self.epsilon_inside else tf.sqrt(total) + at.epsilon
-        return at.learning_rate * gradient / root, {"accumulator": total}
+        root = tf.sqrt(total + hypers.epsilon) if self.epsilon_inside else tf.sqrt(total) + hypers.epsilon
+        return hypers.learning_rate * gradient / root, {"accumulator": total}

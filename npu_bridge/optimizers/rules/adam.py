@@ -9,16 +9,16 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
 
 
-def moments(gradient, slots, at):
+def moments(gradient, slots, hypers):
     """Returns the new mean and mean square of the gradient, as all rules of Adam's family keep them."""
-    mean = at.beta_1 * slots["m"] + (1.0 - at.beta_1) * gradient
-    square = at.beta_2 * slots["v"] + (1.0 - at.beta_2) * tf.square(gradient)
+    mean = hypers.beta_1 * slots["m"] + (1.0 - hypers.beta_1) * gradient
+    square = hypers.beta_2 * slots["v"] + (1.0 - hypers.beta_2) * tf.square(gradient)
     return mean, square
 
 
-def corrections(at):
+def corrections(hypers):
     """Returns two factors by which to divide the moments, which start at 0 and so are too small in early updates."""
-    return 1.0 - tf.pow(at.beta_1, at.update), 1.0 - tf.pow(at.beta_2, at.update)
+    return 1.0 - tf.pow(hypers.beta_1, hypers.update), 1.0 - tf.pow(hypers.beta_2, hypers.update)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,16 +50,16 @@ class Adam(Rule):
     def slots(self):
         return {"m": 0.0, "v": 0.0, **({"v_max": 0.0} if self.amsgrad else {})}
 
-    def amount(self, parameter, gradient, slots, at, tensors):
-        mean, square = moments(gradient, slots, at)
+    def amount_to_subtract(self, parameter, gradient, slots, hypers, tensors):
+        mean, square = moments(gradient, slots, hypers)
         new = {"m": mean, "v": square}
         if self.amsgrad:
             square = new["v_max"] = tf.maximum(slots["v_max"], square)
-        of_mean, of_square = corrections(at)
+        of_mean, of_square = corrections(hypers)
         if self.epsilon_placement == "tf":
-            rate = at.learning_rate * tf.sqrt(of_square) / of_mean
-            return rate * mean / (tf.sqrt(square) + at.epsilon), new
-        return at.learning_rate / of_mean * mean / (tf.sqrt(square / of_square) + at.epsilon), new
+            rate = hypers.learning_rate * tf.sqrt(of_square) / of_mean
+            return rate * mean / (tf.sqrt(square) + hypers.epsilon), new
+        return hypers.learning_rate / of_mean * mean / (tf.sqrt(square / of_square) + hypers.epsilon), new
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

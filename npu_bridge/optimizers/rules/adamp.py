@@ -46,21 +46,21 @@ class AdamP(Rule):
     def slots(self):
         return {"m": 0.0, "v": 0.0}
 
-    def amount(self, parameter, gradient, slots, at, tensors):
-        mean, square = moments(gradient, slots, at)
-        of_mean, of_square = corrections(at)
-        ahead = at.beta_1 * mean + (1.0 - at.beta_1) * gradient if self.nesterov else mean
-        direction = ahead / (tf.sqrt(square / of_square) + at.epsilon) / of_mean
+    def amount_to_subtract(self, parameter, gradient, slots, hypers, tensors):
+        mean, square = moments(gradient, slots, hypers)
+        of_mean, of_square = corrections(hypers)
+        ahead = hypers.beta_1 * mean + (1.0 - hypers.beta_1) * gradient if self.nesterov else mean
+        direction = ahead / (tf.sqrt(square / of_square) + hypers.epsilon) / of_mean
         decay_factor = tf.ones([], gradient.dtype)
         if parameter.shape.rank is not None and parameter.shape.rank > 1:
-            direction, decay_factor = _project_direction(parameter, gradient, direction, at)
-        amount = at.learning_rate * direction
-        if self.decay == "projected" and self.decays(at):
-            amount = amount + at.learning_rate * at.weight_decay * decay_factor * parameter
+            direction, decay_factor = _project_direction(parameter, gradient, direction, hypers)
+        amount = hypers.learning_rate * direction
+        if self.decay == "projected" and self.decays(hypers):
+            amount = amount + hypers.learning_rate * hypers.weight_decay * decay_factor * parameter
         return amount, {"m": mean, "v": square}
 
 
-def _project_direction(parameter, gradient, direction, at):
+def _project_direction(parameter, gradient, direction, hypers):
     """Returns the direction without its part along scale-invariant parameters, and the factor of the weight decay."""
     results = direction, tf.ones([], direction.dtype)
     by_channel = list(range(parameter.shape.rank - 1))
@@ -68,10 +68,10 @@ def _project_direction(parameter, gradient, direction, at):
         width = tf.cast(tf.size(parameter), direction.dtype)
         if axes is not None:
             width = width / tf.cast(tf.shape(parameter)[-1], direction.dtype)
-        is_idle = tf.reduce_max(_cosine(gradient, parameter, axes)) < at.delta / tf.sqrt(width)
+        is_idle = tf.reduce_max(_cosine(gradient, parameter, axes)) < hypers.delta / tf.sqrt(width)
         unit = parameter / (_norm(parameter, axes) + _SMALLEST_NORM)
         orthogonal = direction - unit * tf.reduce_sum(unit * direction, axes, keepdims=True)
-        results = tf.where(is_idle, orthogonal, results[0]), tf.where(is_idle, at.wd_ratio, results[1])
+        results = tf.where(is_idle, orthogonal, results[0]), tf.where(is_idle, hypers.wd_ratio, results[1])
     return results
 
 

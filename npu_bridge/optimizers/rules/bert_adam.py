@@ -62,22 +62,22 @@ class BertAdam(Rule):
     def gradient_factor(self, global_norm):
         return self.max_grad_norm / tf.maximum(global_norm, self.max_grad_norm)
 
-    def factor(self, at):
+    def factor(self, hypers):
         """Returns the factor of the learning rate in this update."""
         if self.total_steps is None:
             return 1.0
-        share = (at.update - 1.0) / self.total_steps
+        share = (hypers.update - 1.0) / self.total_steps
         after = {
-            "linear": lambda: tf.maximum((share - 1.0) / (at.warmup - 1.0), 0.0),
+            "linear": lambda: tf.maximum((share - 1.0) / (hypers.warmup - 1.0), 0.0),
             "cosine": lambda: 0.5 * (1.0 + tf.cos(math.pi * share)),
             "constant": lambda: tf.ones_like(share),
             "poly": lambda: tf.sqrt(tf.maximum(1.0 - share, 0.0)),
         }[self.schedule]()
-        return tf.where(share < at.warmup, tf.math.divide_no_nan(share, at.warmup), after)
+        return tf.where(share < hypers.warmup, tf.math.divide_no_nan(share, hypers.warmup), after)
 
-    def amount(self, parameter, gradient, slots, at, tensors):
-        mean, square = moments(gradient, slots, at)
-        direction = mean / (tf.sqrt(square) + at.epsilon)
-        if self.decay == "in_direction" and self.decays(at):
-            direction = direction + at.weight_decay * parameter
-        return at.learning_rate * self.factor(at) * direction, {"m": mean, "v": square}
+    def amount_to_subtract(self, parameter, gradient, slots, hypers, tensors):
+        mean, square = moments(gradient, slots, hypers)
+        direction = mean / (tf.sqrt(square) + hypers.epsilon)
+        if self.decay == "in_direction" and self.decays(hypers):
+            direction = direction + hypers.weight_decay * parameter
+        return hypers.learning_rate * self.factor(hypers) * direction, {"m": mean, "v": square}

@@ -52,28 +52,28 @@ class LAMB(Rule):
     def gradient_factor(self, global_norm):
         return 1.0 / tf.maximum(global_norm, 1.0)
 
-    def direction(self, parameter, gradient, slots, at):
+    def direction(self, parameter, gradient, slots, hypers):
         """Returns `u` of the formula, and the new moments."""
-        mean, square = moments(gradient, slots, at)
+        mean, square = moments(gradient, slots, hypers)
         new = {"m": mean, "v": square}
         if self.bias_correction:
-            of_mean, of_square = corrections(at)
+            of_mean, of_square = corrections(hypers)
             mean, square = mean / of_mean, square / of_square
-        direction = mean / (tf.sqrt(square) + at.epsilon)
-        if self.decay == "in_direction" and self.decays(at):
-            direction = direction + at.weight_decay * parameter
+        direction = mean / (tf.sqrt(square) + hypers.epsilon)
+        if self.decay == "in_direction" and self.decays(hypers):
+            direction = direction + hypers.weight_decay * parameter
         return direction, new
 
-    def ratio(self, weight_norm, direction_norm, at):
+    def ratio(self, weight_norm, direction_norm, hypers):
         """Returns the quotient of the norms; 1 if one of them is 0."""
         if self.weight_norm_cap is not None:
-            weight_norm = tf.minimum(weight_norm, at.weight_norm_cap)
+            weight_norm = tf.minimum(weight_norm, hypers.weight_norm_cap)
         is_both = tf.logical_and(weight_norm > 0.0, direction_norm > 0.0)
         return tf.where(is_both, weight_norm / direction_norm, tf.ones_like(weight_norm))
 
-    def amount(self, parameter, gradient, slots, at, tensors):
-        direction, new = self.direction(parameter, gradient, slots, at)
-        if not at.adapts_layer:
-            return at.learning_rate * direction, new
-        ratio = self.ratio(tensors.norm(parameter), tensors.norm(direction), at)
-        return at.learning_rate * ratio * direction, new
+    def amount_to_subtract(self, parameter, gradient, slots, hypers, tensors):
+        direction, new = self.direction(parameter, gradient, slots, hypers)
+        if not hypers.adapts_layer:
+            return hypers.learning_rate * direction, new
+        ratio = self.ratio(tensors.norm(parameter), tensors.norm(direction), hypers)
+        return hypers.learning_rate * ratio * direction, new

@@ -43,21 +43,21 @@ class LARS(Rule):
     def slots(self):
         return {"momentum": 0.0}
 
-    def amount(self, parameter, gradient, slots, at, tensors):
-        rate = at.learning_rate
-        decays = self.decay == "in_direction" and self.decays(at)
-        if at.adapts_layer:
+    def amount_to_subtract(self, parameter, gradient, slots, hypers, tensors):
+        rate = hypers.learning_rate
+        decays = self.decay == "in_direction" and self.decays(hypers)
+        if hypers.adapts_layer:
             of_weights, of_gradient = tensors.norm(parameter), tensors.norm(gradient)
-            terms = [of_gradient, at.epsilon * tf.ones_like(of_gradient)]
+            terms = [of_gradient, hypers.epsilon * tf.ones_like(of_gradient)]
             if decays:
-                terms.append(at.weight_decay * of_weights)
+                terms.append(hypers.weight_decay * of_weights)
             # Three numbers added with + become one add_n, which adds them in any order: ranks could differ in a bit.
             bottom = tf.reduce_sum(terms, axis=0)
             is_both = tf.logical_and(of_weights > 0.0, of_gradient > 0.0)
-            rate = rate * tf.where(is_both, at.trust * of_weights / bottom, tf.ones_like(of_weights))
+            rate = rate * tf.where(is_both, hypers.trust * of_weights / bottom, tf.ones_like(of_weights))
         if decays:
-            gradient = gradient + at.weight_decay * parameter
+            gradient = gradient + hypers.weight_decay * parameter
         newest = rate * gradient if self.lr_in_momentum else gradient
-        velocity = at.momentum * slots["momentum"] + newest
-        amount = newest + at.momentum * velocity if self.nesterov else velocity
+        velocity = hypers.momentum * slots["momentum"] + newest
+        amount = newest + hypers.momentum * velocity if self.nesterov else velocity
         return (amount if self.lr_in_momentum else rate * amount), {"momentum": velocity}

@@ -44,18 +44,18 @@ class RMSProp(Rule):
             slots["momentum"] = 0.0
         return slots
 
-    def amount(self, parameter, gradient, slots, at, tensors):
-        new = {"rms": at.rho * slots["rms"] + (1.0 - at.rho) * tf.square(gradient)}
+    def amount_to_subtract(self, parameter, gradient, slots, hypers, tensors):
+        new = {"rms": hypers.rho * slots["rms"] + (1.0 - hypers.rho) * tf.square(gradient)}
         variance = new["rms"]
         if self.centered:
-            new["mean_gradient"] = at.rho * slots["mean_gradient"] + (1.0 - at.rho) * gradient
+            new["mean_gradient"] = hypers.rho * slots["mean_gradient"] + (1.0 - hypers.rho) * gradient
             variance = variance - tf.square(new["mean_gradient"])
-        root = tf.sqrt(variance + at.epsilon) if self.epsilon_inside else tf.sqrt(variance) + at.epsilon
+        root = tf.sqrt(variance + hypers.epsilon) if self.epsilon_inside else tf.sqrt(variance) + hypers.epsilon
         direction = gradient / root
         if "momentum" not in slots:
-            return at.learning_rate * direction, new
+            return hypers.learning_rate * direction, new
         if self.lr_in_momentum:
-            new["momentum"] = at.momentum * slots["momentum"] + at.learning_rate * direction
+            new["momentum"] = hypers.momentum * slots["momentum"] + hypers.learning_rate * direction
             return new["momentum"], new
-        new["momentum"] = at.momentum * slots["momentum"] + direction
-        return at.learning_rate * new["momentum"], new
+        new["momentum"] = hypers.momentum * slots["momentum"] + direction
+        return hypers.learning_rate * new["momentum"], new

@@ -44,14 +44,14 @@ class SGD(Rule):
     def slots(self):
         return {"momentum": 0.0} if self.is_on("momentum") else {}
 
-    def amount(self, parameter, gradient, slots, at, tensors):
+    def amount_to_subtract(self, parameter, gradient, slots, hypers, tensors):
         if not slots:
-            return at.learning_rate * gradient, {}
+            return hypers.learning_rate * gradient, {}
         fresh = gradient
         if self.is_on("dampening"):
-            fresh = (1.0 - at.dampening) * gradient
+            fresh = (1.0 - hypers.dampening) * gradient
             if self.first_velocity == "gradient":
-                fresh = tf.where(at.update <= 1.0, gradient, fresh)
-        velocity = at.momentum * slots["momentum"] + fresh
-        direction = gradient + at.momentum * velocity if self.nesterov else velocity
-        return at.learning_rate * direction, {"momentum": velocity}
+                fresh = tf.where(hypers.update <= 1.0, gradient, fresh)
+        velocity = hypers.momentum * slots["momentum"] + fresh
+        direction = gradient + hypers.momentum * velocity if self.nesterov else velocity
+        return hypers.learning_rate * direction, {"momentum": velocity}
