@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from npu_bridge.base.files import write_atomically
-from npu_bridge.base.own_folders import OwnFolder
+from npu_bridge.base.own_folders import OutputFolder
 from npu_bridge.base.reading import read_json
 from npu_bridge.base.terminal import echo, path_for_message
 from npu_run.command_line import ScriptCommand, exit_on_errors, launcher_options, say
@@ -87,7 +87,7 @@ class Bisection:
         self._runs: list[dict[str, Any]] = []  # the operators each run kept, and whether it passed, in order
         self._band: Any = None
         self._is_by_type = False
-        self._own: OwnFolder
+        self._own: OutputFolder
 
     def run(self) -> int:
         """Searches, prints the result and writes it to the folder; returns 0, or 2 if there is no result.

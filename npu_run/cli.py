@@ -19,7 +19,7 @@ import click
 from npu_bridge import __version__
 from npu_bridge.base import environment, memory_folders
 from npu_bridge.base.files import NotOursError
-from npu_bridge.base.own_folders import OwnFolder
+from npu_bridge.base.own_folders import OutputFolder
 from npu_bridge.base.terminal import echo, escape_in_line
 from npu_bridge.collective import engine_of_ranks
 from npu_bridge.options.rank_table import MOST_RANKS
@@ -296,9 +296,9 @@ def _reserve_outputs(
     """Reserves the folders to which the job writes, until `outputs` is closed; called before any process starts."""
     # If another launcher started one npu-run for each rank, they share these folders.
     holds = plan.size > 1 or environment.launcher_placement() is None
-    taken: dict[str, OwnFolder] = {}
+    taken: dict[str, OutputFolder] = {}
 
-    def reserve(folder: str) -> OwnFolder:
+    def reserve(folder: str) -> OutputFolder:
         path = os.path.abspath(folder)
         if path not in taken:
             taken[path] = outputs.enter_context(own_output(folder, "--out", holds=holds))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from npu_bridge.base.files import NotOursError, check_output
 from npu_bridge.base.held_folders import FolderHeldError
-from npu_bridge.base.own_folders import OwnFolder, own_folder
+from npu_bridge.base.own_folders import OutputFolder, claim_output_folder
 from npu_run.errors import LaunchError
 
 # The files that each command writes to its folders and may remove; a whole folder is one that is handed to a script.
@@ -29,10 +29,10 @@ MADE_BY = {
 
 
 @contextlib.contextmanager
-def own_output(folder: str, option: str, command: str = "npu-run", holds: bool = True) -> Iterator[OwnFolder]:
+def own_output(folder: str, option: str, command: str = "npu-run", holds: bool = True) -> Iterator[OutputFolder]:
     """Reserves a folder for a command's output while the `with` block runs.
 
-    `command` is a key of `MADE_BY`; the other arguments are as for `own_folder`.
+    `command` is a key of `MADE_BY`; the other arguments are as for `claim_output_folder`.
 
     Raises:
       LaunchError: the folder holds other files, even if the command would clear it; another process uses it; or it
@@ -40,7 +40,7 @@ def own_output(folder: str, option: str, command: str = "npu-run", holds: bool =
     """
     with contextlib.ExitStack() as stack:
         try:
-            own = stack.enter_context(own_folder(folder, command, option, MADE_BY[command], holds))
+            own = stack.enter_context(claim_output_folder(folder, command, option, MADE_BY[command], holds))
         except FolderHeldError as error:
             raise LaunchError(f"{option}: {error}") from error
         except NotOursError as error:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Callable, NamedTuple
 
 from npu_bridge.base.machine import usable_cores
-from npu_bridge.base.own_folders import OwnFolder
+from npu_bridge.base.own_folders import OutputFolder
 from npu_bridge.base.terminal import path_for_message
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_run.errors import LaunchError
@@ -55,7 +55,7 @@ class Repeats(NamedTuple):
             own.check(*self.names)
             return self._run_in_folder(own, arguments, run, say)
 
-    def _run_in_folder(self, own: OwnFolder, arguments, run, say) -> int:
+    def _run_in_folder(self, own: OutputFolder, arguments, run, say) -> int:
         before = dict(os.environ)
         for number in range(self.count):
             folder = repeat_folder(self.folder, number)
@@ -128,7 +128,7 @@ def repeat_folder(folder: str, number: int) -> str:
     return os.path.join(folder, f"repeat-{number}")
 
 
-def _prepare_folder(trial: Trial, own: OwnFolder) -> None:
+def _prepare_folder(trial: Trial, own: OutputFolder) -> None:
     """Empties the folder of a run, so that no run resumes from an earlier job, and writes a note of the trial."""
     own.clear(os.path.basename(trial.folder))
     try:

@@ -128,7 +128,7 @@ def record_training(recording: Recording, rank: int) -> None:
         call_recorder().note_update()
 
     watch_training(lambda: [recorder()])
-    watch_calls(lambda function, call: call_recorder().around(function, call))
+    watch_calls(lambda function, call: call_recorder().record_call(function, call))
     for watch in (watch_keras_optimizers, keras3.watch_optimizers):
         watch(lambda optimizer: None, note_update)
 

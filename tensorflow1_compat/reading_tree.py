@@ -7,7 +7,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 
-from npu_bridge.base.machine import own_packages
+from npu_bridge.base.machine import project_package_folders
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
 from tensorflow1_compat.reading import FileFacts, read_file
@@ -15,7 +15,7 @@ from tensorflow1_compat.reading import FileFacts, read_file
 # Further files are not read: a script's own tree is smaller, and the first files determine the era.
 _MOST_FILES = 400
 _MOST_NESTED = 20  # nesting of files that import each other; each level needs many frames of Python
-_OWN_PACKAGES = frozenset(map(os.path.basename, own_packages()))
+_OWN_PACKAGES = frozenset(map(os.path.basename, project_package_folders()))
 
 
 def read_tree(script: str, roots: Sequence[str]) -> Iterator[FileFacts]:

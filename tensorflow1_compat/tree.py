@@ -13,11 +13,11 @@ import sysconfig
 from collections.abc import Iterable
 from typing import Any
 
-from npu_bridge.base.machine import own_packages
+from npu_bridge.base.machine import project_package_folders
 
 __all__ = ["SourceTree"]
 
-_OWN_FOLDERS = tuple(map(os.path.realpath, own_packages()))
+_OWN_FOLDERS = tuple(map(os.path.realpath, project_package_folders()))
 _INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
 
 

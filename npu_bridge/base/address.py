@@ -33,7 +33,7 @@ def find_interface(address: str) -> str:
     return ""
 
 
-def own_addresses() -> list[str]:
+def addresses_of_this_machine() -> list[str]:
     """Returns the IPv4 addresses through which other machines can reach this one; without psutil, perhaps not all."""
     try:
         import psutil

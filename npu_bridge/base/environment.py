@@ -92,7 +92,7 @@ def overlapped_steps() -> bool | None:
     return _read_switch("NPU_OVERLAPPED_STEPS", "to have both ways tried")
 
 
-def prefers_communication() -> bool:
+def are_horovod_threads_preferred() -> bool:
     """Reads `NPU_COMMUNICATION_PRIORITY`: whether Horovod's threads have priority over others; by default False.
 
     Raises:
@@ -168,7 +168,7 @@ def imposed_options() -> dict[str, Any]:
     return json.loads(read_variable(IMPOSED_OPTIONS) or "{}")
 
 
-def given_settings() -> list[str]:
+def launcher_settings() -> list[str]:
     """Returns each `NAME=VALUE` of `npu-run --set`, in order; usually empty."""
     return json.loads(read_variable(SETTINGS) or "[]")
 

@@ -132,19 +132,19 @@ class Hold:
         self.release()
 
 
-def hold_folder(folder: str, purpose: str, what: str) -> Hold:
+def hold_folder(folder: str, lock_name: str, holder_kind: str) -> Hold:
     """Locks a folder for this process. A folder that is held twice must be released twice.
 
     Args:
       folder: an existing folder; a URL is not locked.
-      purpose: name of the lock file, without its ending; locks with different purposes do not exclude each other.
-      what: this process's use of the folder, for the message to other jobs.
+      lock_name: name of the lock file, without its ending; locks with different names do not exclude each other.
+      holder_kind: the kind of this holder, such as "a training", for the message to other jobs.
     Raises:
       FolderHeldError: another job holds the folder.
     """
     if "://" in folder or not os.path.isdir(folder):
         return Hold(None)
-    return Hold(_PROCESS_LOCKS.take(os.path.join(os.path.realpath(folder), f".{purpose}.lock"), what))
+    return Hold(_PROCESS_LOCKS.take(os.path.join(os.path.realpath(folder), f".{lock_name}.lock"), holder_kind))
 
 
 class _ProcessLocks:
@@ -156,12 +156,12 @@ class _ProcessLocks:
         self._process = 0
         self._thread: threading.Thread | None = None
 
-    def take(self, path: str, what: str) -> _Lock | None:
+    def take(self, path: str, holder_kind: str) -> _Lock | None:
         with self._mutex:
             self._forget_parent_locks()
             lock = self._locks.get(path)
             if lock is None:
-                lock = _acquire(path, what)
+                lock = _acquire(path, holder_kind)
                 if lock is None:
                     return None
                 self._locks[path] = lock
@@ -206,9 +206,9 @@ class _ProcessLocks:
 _PROCESS_LOCKS = _ProcessLocks()
 
 
-def _acquire(path: str, what: str) -> _Lock | None:
+def _acquire(path: str, holder_kind: str) -> _Lock | None:
     """Makes the lock file; returns None if no file can be made in the folder."""
-    text = json.dumps({**describe_this_process(), "what": what, "token": secrets.token_hex(8)})
+    text = json.dumps({**describe_this_process(), "what": holder_kind, "token": secrets.token_hex(8)})
     own = _unique_name_beside(path)
     try:
         _write_new_file(own, text)
@@ -226,19 +226,19 @@ def _acquire(path: str, what: str) -> _Lock | None:
         _remove(own, text)
 
 
-def _acquire_or_take_over(path: str, own: str, text: str) -> _Lock | None:
+def _acquire_or_take_over(path: str, own_file: str, text: str) -> _Lock | None:
     own_job = json.loads(text)["job"]
     for _ in range(_GUARD_TRIES):
-        if _create_lock_file(own, path, text):
+        if _create_lock_file(own_file, path, text):
             return _Lock(path, text)
-        owner = read_owner(path, own)
+        owner = read_owner(path, own_file)
         if owner is None:
             continue  # the lock was released just now
         if own_job and owner.facts.get("job") == own_job and not owner.is_gone() and owner.silent_secs < SILENT_SECS:
             return _Lock(path, "", holder=owner.rank)  # this rank holds it for all ranks
-        if _is_alive(owner, path, own):
+        if _is_alive(owner, path, own_file):
             raise FolderHeldError(owner.explain(os.path.dirname(path)))
-        if _take_over(path, own, text, owner):
+        if _take_over(path, own_file, text, owner):
             _LOG.info("%s: taken over from %s.", os.path.dirname(path), owner.name)
             return _Lock(path, text, owner.modified)
         time.sleep(0.01)
@@ -247,24 +247,24 @@ def _acquire_or_take_over(path: str, own: str, text: str) -> _Lock | None:
     )
 
 
-def _take_over(path: str, own: str, text: str, dead: Owner) -> bool:
+def _take_over(path: str, own_file: str, text: str, dead: Owner) -> bool:
     """Replaces a dead process's lock; returns False if another process might have replaced it first."""
     guard = f"{path}{_TAKEOVER}"
-    if not _create_lock_file(own, guard, text):
-        other = read_owner(guard, own)
+    if not _create_lock_file(own_file, guard, text):
+        other = read_owner(guard, own_file)
         if other is not None and (other.is_gone() or other.silent_secs > SILENT_SECS):
             _remove(guard, other.text)
         return False
     try:
-        return remove_file_with_text(path, dead.text) and _create_lock_file(own, path, text)
+        return remove_file_with_text(path, dead.text) and _create_lock_file(own_file, path, text)
     finally:
         _remove(guard, text)
 
 
-def _create_lock_file(own: str, path: str, text: str) -> bool:
-    """Links the file `own`, which contains `text`, to `path`; returns False if `path` exists."""
+def _create_lock_file(own_file: str, path: str, text: str) -> bool:
+    """Links the file `own_file`, which contains `text`, to `path`; returns False if `path` exists."""
     try:
-        os.link(own, path)
+        os.link(own_file, path)
         return True
     except FileExistsError:
         return _read_text(path) == text  # after a lost answer, a file server reports our own link as existing
@@ -290,7 +290,7 @@ def _clock_secs() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-def _is_alive(owner: Owner, path: str, own: str) -> bool:
+def _is_alive(owner: Owner, path: str, own_file: str) -> bool:
     """Returns whether a lock's holder still runs; waits for a sign of life from a holder on another machine."""
     if owner.is_here():
         return not owner.is_gone()
@@ -303,7 +303,7 @@ def _is_alive(owner: Owner, path: str, own: str) -> bool:
         if seen.modified != owner.modified:
             return True
         time.sleep(_POLL_SECS)
-        seen = read_owner(path, own)
+        seen = read_owner(path, own_file)
     return False  # if another process has replaced the lock by now, taking it over fails
 
 

@@ -88,13 +88,13 @@ class JobStarts:
             self._still_running.append(str(self._number))
 
 
-def read_owner(path: str, own: str) -> Owner | None:
+def read_owner(path: str, own_file: str) -> Owner | None:
     """Reads a lock file's owner; returns None if there is no such file.
 
-    The present time by the file system's clock is the time of the file `own`, which this function updates.
+    The present time by the file system's clock is the time of the file `own_file`, which this function updates.
     """
     try:
-        os.utime(own)
+        os.utime(own_file)
         with open(path, encoding="utf-8", errors="replace") as file:  # opening refreshes a file server's cache
             text, modified = file.read(), os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
@@ -104,7 +104,7 @@ def read_owner(path: str, own: str) -> Owner | None:
         facts = facts if isinstance(facts, dict) else {}
     except ValueError:
         facts = {}
-    return Owner(facts, text, os.stat(own).st_mtime - modified, modified)
+    return Owner(facts, text, os.stat(own_file).st_mtime - modified, modified)
 
 
 def describe_this_process() -> dict[str, Any]:

@@ -16,7 +16,7 @@ _CPU_DESCRIPTION = pathlib.Path("/proc/cpuinfo")
 LOW_PRECISION_UNITS = {"float16": ("amx_fp16", "avx512_fp16"), "bfloat16": ("amx_bf16", "avx512_bf16")}
 
 
-def own_packages() -> list[str]:
+def project_package_folders() -> list[str]:
     """Returns the folders of this distribution's packages, whose code belongs to no script."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [os.path.join(root, name) for name in ("npu_bridge", "npu_run", "npu_device", "hccl", "tensorflow1_compat")]
@@ -24,7 +24,7 @@ def own_packages() -> list[str]:
 
 @functools.cache
 def _package_folders() -> tuple[str, ...]:
-    return (*(os.path.join(path, "") for path in {*own_packages(), *sysconfig.get_paths().values()}), "<")
+    return (*(os.path.join(path, "") for path in {*project_package_folders(), *sysconfig.get_paths().values()}), "<")
 
 
 def is_installed(file: str) -> bool:

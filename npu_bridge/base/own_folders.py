@@ -29,15 +29,17 @@ _NEVER = 2**63  # nanoseconds
 _OURS = rb'^\{"made_by": '
 
 
-class OwnFolder:
+class OutputFolder:
     """A folder that a command can write to.
 
     Attributes:
       path: the folder's real path.
     """
 
-    def __init__(self, path: str, command: str, option: str, made: Sequence[str], last_sign: float | None = None):
-        self.path, self._command, self._option, self._made = path, command, option, made
+    def __init__(
+        self, path: str, command: str, option: str, file_patterns: Sequence[str], last_sign: float | None = None
+    ):
+        self.path, self._command, self._option, self._file_patterns = path, command, option, file_patterns
         self._marker = os.path.join(path, MARKER)
         self._facts = _read_marker(self._marker)
         if self._facts.get("is_open") and last_sign is not None:
@@ -94,7 +96,7 @@ class OwnFolder:
     def _is_own(self, path: str, status: os.stat_result) -> bool:
         """Returns whether the command made a file: its name matches, and it is new, or its size and time are known."""
         name = os.path.relpath(path, self.path)
-        if not any(_matches_pattern(name, pattern) for pattern in self._made):
+        if not any(_matches_pattern(name, pattern) for pattern in self._file_patterns):
             return False
         if status.st_ctime_ns >= self._facts["since_ns"]:
             return True
@@ -106,16 +108,19 @@ class OwnFolder:
 
 
 @contextlib.contextmanager
-def own_folder(folder: str, command: str, option: str, made: Sequence[str], holds: bool = True) -> Iterator[OwnFolder]:
+def claim_output_folder(
+    folder: str, command: str, option: str, file_patterns: Sequence[str], is_exclusive: bool = True
+) -> Iterator[OutputFolder]:
     """Holds a folder to write to during this block; creates it if needed, and excludes other processes.
 
     Args:
       folder: the path.
       command: the command that writes, as it is typed: "npu-run record".
       option: the option that named the folder, for messages.
-      made: patterns of all names that the command ever writes below the folder. `*` matches within one name, `/**` at
-        the end matches everything in a folder. Files with other names belong to someone else, whatever their age.
-      holds: whether to exclude other processes; False if several processes of one job write to the folder.
+      file_patterns: patterns of all names that the command ever writes below the folder. `*` matches within one name,
+        `/**` at the end matches everything in a folder. Files with other names belong to someone else, whatever their
+        age.
+      is_exclusive: whether to exclude other processes; False if several processes of one job write to the folder.
     Raises:
       NotOursError: the path is a file, or the folder has files that the command did not make.
       FolderHeldError: another process writes to the folder now.
@@ -124,9 +129,9 @@ def own_folder(folder: str, command: str, option: str, made: Sequence[str], hold
     path = os.path.realpath(folder)
     _check(path, command, option)
     os.makedirs(path, exist_ok=True)
-    with hold_folder(path, _PURPOSE, command) if holds else Hold(None) as hold:
+    with hold_folder(path, _PURPOSE, command) if is_exclusive else Hold(None) as hold:
         _check(path, command, option)  # again: files can have come before the folder was held
-        own = OwnFolder(path, command, option, made, hold.last_sign)
+        own = OutputFolder(path, command, option, file_patterns, hold.last_sign)
         try:
             yield own
         finally:

@@ -2,8 +2,8 @@
 
 An engine repeats a training step, builds executors in another precision, or calls hooks. It is a `SessionEngine` that
 `add_engine` adds to one session or to all sessions. Each call passes through the session's own engines, from
-`Place.HOOKS` inwards, then through the engines of all sessions, and ends in TensorFlow's own method. This module does
-not load TensorFlow.
+`EnginePlace.HOOKS` inwards, then through the engines of all sessions, and ends in TensorFlow's own method. This module
+does not load TensorFlow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from npu_bridge.base.after_import import call_when_loaded
 from npu_bridge.base.tf_internals.names import SESSION_MODULE
 
 
-class Place(enum.IntEnum):
+class EnginePlace(enum.IntEnum):
     """The place of an engine in the layers around a session. The first place is the innermost, next to TensorFlow."""
 
     ALL_SESSIONS = 0
@@ -66,7 +66,7 @@ class SessionEngine:
       inner: the next engine towards TensorFlow; set by `add_engine`.
     """
 
-    place = Place.ALL_SESSIONS
+    place = EnginePlace.ALL_SESSIONS
     inner: SessionEngine
 
     def run(self, session: Any, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:

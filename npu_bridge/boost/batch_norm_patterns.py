@@ -151,15 +151,15 @@ class ThinningReport:
         return "\n".join(lines)
 
 
-def make_report(nodes: Mapping[str, Node], found: Matches) -> ThinningReport:
+def make_report(nodes: Mapping[str, Node], matches: Matches) -> ThinningReport:
     """Reports which normalisations can be removed, or why none can be removed."""
     norms = sum(node.kind == NORM for node in nodes.values())
-    removed = {name: found.removable[name] for name in nodes if name in found.removable}
+    removed = {name: matches.removable[name] for name in nodes if name in matches.removable}
     reason = ""
     if not norms:
         reason = "it has no batch normalisation"
-    elif not removed and found.left_alone:
-        name, why = next(iter(found.left_alone.items()))
+    elif not removed and matches.left_alone:
+        name, why = next(iter(matches.left_alone.items()))
         reason = f"its blocks have unknown forms; of the one that ends at {name}, {why}"
     elif not removed:
         reason = "it has no residual or dense block"

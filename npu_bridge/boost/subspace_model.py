@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import message, shown
-from npu_bridge.base.own_folders import own_folder
+from npu_bridge.base.own_folders import claim_output_folder
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.optimizers.groups import name_of
 from npu_bridge.optimizers.subspace.basis import Basis, compute_pca_basis
@@ -107,7 +107,9 @@ def make_basis(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
         return Basis.load(earlier)
     if collective.current().local_rank == 0 and not made.exists():
         # Does not exclude other processes: other hosts can write the same file.
-        with own_folder(os.fspath(made.parent), "boost", "dim_reduce", ("pca_basis_*",), holds=False) as own:
+        with claim_output_folder(
+            os.fspath(made.parent), "boost", "dim_reduce", ("pca_basis_*",), is_exclusive=False
+        ) as own:
             compute_pca_basis(os.fspath(folder), k, names).save(os.path.join(own.path, name))
     deadline = time.monotonic() + settings["timeout"]
     while not made.exists():

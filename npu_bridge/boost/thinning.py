@@ -13,7 +13,7 @@ from npu_bridge.boost.batch_norm_patterns import ThinningReport
 from npu_bridge.operators.cosine_head import CosineHead
 
 
-class Thinned(NamedTuple):
+class ThinningResult(NamedTuple):
     """The result of `less_batch_norm`.
 
     Attributes:
@@ -25,7 +25,7 @@ class Thinned(NamedTuple):
     report: ThinningReport
 
 
-def less_batch_norm(model: Any) -> Thinned:
+def less_batch_norm(model: Any) -> ThinningResult:
     """Removes batch normalisations that residual and dense blocks do not need, and keeps the other weights.
 
     A residual block (basic or bottleneck block of a ResNet) loses its inner normalisations and the normalisation of its
@@ -43,10 +43,10 @@ def less_batch_norm(model: Any) -> Thinned:
       ValueError: the graph has been differentiated already.
     """
     if isinstance(model, tf.Graph):
-        return Thinned(model, thin_graph(model))
+        return ThinningResult(model, thin_graph(model))
     fix = "Pass the model, or tf.compat.v1.get_default_graph()."
     check_instance("less_batch_norm", "model", model, tf.keras.Model, "a Keras model or a tf.Graph", fix)
-    return Thinned(*thin_model(model))
+    return ThinningResult(*thin_model(model))
 
 
 def with_cosine_head(model: tf.keras.Model) -> tuple[tf.keras.Model, str]:

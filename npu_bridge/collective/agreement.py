@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.base import environment
 from npu_bridge.base.terminal import logger
-from npu_bridge.base.tf_internals.callers import builds_evaluation
+from npu_bridge.base.tf_internals.callers import is_building_evaluation
 from npu_bridge.collective.key_value_store import KeyValueStore
 
 _LOG = logger(__name__)
@@ -138,7 +138,7 @@ class Agreements:
         Ranks: local; every rank calls this in the same order.
         """
         # In an elastic job, a rank that joins later would count from 0.
-        if builds_evaluation() or not KeyValueStore("plans").exists or environment.is_flag_on("HOROVOD_ELASTIC"):
+        if is_building_evaluation() or not KeyValueStore("plans").exists or environment.is_flag_on("HOROVOD_ELASTIC"):
             return
         owner = f"{training}{plan.owner}"
         scope = f"plan_{self._counts[owner]}_{hashlib.sha256(owner.encode()).hexdigest()[:16]}"

@@ -29,7 +29,7 @@ from npu_bridge.base.tf_internals.training import watch_keras_optimizers
 from npu_bridge.collective import wire_names
 from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.collective.tensorflow_ranks import call_before_collectives
-from npu_bridge.collective.this_process import current, place_in_job
+from npu_bridge.collective.this_process import current, rank_and_size_of_job
 
 _LOG = logger(__name__)
 
@@ -117,18 +117,18 @@ def uncounted_exchanges() -> Iterator[None]:
             _COUNT.exchanges = before
 
 
-def gather_values(own: Any, name: str) -> list:
+def gather_values(value: Any, name: str) -> list:
     """Returns the values of all ranks, in rank order.
 
     Args:
-      own: this rank's value: small and JSON-compatible. Values of ranks can differ in size.
+      value: this rank's value: small and JSON-compatible. Values of ranks can differ in size.
       name: name of the collective, the same on every rank.
     Ranks: collective.
     """
     ranks = current()
     if ranks.size == 1:
-        return [own]
-    letters = np.frombuffer(json.dumps(own).encode() + b"\n", np.uint8).astype(np.int32)
+        return [value]
+    letters = np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8).astype(np.int32)
     with uncounted_exchanges():
         found = run_in_separate_graph(lambda row: ranks.all_gather(row, name), letters)
     return [json.loads(line) for line in bytes(found.tolist()).splitlines()]
@@ -146,12 +146,12 @@ def wait_for_ranks(name: str) -> None:
 
 def warn_ranks_train_apart() -> None:
     """Warns once per process that no collective combines values of the ranks, so each rank trains its own model."""
-    _warn_once(place_in_job()[1])
+    _warn_once(rank_and_size_of_job()[1])
 
 
 def is_checking_rank() -> bool:
     """Returns whether this process is rank 0 of several ranks, the only rank that checks updates."""
-    rank, size = place_in_job()
+    rank, size = rank_and_size_of_job()
     return rank == 0 and size > 1
 
 

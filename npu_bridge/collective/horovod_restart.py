@@ -40,7 +40,7 @@ def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], m
     store.put(rank, _fresh_server(store) if rank == 0 else "down")
     missing = store.wait(size, limit)
     if missing:
-        text = rendezvous.describe_missing(missing, "the groups that were agreed upon", f"within {limit} seconds")
+        text = rendezvous.describe_missing_ranks(missing, "the groups that were agreed upon", f"within {limit} seconds")
         raise rendezvous.RanksMissingError(text)
     address, port = store.get(0).split()
     environment.write_variable(ADDRESS_VARIABLE, address)

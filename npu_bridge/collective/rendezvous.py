@@ -32,18 +32,23 @@ def limit_secs() -> int:
 
 
 def run_barrier(
-    together: Callable[[], Any], meeting: str, rank: int, size: int, give_up: Callable[[], Any], what: str = "its group"
+    run_collective: Callable[[], Any],
+    meeting: str,
+    rank: int,
+    size: int,
+    give_up: Callable[[], Any],
+    group_text: str = "its group",
 ) -> Any:
     """Runs a collective that returns only when every rank runs it; returns the collective's result.
 
     After 60 seconds, or half of the time limit, a line names the missing ranks.
 
     Args:
-      together: runs the collective. A waiting collective cannot be cancelled, so it runs in a separate thread, which is
-        left behind after the time limit.
+      run_collective: runs the collective. A waiting collective cannot be cancelled, so it runs in a separate thread,
+        which is left behind after the time limit.
       meeting: a name for this barrier, unique in the job.
       give_up: makes a waiting collective fail; called at exit if a thread was left behind.
-      what: words for the groups that this rank makes, for messages.
+      group_text: words for the groups that this rank makes, for messages.
     Raises:
       RanksMissingError: the time limit has passed, or a missing rank has ended.
     """
@@ -53,7 +58,7 @@ def run_barrier(
 
     def run():
         try:
-            outcome["value"] = together()
+            outcome["value"] = run_collective()
         except BaseException as error:
             outcome["error"] = error
 
@@ -63,17 +68,24 @@ def run_barrier(
     thread.join(first_secs)
     if thread.is_alive():
         _LOG.warning(
-            "%s", describe_missing(store.find_missing_ranks(size), what, f"for {first_secs:g} of {limit} seconds")
+            "%s",
+            describe_missing_ranks(
+                store.find_missing_ranks(size), group_text, f"for {first_secs:g} of {limit} seconds"
+            ),
         )
         thread.join(min(limit - first_secs, threading.TIMEOUT_MAX))
     if thread.is_alive():
         atexit.register(_end_thread, thread, give_up)
-        raise RanksMissingError(describe_missing(store.find_missing_ranks(size), what, f"within {limit} seconds"))
+        raise RanksMissingError(
+            describe_missing_ranks(store.find_missing_ranks(size), group_text, f"within {limit} seconds")
+        )
     if "error" in outcome:
         with contextlib.suppress(OSError):  # the store is gone when a job is ending
             absent = store.find_missing_ranks(size)
             if absent:
-                raise RanksMissingError(describe_missing(absent, what, "before it ended")) from outcome["error"]
+                raise RanksMissingError(describe_missing_ranks(absent, group_text, "before it ended")) from outcome[
+                    "error"
+                ]
         raise outcome["error"]
     return outcome["value"]
 
@@ -84,11 +96,11 @@ def _end_thread(thread, give_up):
     thread.join(_END_SECS)
 
 
-def describe_missing(missing: list[int], what: str, since: str) -> str:
-    """Returns the message about ranks missing from `create_group`; `what` names the groups, `since` the time."""
+def describe_missing_ranks(missing: list[int], group_text: str, since: str) -> str:
+    """Returns the message about ranks missing from `create_group`; `group_text` names the groups, `since` the time."""
     who = f"rank {', '.join(map(str, missing))}" if missing else "some rank"
     return (
-        f"hccl.create_group: not every rank takes part in making {what}. Expected as many calls of create_group or "
-        f"create_group_of_others on each rank; got no call from {who} {since}. Add the call there "
+        f"hccl.create_group: not every rank takes part in making {group_text}. Expected as many calls of create_group "
+        f"or create_group_of_others on each rank; got no call from {who} {since}. Add the call there "
         f"(create_group_of_others on a rank without a group), or raise HCCL_CONNECT_TIMEOUT."
     )

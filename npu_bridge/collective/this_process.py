@@ -40,7 +40,7 @@ def current() -> Communicator:
     return communicator
 
 
-def place_in_job() -> tuple[int, int]:
+def rank_and_size_of_job() -> tuple[int, int]:
     """Returns this process's rank and the number of ranks, without starting Horovod.
 
     Raises:

@@ -33,7 +33,7 @@ def real_time_for_new_threads() -> Iterator[None]:
     Raises:
       ValueError: the variable is neither 0 nor 1.
     """
-    is_wanted = environment.prefers_communication() and KeyValueStore("start").exists
+    is_wanted = environment.are_horovod_threads_preferred() and KeyValueStore("start").exists
     before = _threads()
     yield
     _noted.clear()

@@ -26,7 +26,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge.base import environment
-from npu_bridge.base.tf_internals.callers import builds_evaluation, model_in_training
+from npu_bridge.base.tf_internals.callers import is_building_evaluation, model_in_training
 from npu_bridge.base.tf_internals.graphs import is_branch_or_body
 
 _SCOPE = "transfers/"
@@ -134,7 +134,7 @@ def label_of_graph(graph: tf.Graph) -> str:
     if names.label is None and isinstance(in_force, str):
         names.label = in_force
     if names.label is None:
-        names.label = UNTRAINED if builds_evaluation() else _next_label("training", _numbers)
+        names.label = UNTRAINED if is_building_evaluation() else _next_label("training", _numbers)
     return names.label
 
 

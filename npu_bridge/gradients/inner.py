@@ -56,7 +56,7 @@ class InnerOptimizer(abc.ABC):
         return [slot for slot in slots if slot is not None]
 
     @abc.abstractmethod
-    def make_own_and_other_slots(self, own: list, others: dict[int, list], creator: Callable) -> None:
+    def make_own_and_remote_slots(self, own: list, others: dict[int, list], creator: Callable) -> None:
         """Creates the slots of the variables `own`, and through `creator` the slots of the variables in `others`."""
 
     @abc.abstractmethod
@@ -167,7 +167,7 @@ class _Tf1Optimizer(InnerOptimizer):
             self._make_missing_slots(variables)
         return super().make_slots(variables)
 
-    def make_own_and_other_slots(self, own, others, creator):
+    def make_own_and_remote_slots(self, own, others, creator):
         with tf.init_scope():
             _make_slots_in_two_groups(self._make_missing_slots, own, others, creator)
 
@@ -217,7 +217,7 @@ class _KerasLegacyOptimizer(_KerasFamily):
             self._make_missing_slots(variables)
         return super().make_slots(variables)
 
-    def make_own_and_other_slots(self, own, others, creator):
+    def make_own_and_remote_slots(self, own, others, creator):
         with tf.name_scope(training.scope_of_variables(self.optimizer)), tf.init_scope():
             _make_slots_in_two_groups(self._make_missing_slots, own, others, creator)
 
@@ -227,7 +227,7 @@ class _KerasLegacyOptimizer(_KerasFamily):
     def _update(self, grads_and_vars, name):
         # In a TF 1 graph the sum over the replicas of a strategy is one op over all gradients, even without a strategy,
         # and every update would wait for the last gradient.
-        is_stock = training.aggregates_as_stock(self.optimizer)
+        is_stock = training.has_stock_aggregation(self.optimizer)
         takes_switch = type(self.optimizer).apply_gradients is tf.keras.optimizers.legacy.Optimizer.apply_gradients
         is_needless = building_graph() and is_stock and takes_switch and not tf.distribute.has_strategy()
         switch = {"experimental_aggregate_gradients": False} if is_needless else {}
@@ -252,7 +252,7 @@ class _KerasOptimizer(_KerasFamily):
             with tf.variable_creator_scope(create_in_any_order):
                 self.optimizer.build(self.stand_ins.of(variables))
 
-    def make_own_and_other_slots(self, own, others, creator):
+    def make_own_and_remote_slots(self, own, others, creator):
         # Built once for all variables. `own` comes first, because an update of these alone numbers them from 0 again.
         of_others = [variable for variables in others.values() for variable in variables]
         primaries = {shared_name(variable) for variable in of_others}
@@ -333,7 +333,7 @@ class _Keras3Optimizer(_KerasFamily):
             with tf.init_scope() if _are_initialised(seen) else contextlib.nullcontext():
                 self.optimizer.build(self.keras_variables_of(seen))
 
-    def make_own_and_other_slots(self, own, others, creator):
+    def make_own_and_remote_slots(self, own, others, creator):
         raise NotImplementedError("Only TF 1 graphs shard weight updates, and Keras 3 does not train there.")
 
     def update(self, grads_and_vars):

@@ -124,7 +124,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
             collections.publish(collections.UNSCALED_LOSS, sum_in_order(losses) if has_several else loss)
         if has_several:
             return self._combine(step, step.grads_and_vars)
-        return self._combine(step, self._pipeline.own_gradients(step, grads_and_vars))
+        return self._combine(step, self._pipeline.prepare_gradients(step, grads_and_vars))
 
     @property
     def last_step(self) -> StepReport:

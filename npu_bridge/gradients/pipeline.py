@@ -168,9 +168,9 @@ class Pipeline:
           List of gradients to pass to `combine`; None for a variable without a gradient.
         """
         step.losses.scaled.append(loss)
-        return [grad for grad, _ in self.own_gradients(step, zip(tape.gradient(loss, variables), variables))]
+        return [grad for grad, _ in self.prepare_gradients(step, zip(tape.gradient(loss, variables), variables))]
 
-    def own_gradients(self, step: Step, grads_and_vars: Sequence) -> list:
+    def prepare_gradients(self, step: Step, grads_and_vars: Sequence) -> list:
         """Prepares gradients for `combine` right after the backward pass, before other code uses them.
 
         Returns:

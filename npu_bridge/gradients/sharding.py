@@ -76,8 +76,8 @@ class ShardedOptimizer(InnerOptimizer):
             return self._inner.make_slots(variables)
         return super().make_slots(variables)
 
-    def make_own_and_other_slots(self, own, others, creator):
-        self._inner.make_own_and_other_slots(own, others, creator)
+    def make_own_and_remote_slots(self, own, others, creator):
+        self._inner.make_own_and_remote_slots(own, others, creator)
 
     def apply_gradients(self, grads_and_vars, global_step, name):
         ranks = collective.current()

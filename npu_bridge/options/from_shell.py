@@ -64,7 +64,7 @@ def apply_settings(
       TypeError, ValueError: a setting gives an illegal value, or causes an error in the block; the message begins with
         `--set`.
     """
-    words = environment.given_settings()
+    words = environment.launcher_settings()
     changed, word = dict(values), ""
     try:
         for word in words:
@@ -87,9 +87,9 @@ def apply_settings(
             )
 
 
-def report_unread() -> None:
+def report_unread_settings() -> None:
     """Reports, at the end of the script, settings that no NPURunConfig has read."""
-    words = environment.given_settings()
+    words = environment.launcher_settings()
     if words and not environment.is_flag_on(environment.SETTINGS_READ) and environment.probable_rank() == 0:
         said = f"{_format_settings(words)} changed nothing: the script has made no NPURunConfig"
         say_on_terminal(f"npu-run: {said}. Make one, or set the option where the script sets its options.")

@@ -41,7 +41,7 @@ class CallRecorder:
             self._graphs.setdefault(graph, [])
             graph = getattr(graph, "outer_graph", None)
 
-    def around(self, function: Any, call: Callable[[], Any]) -> Any:
+    def record_call(self, function: Any, call: Callable[[], Any]) -> Any:
         """Calls a function, profiled if the call is a step to record."""
         graphs = self._graphs.get(function.graph)
         if graphs is None or self._recorder.is_over:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.secondary_files import Secondary
-from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine
+from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine, add_engine
 from npu_bridge.base.tf_internals.sessions import is_remote, run_without_engines
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting import page  # its modules are loaded when a page is made
@@ -71,7 +71,7 @@ class FailureHook(tf.estimator.SessionRunHook):
 class _ErrorWatchingEngine(SessionEngine):
     """A layer around the calls of a session (a session engine): reports the error that ends the session."""
 
-    place = Place.HOOKS
+    place = EnginePlace.HOOKS
 
     def __init__(self, report_error: Callable[[Any, BaseException], None]):
         self._report_error = report_error

@@ -243,9 +243,9 @@ class History:
         """Adds facts about this session; the keywords are names of fields of `SessionFacts`."""
         self._add(SessionFacts(step, self.now, **facts))
 
-    def note_comparison(self, found: Comparison) -> None:
+    def note_comparison(self, comparison: Comparison) -> None:
         """Adds a comparison of the ranks."""
-        self._add(found)
+        self._add(comparison)
 
     def close(self) -> None:
         """Closes the file; the entries can still be read."""

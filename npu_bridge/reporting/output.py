@@ -85,16 +85,16 @@ class PlainOutput:
         """Does nothing."""
 
 
-def choose_output(stream: TextIO | None, speaks: bool = True):
+def choose_output(stream: TextIO | None, is_printing: bool = True):
     """Returns the output for a stream: rewrites a line on a terminal and in a notebook, else prints whole lines.
 
     A line that cannot be written, to a full disk or a closed pipe, is lost; the training continues.
 
     Args:
       stream: a text stream, such as `sys.stdout`. None, Python's value for a closed stream, prints nothing.
-      speaks: whether this rank prints at all.
+      is_printing: whether this rank prints at all.
     """
-    if not speaks or stream is None:
+    if not is_printing or stream is None:
         return PlainOutput()
     if type(stream).__module__.partition(".")[0] == "ipykernel":
         return NotebookOutput(sys.stdout)  # a notebook paints standard error red

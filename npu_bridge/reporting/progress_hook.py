@@ -79,7 +79,7 @@ class ProgressHook(StepHook):
     def begin(self):
         """Finds the tensors and the rank, and resets the counters."""
         super().begin()
-        self._output = choose_output(self._stream or sys.stdout, speaks=collective.current().rank == 0)
+        self._output = choose_output(self._stream or sys.stdout, is_printing=collective.current().rank == 0)
         self._reset_counts()
 
     def after_create_session(self, session, coord):

@@ -28,11 +28,11 @@ class Tail(NamedTuple):
     overlaps: bool = False
 
 
-def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str, overlap: str) -> Tail:
+def draw_tail(facts_of_ranks: Sequence[Mapping[str, Any]], picture: str, facts: str, overlap: str) -> Tail:
     """Draws the median step of the first rank, and writes the traces of all ranks and steps.
 
     Args:
-      found: for each rank, a dictionary with "rank", "host", "steps" (facts of `StepTrace`, at least one) and
+      facts_of_ranks: for each rank, a dictionary with "rank", "host", "steps" (facts of `StepTrace`, at least one) and
         "overlapping_steps".
       picture: SVG file to write.
       facts: JSON file to write.
@@ -40,17 +40,19 @@ def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str, over
     Raises:
       OSError: a file cannot be written.
     """
-    traces = merge_traces(found)
+    traces = merge_traces(facts_of_ranks)
     shown = typical_step(traces)
     own = [trace for trace in traces if trace.rank == shown.rank]
-    overlapping = merge_traces(found, "overlapping_steps")
+    overlapping = merge_traces(facts_of_ranks, "overlapping_steps")
     tail = Tail(
         sorted(trace.step for trace in own), round(shown.exposed_ms, 4), round(shown.duration_ms, 4), bool(overlapping)
     )
-    write_atomically(picture, draw_step(shown, ranks=len(found)))
+    write_atomically(picture, draw_step(shown, ranks=len(facts_of_ranks)))
     if overlapping:
         first = min(trace.rank for trace in overlapping)
-        write_atomically(overlap, draw_overlapping([trace for trace in overlapping if trace.rank == first], len(found)))
+        write_atomically(
+            overlap, draw_overlapping([trace for trace in overlapping if trace.rank == first], len(facts_of_ranks))
+        )
     described = {"rank": shown.rank, **tail._asdict(), "shown_step": shown.step}
     described["traces"] = [trace.as_facts() for trace in traces]
     described["overlapping_traces"] = [trace.as_facts() for trace in overlapping]
@@ -65,16 +67,16 @@ def typical_step(traces: Sequence[StepTrace]) -> StepTrace:
     return own[(len(own) - 1) // 2]
 
 
-def merge_traces(found: Sequence[Mapping[str, Any]], kind: str = "steps") -> list[StepTrace]:
+def merge_traces(facts_of_ranks: Sequence[Mapping[str, Any]], kind: str = "steps") -> list[StepTrace]:
     """Returns the traces of all ranks, by step and rank; their transfers show when they waited for other ranks.
 
     Args:
-      found: as in `draw_tail`.
+      facts_of_ranks: as in `draw_tail`.
       kind: the key of the traces: "steps" or "overlapping_steps".
     """
-    hosts = {facts["rank"]: facts["host"] for facts in found}
+    hosts = {facts["rank"]: facts["host"] for facts in facts_of_ranks}
     by_step: dict[int, list[StepTrace]] = {}
-    for facts in sorted(found, key=lambda facts: facts["rank"]):
+    for facts in sorted(facts_of_ranks, key=lambda facts: facts["rank"]):
         for step in facts.get(kind, ()):
             trace = StepTrace.from_facts(step)
             by_step.setdefault(trace.step, []).append(trace)

@@ -22,11 +22,11 @@ from npu_bridge.base.after_import import wrap_function
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.files import finish_save, flush, remove_unfinished
 from npu_bridge.base.held_folders import FolderHeldError, Hold, hold_folder
-from npu_bridge.base.session_wrapper import Place, SessionEngine
+from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.savers import folder_of_saver_hook
 from npu_bridge.collective.exchanges import wait_for_ranks
-from npu_bridge.collective.this_process import place_in_job
+from npu_bridge.collective.this_process import rank_and_size_of_job
 from npu_bridge.session.damaged_checkpoints import find_damage
 
 _LOG = logger(__name__)
@@ -47,7 +47,7 @@ class WaitForSaves(SessionEngine):
     Ranks: collective, when the session is closed.
     """
 
-    place = Place.HOOKS
+    place = EnginePlace.HOOKS
 
     def __init__(self):
         self.is_over = False
@@ -125,7 +125,7 @@ def watch_savers() -> None:
     A saver that does not write the file `checkpoint` is not watched, as its file names can differ by rank. In a job of
     one process, nothing is watched. The first two ranks that save keep a lock file in the folder as long as they live.
     """
-    if place_in_job()[1] == 1:
+    if rank_and_size_of_job()[1] == 1:
         return
     signature = inspect.signature(tf.compat.v1.train.Saver.save)
 
@@ -146,7 +146,7 @@ def _warn_of_shared_folder(folder: str) -> None:
         other = hold_folder(folder, "saves", "a saver").holder
         if other is None or hold_folder(folder, "saves_told", "a saver").holder is not None:
             return
-        ranks = " and ".join(str(rank) for rank in sorted((other, place_in_job()[0])))
+        ranks = " and ".join(str(rank) for rank in sorted((other, rank_and_size_of_job()[0])))
         problem = f"ranks {ranks} save into one folder, so each overwrites files of the other"
         fix = "Write checkpoint_dir=folder if get_rank_id() == 0 else None, or let rank 0 alone call save."
         say_once(logging.WARNING, message("checkpoint", problem, "one rank that saves", f"{folder!r} on both", fix))

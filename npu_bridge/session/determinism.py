@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.base.errors import say_once
-from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine, find_engine
+from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine, add_engine, find_engine
 from npu_bridge.base.tf_internals.sessions import is_deterministic, set_deterministic
 from npu_bridge.options import TrainingOptions
 from npu_bridge.session.random_seeds import seed_operators
@@ -76,7 +76,7 @@ def run_deterministically(session: tf.compat.v1.Session) -> None:
 class _DeterministicEngine(SessionEngine):
     """A session engine that turns TensorFlow's determinism switch on while the session builds or runs kernels."""
 
-    place = Place.DETERMINISM
+    place = EnginePlace.DETERMINISM
 
     def call_kernels(self, session, call, *arguments):
         with _determinism_switch().turned_on():

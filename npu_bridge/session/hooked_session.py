@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine
+from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine, add_engine
 from npu_bridge.graph.run import Run, run_of, run_of_call
 
 
@@ -110,7 +110,7 @@ class TrainingHookEngine(SessionEngine):
 class _HookEngine(SessionEngine):
     """Calls hooks around each run of a session."""
 
-    place = Place.HOOKS
+    place = EnginePlace.HOOKS
 
     def __init__(self, hooks: Sequence[tf.estimator.SessionRunHook]):
         self._hooks = tuple(hooks)

@@ -25,7 +25,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from npu_bridge.base.errors import message, say_once
-from npu_bridge.base.session_wrapper import Place, Request, SessionEngine, add_engine, find_engine
+from npu_bridge.base.session_wrapper import EnginePlace, Request, SessionEngine, add_engine, find_engine
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.graphs import opened_for_changes
 from npu_bridge.base.tf_internals.sessions import read_content, run_options_buffer
@@ -94,7 +94,7 @@ def take_run_metadata(session: Any) -> config_pb2.RunMetadata | None:
 class _LoopEngine(SessionEngine):
     """A layer around session runs of several steps: trains all but the last step, then makes the run for the last."""
 
-    place = Place.LOOPS
+    place = EnginePlace.LOOPS
 
     def __init__(self):
         self.steps_per_run = 1

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.files import new_file
-from npu_bridge.base.machine import own_packages
+from npu_bridge.base.machine import project_package_folders
 from npu_bridge.base.terminal import logger
 from npu_bridge.graph.run import Run
 from npu_bridge.options import TrainingOptions
@@ -140,6 +140,6 @@ def _script_line(op) -> str:
     """Returns the file and line in the script that made an operator; "" if TensorFlow has no record of it."""
     installed = os.path.dirname(os.path.dirname(tf.__file__))
     for frame in reversed(op.traceback or ()):
-        if not frame.filename.startswith((installed, *own_packages())):
+        if not frame.filename.startswith((installed, *project_package_folders())):
             return f"{frame.filename}:{frame.lineno}"
     return ""

@@ -25,8 +25,8 @@ from npu_bridge.base.environment import (
     Placement,
     declared_device,
     fill_rank_variables,
-    given_settings,
     launcher_placement,
+    launcher_settings,
     write_variable,
 )
 from npu_bridge.base.gpus import describe_shortage, gpu_of_rank
@@ -103,10 +103,10 @@ def main(arguments: list[str]) -> None:
 
 def _warn_about_unread_settings() -> None:
     """Warns about `--set` options that the script, now finished, has never read."""
-    if given_settings():
-        from npu_bridge.options.from_shell import report_unread
+    if launcher_settings():
+        from npu_bridge.options.from_shell import report_unread_settings
 
-        report_unread()
+        report_unread_settings()
 
 
 @contextlib.contextmanager

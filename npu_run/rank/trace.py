@@ -13,12 +13,12 @@ import types
 from collections.abc import Iterable
 
 from npu_bridge.base import environment
-from npu_bridge.base.machine import own_packages
+from npu_bridge.base.machine import project_package_folders
 
 # Files of the import hook for scripts of TensorFlow 1, in which a traceback can end.
 _IMPORT_HOOK_FILES = tuple(os.path.join("tensorflow1_compat", name) for name in ("imports.py", "proxies.py"))
 _LIBRARIES = (os.path.dirname(os.__file__), "<frozen ", "<__array")
-_LIBRARIES += tuple(os.path.join(folder, "") for folder in own_packages())
+_LIBRARIES += tuple(os.path.join(folder, "") for folder in project_package_folders())
 _INSTALLED = re.compile(r"[/\\]((site|dist)-packages[/\\]|__autograph_generated_file)")
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+)')
 # How TensorFlow 2.15 reports a failed graph: where its nodes were made, then the reason, then the nodes again.

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple
 
 from npu_bridge.base import environment
-from npu_bridge.base.address import find_interface, own_addresses
+from npu_bridge.base.address import addresses_of_this_machine, find_interface
 from npu_bridge.base.files import new_file, remove_file_with_text
 from npu_run.errors import LaunchError
 from npu_run.job.hosts import Plan
@@ -94,7 +94,7 @@ class Tasks:
             port = int(first.rpartition(":")[2]) if first else 0
             self._listener = socket.create_server((_LOCAL if task.is_local else "", port), backlog=1024)
             if not first:
-                addresses = [_LOCAL] if task.is_local else own_addresses()
+                addresses = [_LOCAL] if task.is_local else addresses_of_this_machine()
                 place = {"host": self._host, "addresses": addresses, "port": self._listener.getsockname()[1]}
                 self._text = json.dumps({"made_by": "npu-run", **place, "secret": self._secret})
                 with new_file(self._path, ours=ADDRESS_FILE_START, permissions=0o600) as file:

@@ -29,11 +29,13 @@ def built_optimizer():
     return optimizer
 
 
-@canary_of(keras3.loaded, keras3.load, keras3.when_keras3_loaded, keras3.backend, keras3.check_backend, eagerly=True)
+@canary_of(
+    keras3.loaded_keras3, keras3.load, keras3.when_keras3_loaded, keras3.backend, keras3.check_backend, eagerly=True
+)
 def _():
     told = []
     keras3.when_keras3_loaded(told.append)
-    expect(keras3.loaded() is keras3.load("canary") is keras, "it is another module")
+    expect(keras3.loaded_keras3() is keras3.load("canary") is keras, "it is another module")
     expect(told == [keras], "it was not told")
     expect(keras3.backend() == "tensorflow", f"the backend is {keras3.backend()}")
     keras3.check_backend("canary")

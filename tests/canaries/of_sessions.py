@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine
+from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine, add_engine
 from npu_bridge.base.tf_internals import sessions
 from tests.canaries import canary_of, expect
 
@@ -20,7 +20,7 @@ v1 = tf.compat.v1
 class _Seen(SessionEngine):
     """Keeps what TensorFlow asks for."""
 
-    place = Place.HOOKS
+    place = EnginePlace.HOOKS
 
     def __init__(self):
         self.requests, self.made_of, self.kernels = [], [], 0

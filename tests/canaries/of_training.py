@@ -44,7 +44,7 @@ def _():
     expect(training.scope_of_variables(optimizer) == "scope", "the scope has another name")
 
 
-@canary_of(training.compute_legacy_gradients, training.aggregates_as_stock, eagerly=True)
+@canary_of(training.compute_legacy_gradients, training.has_stock_aggregation, eagerly=True)
 def _():
     variable, optimizer = tf.Variable(3.0), legacy.SGD(0.1)
     with tf.GradientTape() as tape:
@@ -52,8 +52,8 @@ def _():
     ((gradient, of),) = training.compute_legacy_gradients(optimizer, loss, [variable], None, tape)
     expect(float(gradient) == 6.0 and of is variable, "there is another gradient")
     own = type("Own", (legacy.SGD,), {names.LEGACY_AGGREGATE: lambda self, pairs: pairs})(0.1)
-    expect(training.aggregates_as_stock(optimizer), "SGD has a method of its own")
-    expect(not training.aggregates_as_stock(own), "a method of its own is not seen")
+    expect(training.has_stock_aggregation(optimizer), "SGD has a method of its own")
+    expect(not training.has_stock_aggregation(own), "a method of its own is not seen")
     expect(callable(getattr(legacy.Optimizer, names.LEGACY_COMPUTE, None)), f"there is no {names.LEGACY_COMPUTE}")
 
 
@@ -172,12 +172,12 @@ def _():
     expect(callers.model_in_training() is None, "a model is found where none trains")
 
 
-@canary_of(callers.builds_evaluation)
+@canary_of(callers.is_building_evaluation)
 def _():
     found = {}
 
     def model_fn(features, labels, mode):
-        found[mode] = callers.builds_evaluation()
+        found[mode] = callers.is_building_evaluation()
         step = v1.train.get_or_create_global_step()
         return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=step.assign_add(1))
 
@@ -186,7 +186,7 @@ def _():
         estimator.train(lambda: tf.data.Dataset.from_tensors(0), steps=1)
         estimator.evaluate(lambda: tf.data.Dataset.from_tensors(0), steps=1)
     expect(found == {"train": False, "eval": True}, f"evaluations are distinguished from trainings as {found}")
-    expect(not callers.builds_evaluation(), "a graph is taken for one of an Estimator's")
+    expect(not callers.is_building_evaluation(), "a graph is taken for one of an Estimator's")
 
 
 @canary_of(callers.callbacks_in_training, eagerly=True)

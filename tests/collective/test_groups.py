@@ -199,7 +199,7 @@ def test_ranks_that_do_not_come_are_spoken_of_and_waited_for_no_longer_than_the_
     never = threading.Event()
     text = "not every rank takes part in making group 'pair'.*got no call from some rank within 1 seconds"
     with pytest.raises(rendezvous.RanksMissingError, match=text):
-        rendezvous.run_barrier(never.wait, "test", 0, 2, give_up=never.set, what="group 'pair'")
+        rendezvous.run_barrier(never.wait, "test", 0, 2, give_up=never.set, group_text="group 'pair'")
     never.set()
     (said,) = caplog.messages
     assert "making group 'pair'" in said and "no call from some rank for 0.5 of 1 seconds. Add the call" in said

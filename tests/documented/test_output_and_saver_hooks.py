@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine
+from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine, add_engine
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook, NPUOutputTensorHook
 
 tf1 = tf.compat.v1
@@ -162,7 +162,7 @@ def test_saver_hook_saves_when_due_and_in_the_end(graph, tmp_path, caplog):
 class Counting(SessionEngine):
     """Counts what a session runs."""
 
-    place = Place.HOOKS
+    place = EnginePlace.HOOKS
 
     def __init__(self):
         self.runs = 0

@@ -402,7 +402,7 @@ def test_only_two_modules_load_keras_3():
                     if any("keras3.load(__name__)" in line or line.startswith(_IMPORTS) for line in file):
                         found.append(os.path.relpath(os.path.join(folder, name), root))
     assert sorted(found) == ["gradients/keras/keras3.py", "optimizers/keras3_optimizer.py"]
-    assert keras3.loaded() is keras
+    assert keras3.loaded_keras3() is keras
 
 
 def test_groups_of_loss_scales_are_layers_and_variables():

@@ -9,7 +9,7 @@ import termios
 
 import pytest
 
-from npu_bridge.base.own_folders import own_folder
+from npu_bridge.base.own_folders import claim_output_folder
 from npu_run.errors import LaunchError
 from npu_run.job import starts
 from npu_run.job.hosts import Plan
@@ -36,7 +36,7 @@ def test_logs_keep_what_each_rank_prints_and_what_was_there(tmp_path):
         """,
     )
     earlier = ["--- 2026-01-02 03:04:05 rank 1 of 2: train.py", "of an earlier run"]
-    with own_folder(str(tmp_path / "logs"), "npu-run", "--out", MADE_BY["npu-run"]):
+    with claim_output_folder(str(tmp_path / "logs"), "npu-run", "--out", MADE_BY["npu-run"]):
         (tmp_path / "logs" / "rank_1.log").write_text("\n".join([*earlier, ""]))
     code, output = npu_run("-np", "2", "--logs", "train.py", cwd=tmp_path)
     assert code == 0

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 
 from npu_bridge.base import held_folders
 from npu_bridge.base.files import NotOursError
-from npu_bridge.base.own_folders import own_folder
+from npu_bridge.base.own_folders import claim_output_folder
 from npu_bridge.reporting import CsvWriter
 from npu_bridge.reporting.picture_style import PICTURE_FILES, svg_picture
 from npu_run.bisect import bisect
@@ -193,10 +193,12 @@ def tree_of(folder):
 
 HOLD = """
 import sys
-from npu_bridge.base.own_folders import own_folder
-with own_folder(sys.argv[1], "npu-run", "x", ()), own_folder(sys.argv[2], "npu-run record", "x", ()), \\
-     own_folder(sys.argv[3], "npu-run replay", "x", ()), own_folder(sys.argv[4], "npu-run bisect", "x", ()), \\
-     own_folder(sys.argv[5], "npu-run compare", "x", ()):
+from npu_bridge.base.own_folders import claim_output_folder
+with claim_output_folder(sys.argv[1], "npu-run", "x", ()), \\
+     claim_output_folder(sys.argv[2], "npu-run record", "x", ()), \\
+     claim_output_folder(sys.argv[3], "npu-run replay", "x", ()), \\
+     claim_output_folder(sys.argv[4], "npu-run bisect", "x", ()), \\
+     claim_output_folder(sys.argv[5], "npu-run compare", "x", ()):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -276,12 +278,12 @@ class World:
     def _make_own_folders(self, root, command, name):
         """Folders of a command with a file of that name, into which a stranger has come since."""
         for folder in ("own", "with_strangers", "with_changed"):
-            with own_folder(str(root / folder), command, "--out", MADE_BY[command]) as own:
+            with claim_output_folder(str(root / folder), command, "--out", MADE_BY[command]) as own:
                 path = Path(own.path, name)
                 if folder != "with_strangers":
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_text("made by the command")
-        with own_folder(str(root / "of_another"), "npu-run something", "--out", ()):
+        with claim_output_folder(str(root / "of_another"), "npu-run something", "--out", ()):
             pass
         shutil.copytree(root / "own", root / "copy")
         for folder in ("with_strangers", "with_changed"):
@@ -473,8 +475,8 @@ def test_what_commands_write_is_known_by_its_beginning(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from npu_bridge.base.own_folders import own_folder
-with own_folder(sys.argv[1], "npu-run record", "--out", ["rank_*/record.json"]) as own:
+from npu_bridge.base.own_folders import claim_output_folder
+with claim_output_folder(sys.argv[1], "npu-run record", "--out", ["rank_*/record.json"]) as own:
     os.mkdir(os.path.join(own.path, "rank_0"))
     open(os.path.join(own.path, "rank_0", "record.json"), "w").close()
     os.utime(os.path.join(own.path, ".npu_bridge.lock"))
@@ -492,17 +494,17 @@ def test_what_comes_after_a_command_was_killed_is_not_its_own(tmp_path, monkeypa
     (folder / "rank_0" / "notes.txt").write_text("mine")
     for _ in range(2):
         with pytest.raises(FileExistsError, match="holds 'rank_0/notes.txt'"):
-            with own_folder(str(folder), "npu-run record", "--out", ["rank_*/record.json"]) as own:
+            with claim_output_folder(str(folder), "npu-run record", "--out", ["rank_*/record.json"]) as own:
                 own.clear("rank_*")
     (folder / "rank_0" / "notes.txt").rename(tmp_path / "notes.txt")
-    with own_folder(str(folder), "npu-run record", "--out", ["rank_*/record.json"]) as own:
+    with claim_output_folder(str(folder), "npu-run record", "--out", ["rank_*/record.json"]) as own:
         own.clear("rank_*")
     assert not (folder / "rank_0").exists()
 
 
 def test_what_a_command_lists_is_json(tmp_path):
     """A marker names the command, and every file it has left; others that came meanwhile are not among them."""
-    with own_folder(str(tmp_path / "out"), "npu-run record", "--out", ["a", "b/*.c", "d/**"]) as own:
+    with claim_output_folder(str(tmp_path / "out"), "npu-run record", "--out", ["a", "b/*.c", "d/**"]) as own:
         for name in ("a", "mine", "b/1.c", "b/mine", "b/e/1.c", "d/1", "d/e/2", "d_", "e/d/3"):
             Path(own.path, name).parent.mkdir(parents=True, exist_ok=True)
             Path(own.path, name).write_text("1")

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from npu_bridge.base import environment
-from npu_bridge.base.own_folders import own_folder
+from npu_bridge.base.own_folders import claim_output_folder
 from npu_run.errors import LaunchError
 from npu_run.outputs import MADE_BY
 from npu_run.timeline import Recording, take_recording
@@ -78,7 +78,7 @@ def facts_of(folder, rank):
 def test_the_steps_asked_for_are_recorded_on_every_rank(tmp_path):
     write_script(tmp_path, PLAIN_SESSION)
     folder = tmp_path / "seen"
-    with own_folder(str(folder), "npu-run", "--out", MADE_BY["npu-run"]):
+    with claim_output_folder(str(folder), "npu-run", "--out", MADE_BY["npu-run"]):
         (folder / "timeline_rank_1.json").write_text("of an earlier run")
     code, output = npu_run("-np", "2", "--timeline", "3:5", "--out", "seen", "train.py", cwd=tmp_path)
     assert code == 0

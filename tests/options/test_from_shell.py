@@ -28,7 +28,7 @@ def test_values_win_over_the_script_and_are_told_with_the_line(tmp_path, capsys)
     path = tmp_path / "run.toml"
     path.write_text("save_checkpoints_steps = 9")
     assert NPURunConfig.from_file(path)._save_checkpoints_steps == 7
-    from_shell.report_unread()
+    from_shell.report_unread_settings()
     assert "changed nothing" not in capsys.readouterr().err
 
 
@@ -73,7 +73,7 @@ def test_what_is_wrong_by_itself_is_told_before_anything_starts(word, error, sai
     with pytest.raises(error, match=said) as caught:
         from_shell.pass_to_ranks(["tf_random_seed=1", word])
     assert str(caught.value).count("--set") == 1 + ("such as" in str(caught.value)) and len(str(caught.value)) < 500
-    assert environment.given_settings() == []
+    assert environment.launcher_settings() == []
 
 
 def test_what_does_not_go_with_the_script_names_the_option_that_was_set(tmp_path):
@@ -90,10 +90,10 @@ def test_what_does_not_go_with_the_script_names_the_option_that_was_set(tmp_path
 def test_settings_that_nobody_read_are_told_at_the_end(capsys, monkeypatch):
     from_shell.pass_to_ranks(["tf_random_seed=1"])
     monkeypatch.setenv("RANK_ID", "1")
-    from_shell.report_unread()
+    from_shell.report_unread_settings()
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("RANK_ID", "0")
-    from_shell.report_unread()
+    from_shell.report_unread_settings()
     said = capsys.readouterr().err
     assert "--set tf_random_seed=1 changed nothing: the script has made no NPURunConfig" in said
     assert said.rstrip().endswith("Make one, or set the option where the script sets its options.")

@@ -12,7 +12,7 @@ from tensorflow.core.protobuf import config_pb2
 
 import npu_bridge
 from npu_bridge.base import session_wrapper
-from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine, find_engine
+from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine, add_engine, find_engine
 
 tf1 = tf.compat.v1
 
@@ -48,7 +48,7 @@ def test_engines_stand_in_their_order_whenever_they_were_added(graph):
     value, told = tf.constant(3.0), []
     session = tf1.Session()
     plain = type(session)
-    for place in (Place.LOOPS, Place.DETERMINISM, Place.HOOKS, Place.PRECISION):
+    for place in (EnginePlace.LOOPS, EnginePlace.DETERMINISM, EnginePlace.HOOKS, EnginePlace.PRECISION):
         add_engine(session, Recorded(place, told))
     assert isinstance(session, plain) and type(session).__name__ == plain.__name__
     assert session.run(value) == 3.0
@@ -67,8 +67,8 @@ def test_engines_of_all_sessions_stand_inside_those_of_one_and_around_sessions_t
     )  # for this test alone
     value, told = tf.constant(3.0), []
     sessions = [tf1.Session()]
-    add_engine(sessions[0], Recorded(Place.DETERMINISM, told))
-    for place in (Place.LOOPS, Place.HOOKS):
+    add_engine(sessions[0], Recorded(EnginePlace.DETERMINISM, told))
+    for place in (EnginePlace.LOOPS, EnginePlace.HOOKS):
         add_engine(None, Recorded(place, told))
     sessions.append(tf1.Session())
     for session, names in zip(sessions, (["DETERMINISM", "HOOKS", "LOOPS"], ["HOOKS", "LOOPS"])):
@@ -80,9 +80,9 @@ def test_engines_of_all_sessions_stand_inside_those_of_one_and_around_sessions_t
 
 def test_an_engine_is_found_by_its_kind_and_keeps_no_session_open(graph):
     class Other(SessionEngine):
-        place = Place.HOOKS
+        place = EnginePlace.HOOKS
 
-    session, engine = tf1.Session(), Recorded(Place.LOOPS, [])
+    session, engine = tf1.Session(), Recorded(EnginePlace.LOOPS, [])
     assert find_engine(session, Recorded) is None
     add_engine(session, engine)
     add_engine(session, Other())

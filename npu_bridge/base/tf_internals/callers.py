@@ -31,7 +31,7 @@ def callbacks_in_training() -> list:
     return next((each.callbacks for each in callers if type(each).__name__ == "CallbackList"), [])
 
 
-def builds_evaluation() -> bool:
+def is_building_evaluation() -> bool:
     """Returns whether an Estimator builds the current graph to evaluate, predict or export.
 
     Rank 0 can evaluate alone, and many model functions build their optimizer also for evaluation.

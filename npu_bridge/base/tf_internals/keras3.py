@@ -17,7 +17,7 @@ _MODULE = "keras"
 _OPTIMIZER_MODULE = "keras.src.optimizers.base_optimizer"
 
 
-def loaded() -> types.ModuleType | None:
+def loaded_keras3() -> types.ModuleType | None:
     """Returns Keras 3 if this process has fully loaded it, else None; loads nothing."""
     module = None if KERAS == _MODULE else sys.modules.get(_MODULE)
     return module if hasattr(module, "__version__") else None  # set at the end of the import
@@ -41,7 +41,7 @@ def when_keras3_loaded(change: Callable[[types.ModuleType], None]) -> None:
 
     Does nothing if `keras` is Keras 2, or if called while Keras 3 is being loaded.
     """
-    if KERAS != _MODULE and (loaded() is not None or _MODULE not in sys.modules):
+    if KERAS != _MODULE and (loaded_keras3() is not None or _MODULE not in sys.modules):
         call_when_loaded(_MODULE, change)
 
 
@@ -66,26 +66,26 @@ def redirect_to_keras_2(tensorflow: types.ModuleType) -> None:
 
 def is_optimizer(value: Any) -> bool:
     """Returns whether a value is an optimizer of Keras 3."""
-    keras = loaded()
+    keras = loaded_keras3()
     return keras is not None and isinstance(value, keras.optimizers.Optimizer)
 
 
 def is_model(value: Any) -> bool:
     """Returns whether a value is a model of Keras 3."""
-    keras = loaded()
+    keras = loaded_keras3()
     return keras is not None and isinstance(value, keras.Model)
 
 
 def is_schedule(value: Any) -> bool:
     """Returns whether a value is a learning-rate schedule of Keras 3."""
-    keras = loaded()
+    keras = loaded_keras3()
     return keras is not None and isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
 
 
 def scales_loss(value: Any) -> bool:
     """Returns whether a value is an optimizer of Keras 3 that scales the loss."""
     return is_optimizer(value) and (
-        isinstance(value, loaded().optimizers.LossScaleOptimizer) or value.loss_scale_factor is not None
+        isinstance(value, loaded_keras3().optimizers.LossScaleOptimizer) or value.loss_scale_factor is not None
     )
 
 
@@ -114,7 +114,7 @@ def variables_built_with(optimizer: Any) -> list:
 
 def tensorflow_variable_of(variable: Any) -> Any:
     """Returns a Keras 3 variable's TensorFlow variable; any other variable unchanged (`Variable.value`, Keras 3.15)."""
-    keras = loaded()
+    keras = loaded_keras3()
     return variable.value if keras is not None and isinstance(variable, keras.Variable) else variable
 
 
@@ -130,19 +130,19 @@ def copy_constraint(stand_in: Any, variable: Any) -> None:
     stand_in._constraint = getattr(variable, "constraint", None)
 
 
-def watch_optimizers(made: Callable[[Any], Any], updating: Callable[[Any, list], Any]) -> None:
-    """Calls `made` with each new Keras 3 optimizer, and `updating` right before its updates; does not load Keras 3.
+def watch_optimizers(after_creation: Callable[[Any], Any], before_update: Callable[[Any, list], Any]) -> None:
+    """Calls `after_creation` with each new Keras 3 optimizer, and `before_update` right before its updates.
 
-    Both functions are as in `training.watch_keras_optimizers`. Seen in Keras 3.15:
+    Does not load Keras 3. Both functions are as in `training.watch_keras_optimizers`. Seen in Keras 3.15:
     `BaseOptimizer._backend_apply_gradients`, which gets all gradients at once.
     """
 
     def init_and_report(method, optimizer, *arguments, **keywords):
         method(optimizer, *arguments, **keywords)
-        made(optimizer)
+        after_creation(optimizer)
 
     def report_and_apply(apply, optimizer, grads, trainable_variables):
-        updating(optimizer, list(zip(grads, trainable_variables)))
+        before_update(optimizer, list(zip(grads, trainable_variables)))
         return apply(optimizer, grads, trainable_variables)
 
     def wrap_optimizer(module):

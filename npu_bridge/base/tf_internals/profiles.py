@@ -21,8 +21,8 @@ _CALLBACK_SECS = 0.2
 _DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
-def watch_calls(around: Callable[[Any, Callable], Any]) -> None:
-    """Passes all eager calls of functions through `around(function, call)`; does not load TensorFlow.
+def watch_calls(run_call: Callable[[Any, Callable], Any]) -> None:
+    """Passes all eager calls of functions through `run_call(function, call)`; does not load TensorFlow.
 
     Seen in TF 2.15: `ConcreteFunction._call_flat`.
     """
@@ -31,7 +31,7 @@ def watch_calls(around: Callable[[Any, Callable], Any]) -> None:
         import tensorflow as tf
 
         bound = functools.partial(call, function, *arguments, **keywords)
-        return around(function, bound) if tf.executing_eagerly() else bound()
+        return run_call(function, bound) if tf.executing_eagerly() else bound()
 
     call_when_loaded(
         "tensorflow.python.eager.polymorphic_function.concrete_function",

@@ -40,7 +40,7 @@ def compute_legacy_gradients(optimizer: Any, loss: Any, variables: Any, grad_los
     return optimizer._compute_gradients(loss, variables, grad_loss, tape=tape)
 
 
-def aggregates_as_stock(optimizer: Any) -> bool:
+def has_stock_aggregation(optimizer: Any) -> bool:
     """Returns whether a legacy optimizer has Keras's method to sum replicas' gradients (`_aggregate_gradients`)."""
     import tensorflow as tf
 
@@ -160,29 +160,30 @@ def watch_gradients(note: Callable[[Any, Any], None]) -> None:
     wrap_function(gradients_util, "_GradientsHelper", compute_and_note)
 
 
-def watch_keras_optimizers(made: Callable[[Any], Any], updating: Callable[[Any, list], Any]) -> None:
+def watch_keras_optimizers(after_creation: Callable[[Any], Any], before_update: Callable[[Any, list], Any]) -> None:
     """Calls functions when a Keras optimizer is made and when it updates; does not load Keras.
 
     Seen in Keras 2.15: `Optimizer._internal_apply_gradients`, and `OptimizerV2._distributed_apply` of legacy
     optimizers. Both run after an optimizer has combined its gradients over the ranks.
 
     Args:
-      made: called with each new optimizer.
-      updating: called with an optimizer and its (gradient, variable) pairs, right before the optimizer applies them.
+      after_creation: called with each new optimizer.
+      before_update: called with an optimizer and its (gradient, variable) pairs, right before the optimizer applies
+        them.
     """
 
     def init_and_report(method, optimizer, *arguments, **keywords):
         method(optimizer, *arguments, **keywords)
-        made(optimizer)
+        after_creation(optimizer)
 
     def report_and_apply(apply, optimizer, grads_and_vars):
         pairs = list(grads_and_vars)
-        updating(optimizer, pairs)
+        before_update(optimizer, pairs)
         return apply(optimizer, pairs)
 
     def report_and_apply_legacy(apply, optimizer, distribution, grads_and_vars, *arguments, **keywords):
         pairs = list(grads_and_vars)
-        updating(optimizer, pairs)
+        before_update(optimizer, pairs)
         return apply(optimizer, distribution, pairs, *arguments, **keywords)
 
     def wrap_current_optimizer(module):

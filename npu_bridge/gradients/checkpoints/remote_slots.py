@@ -208,7 +208,7 @@ class Part:
         rank = whole.ranks.rank
         here = range(whole.ranks.size) if rank == 0 else [rank]
         others = {owner: variables_by_owner[owner] for owner in here if owner != rank}
-        inner.make_own_and_other_slots(variables_by_owner[rank], others, _make_staging_variable)
+        inner.make_own_and_remote_slots(variables_by_owner[rank], others, _make_staging_variable)
         self.slots_by_owner = [
             inner.slots_of(variables) if owner in here else [] for owner, variables in enumerate(variables_by_owner)
         ]

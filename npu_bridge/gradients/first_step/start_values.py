@@ -22,7 +22,7 @@ from npu_bridge.base.errors import listed, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals import keras3
-from npu_bridge.base.tf_internals.callers import builds_evaluation
+from npu_bridge.base.tf_internals.callers import is_building_evaluation
 from npu_bridge.base.tf_internals.sessions import run_without_engines
 from npu_bridge.base.tf_internals.training import create_all_weights
 from npu_bridge.collective import agreement, exchanges, first_run, wire_names
@@ -158,7 +158,7 @@ class RankComparison:
             [variable for variable in _comparable_variables(given) if variable.ref() not in self._seen]
             for given in (variables, kept)
         )
-        if not new or environment.is_flag_on("HOROVOD_ELASTIC") or builds_evaluation():
+        if not new or environment.is_flag_on("HOROVOD_ELASTIC") or is_building_evaluation():
             return
         line = "" if is_quiet else _IN_FUNCTION
         self._seen.update(variable.ref() for variable in [*new, *new_kept])

@@ -67,7 +67,7 @@ class KerasPipeline:
             collections.publish(collections.UNSCALED_LOSS, loss)
             with contextlib.nullcontext() if tape is None or not self.pipeline.scales_loss else tape:
                 scaled = self.pipeline.scale(loss, step)
-        return self._combine(step, self.pipeline.own_gradients(step, differentiate(scaled, tape)))
+        return self._combine(step, self.pipeline.prepare_gradients(step, differentiate(scaled, tape)))
 
     def average_once(self, grads_and_vars: Sequence) -> list:
         """Averages gradients of this rank over all ranks, unless they are already averaged."""

@@ -100,7 +100,7 @@ class Accumulate(SummingStage):
             is_sparse = isinstance(gradients[position], tf.IndexedSlices) if is_known else variable.shape.rank > 0
             self._sums.of(variable, may_be_sparse=is_sparse)
 
-    def weighed(self, values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
+    def weighted_batch_term(self, values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
         """Returns the term that a batch adds to the sum of a gradient.
 
         Args:
@@ -168,7 +168,9 @@ class Accumulate(SummingStage):
             if isinstance(wide, tf.IndexedSlices) and step.divisor is not None and not self._reduces_batches:
                 # Summed while scaled, like a dense gradient: overflows then do not depend on the split into batches.
                 wide = sum_repeated_rows(wide)
-            return map_values(in_true_units(wide, step.divisor), lambda values: self.weighed(values, counted))
+            return map_values(
+                in_true_units(wide, step.divisor), lambda values: self.weighted_batch_term(values, counted)
+            )
 
         with tf.name_scope("Accumulate"):
             return AccumulationWindow(self._sums, self._batches, step.grads_and_vars, addend)

@@ -11,7 +11,7 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.base.flat_tensors import pieces_to_flats
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
-from npu_bridge.collective.this_process import place_in_job
+from npu_bridge.collective.this_process import rank_and_size_of_job
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units, values_of
 from npu_bridge.gradients.graph_mode import building_graph, run_if, value_before_update
@@ -247,5 +247,5 @@ class DropWarning(Stage):
         return run_if(step.is_skipped(), lambda: allow_copies(tf.numpy_function(self._warn, [], [])))
 
     def _warn(self):
-        if place_in_job()[0] == 0:
+        if rank_and_size_of_job()[0] == 0:
             say_once(logging.WARNING, self._words)

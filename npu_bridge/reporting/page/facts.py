@@ -114,7 +114,7 @@ def command_line(arguments: Sequence[str], ranks: int, hosts: Sequence[str] = ()
         start = ["npu-run", "-np", str(ranks)] if ranks > 1 else ["npu-run"]
         if len(set(hosts)) > 1:
             start += ["-H", ",".join(f"{host}:{count}" for host, count in collections.Counter(hosts).items())]
-        start += [word for setting in environment.given_settings() for word in ("--set", setting)]
+        start += [word for setting in environment.launcher_settings() for word in ("--set", setting)]
     return shlex.join([*start, *_without_secrets(arguments)])
 
 

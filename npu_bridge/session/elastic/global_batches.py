@@ -215,8 +215,8 @@ class _AccumulateShares(Accumulate, RestartingStage):
     def __copy__(self):
         return type(self)(self._share)
 
-    def weighed(self, values, counted):
-        mean, share = super().weighed(values, counted), self._share
+    def weighted_batch_term(self, values, counted):
+        mean, share = super().weighted_batch_term(values, counted), self._share
         if share.weight == 1.0:
             return mean
         return tf.where(counted < share.own, mean * tf.cast(share.weight, mean.dtype), tf.zeros_like(mean))

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
-from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine, find_engine
+from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine, add_engine, find_engine
 from npu_bridge.base.tf_internals.graphs import opened_for_changes
 from npu_bridge.base.tf_internals.sessions import can_build_without_running, is_remote, read_content, run_options_buffer
 from npu_bridge.gradients.collections import LOSS_SCALE
@@ -116,7 +116,7 @@ def following_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
 class _PrecisionEngine(SessionEngine):
     """A layer around the runs of a session (a session engine): builds executors, and chooses one for each run."""
 
-    place = Place.PRECISION
+    place = EnginePlace.PRECISION
 
     def __init__(self, graph: tf.Graph, precision: Precision):
         self.builds: list[Build] = []
