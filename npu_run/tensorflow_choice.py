@@ -86,7 +86,7 @@ class TensorFlowChoice(NamedTuple):
         """
         from tensorflow1_compat import child, era, journal, start
 
-        start.decide()
+        start.note_version_is_known()
         roots = self.find_roots(script)
         found = self.era
         older: dict = {}
@@ -100,7 +100,7 @@ class TensorFlowChoice(NamedTuple):
             older = evidence.packages_in_older_version
         if rank > 0:
             journal.silence()
-        start.enter(roots, sys.path[1:], found, older)
+        start.prepare_process(roots, sys.path[1:], found, older)
         if found == 1:
             child.redirect_python3(roots)
         elif older and rank == 0:

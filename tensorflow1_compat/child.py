@@ -63,7 +63,7 @@ def _main(roots: list[str], arguments: list[str]) -> None:
     sys.argv = ["-c", *given[2:]] if is_code else given
     sys.path[0] = "" if is_code else os.path.dirname(os.path.realpath(given[0]))
     journal.silence()  # the parent has printed it
-    start.enter(roots, sys.path[1:])
+    start.prepare_process(roots, sys.path[1:])
     if is_code:
         code = compile_source(given[1].encode(), "<string>")
         prepare_namespace(main.__dict__)

@@ -11,16 +11,16 @@ import types
 from typing import Any
 
 from tensorflow1_compat import proxies
-from tensorflow1_compat.old_python.calls import having, single, singles
+from tensorflow1_compat.old_python.calls import element_or_value, with_old_method, without_one_element_arrays
 
 __all__ = [
-    "having",
+    "with_old_method",
     "import_by_call",
     "import_module",
     "load",
     "load_root",
-    "single",
-    "singles",
+    "element_or_value",
+    "without_one_element_arrays",
     "take",
     "take_all",
 ]

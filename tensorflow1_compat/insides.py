@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorflow1_compat.tables import MODULES
 
-__all__ = ["SPLIT", "inner_module", "module_around", "moved"]
+__all__ = ["SPLIT", "inner_module", "module_around", "find_moved_value"]
 
 _CONTRIB = "tensorflow.contrib"
 
@@ -79,7 +79,7 @@ def module_around(name: str) -> str:
     return MODULES.get(of_contrib, f"tensorflow1_compat.contrib.{parts[2]}")
 
 
-def moved(base: str, name: str) -> Any:
+def find_moved_value(base: str, name: str) -> Any:
     """Returns the value of a name in one of the modules into which TensorFlow has split `base`.
 
     Raises:

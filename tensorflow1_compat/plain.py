@@ -44,13 +44,13 @@ def fix_old_names() -> None:
     if path:
         evidence = evidence_of(path, [os.path.dirname(path)])
         if evidence.old_of_2 and not evidence.is_tensorflow_1:
-            start.enter([os.path.dirname(path)], era=2, older=evidence.older)
+            start.prepare_process([os.path.dirname(path)], era=2, older=evidence.older)
 
 
 def _main_script() -> str | None:
     """Returns the real path of the running script if it belongs to the user and is not examined yet; else None."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
-    if start.is_decided() or not path or not path.endswith(".py") or not os.path.isfile(path):
+    if start.is_version_known() or not path or not path.endswith(".py") or not os.path.isfile(path):
         return None
     path = os.path.realpath(path)
     return path if SourceTree([os.path.dirname(path)]).holds(path) else None

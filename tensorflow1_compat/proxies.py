@@ -15,12 +15,12 @@ from typing import Any
 
 from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat import journal, missing
-from tensorflow1_compat.insides import inner_module, module_around, moved
+from tensorflow1_compat.insides import find_moved_value, inner_module, module_around
 from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.tables import INSIDES, OF_1, Tables
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["MENTIONS", "ROOTS", "ModuleProxy", "is_of_tree", "is_plain", "proxy", "names_removed_from", "serve"]
+__all__ = ["MENTIONS", "ROOTS", "ModuleProxy", "is_of_tree", "is_plain", "proxy", "names_removed_from", "serve_proxies"]
 
 _TENSORFLOW_ROOTS = ("tensorflow", "keras")
 _CONTRIB = "tensorflow.contrib"
@@ -49,7 +49,7 @@ _tree: SourceTree | None = None
 _tables: Tables = OF_1
 
 
-def serve(tree: SourceTree | None, tables: Tables = OF_1) -> None:
+def serve_proxies(tree: SourceTree | None, tables: Tables = OF_1) -> None:
     """Makes the script's files (`tree`) import proxies of TensorFlow with the names in `tables`."""
     global _tree, _tables
     _tree, _tables = tree, tables
@@ -248,7 +248,7 @@ def _find_in_base(full: str, base: types.ModuleType, name: str) -> Any:
             if not candidate.startswith(error.name or "\n"):
                 raise
     try:
-        return moved(base.__name__, name)
+        return find_moved_value(base.__name__, name)
     except AttributeError:
         return _find_in_version_2(full)
 

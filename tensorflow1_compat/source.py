@@ -137,7 +137,7 @@ class _ImportRedirector(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         self.generic_visit(node)
         if node.attr in self._methods and isinstance(node.ctx, ast.Load):
-            node.value = _wrap_in_call("having", node.value, ast.Constant(node.attr))
+            node.value = _wrap_in_call("with_old_method", node.value, ast.Constant(node.attr))
         return node
 
     def visit_Call(self, node: ast.Call) -> Any:
@@ -147,14 +147,14 @@ class _ImportRedirector(ast.NodeTransformer):
         self.generic_visit(node)
         is_number = self._has_numbers and isinstance(node.func, ast.Name) and node.func.id in _NUMBER_TYPES
         if is_number and len(node.args) == 1 and not node.keywords and _may_be_array(node.args[0]):
-            node.args = [_wrap_in_call("single", node.args[0])]
+            node.args = [_wrap_in_call("element_or_value", node.args[0])]
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         self.generic_visit(node)
         is_text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
         if self._has_numbers and isinstance(node.op, ast.Mod) and is_text and _may_be_array(node.right):
-            node.right = _wrap_in_call("singles", node.right, ast.Constant(node.left.value))
+            node.right = _wrap_in_call("without_one_element_arrays", node.right, ast.Constant(node.left.value))
         return node
 
     def visit_Name(self, node: ast.Name) -> Any:

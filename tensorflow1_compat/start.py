@@ -15,23 +15,23 @@ from tensorflow1_compat.tables import OF_1
 from tensorflow1_compat.tables_of_2 import tables_of
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["decide", "enter", "is_decided", "switch_v2_off"]
+__all__ = ["note_version_is_known", "prepare_process", "is_version_known", "switch_v2_off"]
 
-_is_decided = False
+_is_version_known = False
 
 
-def decide() -> None:
+def note_version_is_known() -> None:
     """Records that the TensorFlow version of the script is known, so that `plain.py` does not examine the script."""
-    global _is_decided
-    _is_decided = True
+    global _is_version_known
+    _is_version_known = True
 
 
-def is_decided() -> bool:
-    """Returns whether `decide` was called in this process."""
-    return _is_decided
+def is_version_known() -> bool:
+    """Returns whether `note_version_is_known` was called in this process."""
+    return _is_version_known
 
 
-def enter(
+def prepare_process(
     roots: Sequence[str], known_paths: Sequence[str] | None = None, era: int = 1, older: Iterable[str] = ()
 ) -> SourceTree:
     """Prepares this process for a script of TensorFlow 1, or for a script with old names of TensorFlow 2.
@@ -46,9 +46,9 @@ def enter(
     Returns:
       The user's source tree.
     """
-    decide()
+    note_version_is_known()
     tree = SourceTree(roots, known_paths)
-    proxies.serve(tree, OF_1 if era == 1 else tables_of(older))
+    proxies.serve_proxies(tree, OF_1 if era == 1 else tables_of(older))
     tree.watch(UserLoader, UserExtensionLoader)
     spawn.prepare_spawned_children(tree, (era, sorted(older)), _prepare_child)
     if era == 2:
@@ -72,7 +72,7 @@ def _prepare_child(
     """Prepares a spawned child process while it unpickles its parent's data, before it loads the script."""
     sys.path[:] = search_path
     journal.silence()  # the parent has printed it
-    enter(roots, known_paths, *description)
+    prepare_process(roots, known_paths, *description)
     spawn.load_main_of_parent()
     return path
 

@@ -240,7 +240,7 @@ class NameLookup:
         sys.path.insert(0, str(REPOSITORY))
         from tensorflow1_compat import proxies, tables, tables_of_2
 
-        proxies.serve(None, tables.OF_1 if era == 1 else tables_of_2.OF_2)
+        proxies.serve_proxies(None, tables.OF_1 if era == 1 else tables_of_2.OF_2)
         self._proxies = proxies
         self._known: dict[str, bool] = {}
 

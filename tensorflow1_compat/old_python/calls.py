@@ -14,7 +14,15 @@ from typing import Any
 from tensorflow1_compat.journal import say_once
 from tensorflow1_compat.old_python.removed_names import GONE_METHODS
 
-__all__ = ["OLD_METHODS", "OLD_MODES", "having", "numpy_version", "old_mode_of", "single", "singles"]
+__all__ = [
+    "OLD_METHODS",
+    "OLD_MODES",
+    "with_old_method",
+    "numpy_version",
+    "old_mode_of",
+    "element_or_value",
+    "without_one_element_arrays",
+]
 
 OLD_METHODS = frozenset(key.rpartition(".")[2] for key in GONE_METHODS)
 # Modes of `open` for universal newlines, until Python 3.10; text modes have them anyway since Python 3.0.
@@ -43,7 +51,7 @@ def old_mode_of(call: ast.Call) -> ast.Constant | None:
     return next((one for one in given if isinstance(one, ast.Constant) and one.value in OLD_MODES), None)
 
 
-def having(value: Any, name: str) -> Any:
+def with_old_method(value: Any, name: str) -> Any:
     """Returns the object; if its class has lost the named method, returns a stand-in that has only this method."""
     if hasattr(value, name):
         return value
@@ -63,7 +71,7 @@ def having(value: Any, name: str) -> Any:
     return types.SimpleNamespace(**{name: function if is_class else types.MethodType(function, value)})
 
 
-def single(value: Any) -> Any:
+def element_or_value(value: Any) -> Any:
     """Returns the argument for `float` or `int`: the element of an array with one element, else the value itself."""
     if type(value) in _PLAIN:
         return value
@@ -73,7 +81,7 @@ def single(value: Any) -> Any:
     return value
 
 
-def singles(values: Any, text: str) -> Any:
+def without_one_element_arrays(values: Any, text: str) -> Any:
     """Returns the values for `text % values`; where the text needs numbers, replaces one-element arrays by numbers."""
     several = values.values() if isinstance(values, dict) else values if isinstance(values, tuple) else [values]
     if not any(map(_is_single_element_array, several)):

@@ -160,13 +160,13 @@ def test_modules_that_imp_loads_are_the_users_own_only_in_the_tree(tmp_path):
         "found.append(imp.load_module('one_of_two', *imp.find_module('one_of_two', ['{0}'])).X)\nanswer = found"
     )
     try:
-        proxies.serve(SourceTree([str(inside)]))
+        proxies.serve_proxies(SourceTree([str(inside)]))
         assert answer_of(text.replace("{0}", str(inside))) == ["float", 2, "float"]
         for name in ("one_of_two", "package"):
             del sys.modules[name]
         assert answer_of(text.replace("{0}", str(outside))) == [None, 2, None]
     finally:
-        proxies.serve(None)
+        proxies.serve_proxies(None)
         for name in ("one_of_two", "package"):
             sys.modules.pop(name, None)
 
