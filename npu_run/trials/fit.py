@@ -20,7 +20,7 @@ from npu_run.trials.replay import write_verdict
 from npu_run.trials.trial import Trial
 
 
-class StepsOfFit(tf.keras.callbacks.Callback):
+class TrainStepCallback(tf.keras.callbacks.Callback):
     """A callback that wraps a model's `train_step`; subclasses record or replay weights and batches.
 
     Random numbers are drawn inside the training function, so they cannot be recorded; the same seeds reproduce them.
@@ -84,7 +84,7 @@ def _zero_row_like(part: tf.Tensor) -> tf.Tensor:
     return tf.zeros([1, *(length or 1 for length in part.shape[1:])], part.dtype)
 
 
-class RecordFit(StepsOfFit):
+class RecordCallback(TrainStepCallback):
     """A callback that records the weights, batches and losses of the first steps of `fit`."""
 
     def __init__(self, model: tf.keras.Model, trial: Trial, rank: int):
@@ -121,7 +121,7 @@ class RecordFit(StepsOfFit):
             self._record.finish()
 
 
-class ListTypesOfFit(StepsOfFit):
+class OperatorTypesCallback(TrainStepCallback):
     """A callback that writes a JSON list of those operator types in a step that a precision mode can lower.
 
     `name` and `type` of each entry are the operator type: single operators are unknown before functions are built.
@@ -140,7 +140,7 @@ class ListTypesOfFit(StepsOfFit):
         )
 
 
-class ReplayFit(StepsOfFit):
+class ReplayCallback(TrainStepCallback):
     """A callback that replays a record, and then ends the script."""
 
     def __init__(self, model: tf.keras.Model, trial: Trial, rank: int):

@@ -32,7 +32,7 @@ from npu_run.trials.trial import Trial
 _NOT_LOWERED = ("Cast", "Const", "Identity", "NoOp", "Placeholder", "PlaceholderWithDefault", "ReadVariableOp", "Shape")
 
 
-class HistoryOfTrial(HistoryHook, TrainingHook):
+class TrialHistoryHook(HistoryHook, TrainingHook):
     """A hook that writes every step to `history.jsonl` in the trial's folder, unless the script writes this file.
 
     In a graph without a global step, training runs are counted instead.
@@ -84,7 +84,7 @@ class HistoryOfTrial(HistoryHook, TrainingHook):
         self.history.close()
 
 
-class RoundInitialWeights(TrainingHook):
+class RoundInitialWeightsHook(TrainingHook):
     """A hook that rounds each initial weight up, down or not at all, in the first session of a process.
 
     `draw` seeds the random changes: the same number changes the weights in the same way on every rank.
@@ -104,7 +104,7 @@ class RoundInitialWeights(TrainingHook):
             variable.load(round_at_random(value, self._draw, variable.op.name), session)
 
 
-class ListOperators(TrainingHook):
+class OperatorListHook(TrainingHook):
     """A hook that writes a JSON list of the first training run's operators that a precision mode can lower.
 
     Each entry has `name`, `type`, and `where`: the script line that made the operator, or "".
@@ -125,7 +125,7 @@ class ListOperators(TrainingHook):
         )
 
 
-class CountParameters(TrainingHook):
+class ParameterCountHook(TrainingHook):
     """A hook that writes to a file the number of trained parameters of the first training session."""
 
     def __init__(self, path: str):
@@ -143,7 +143,7 @@ def write_parameter_count(path: str, variables: Iterable[tf.Variable]) -> None:
         Secondary(f"the number of parameters {path}").attempt(write_atomically, path, json.dumps(count))
 
 
-class EndAfterSteps(TrainingHook):
+class EndAfterStepsHook(TrainingHook):
     """A hook that ends the script, with exit code 0, after a number of training runs."""
 
     def __init__(self, steps: int):
@@ -156,7 +156,7 @@ class EndAfterSteps(TrainingHook):
             raise SystemExit(0)
 
 
-class CallbackOfTrial(tf.keras.callbacks.Callback):
+class TrialCallback(tf.keras.callbacks.Callback):
     """A callback for `fit` that writes the history, rounds initial weights, counts parameters and ends the script.
 
     The history holds the loss that Keras shows.

@@ -98,7 +98,7 @@ class Record:
             file.write(archive.getbuffer())
 
 
-class RecordSteps(TrainingHook):
+class RecordStepsHook(TrainingHook):
     """A hook that records the first steps of a process's first training session.
 
     If `with_tensors`, the hook also records the results of a step's operators.

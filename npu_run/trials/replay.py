@@ -17,7 +17,7 @@ from npu_run.trials.record import folder_of_rank, read_weights
 from npu_run.trials.replay_tf1 import Replay
 
 
-class ReplaySteps(TrainingHook):
+class ReplayStepsHook(TrainingHook):
     """A hook that replays a record in the first training session of a process, and then ends the script.
 
     The hook writes a JSON file with `steps`, the number of steps, and `differences`, a list of sentences.

@@ -114,23 +114,23 @@ def _choose_hooks(trial: Trial, rank: int) -> list:
 
     chosen: list = []
     if trial.rounding:
-        chosen.append(hooks.RoundInitialWeights(trial.rounding))
+        chosen.append(hooks.RoundInitialWeightsHook(trial.rounding))
     if trial.operators and rank == 0:
-        chosen.append(hooks.ListOperators(trial.operators))
+        chosen.append(hooks.OperatorListHook(trial.operators))
     if trial.parameters and rank == 0:
-        chosen.append(hooks.CountParameters(trial.parameters))
+        chosen.append(hooks.ParameterCountHook(trial.parameters))
     if trial.record:
-        from npu_run.trials.record import RecordSteps
+        from npu_run.trials.record import RecordStepsHook
 
-        chosen.append(RecordSteps(trial.record, trial.steps, rank, trial.tensors))
+        chosen.append(RecordStepsHook(trial.record, trial.steps, rank, trial.tensors))
     if trial.folder:
-        chosen.append(hooks.HistoryOfTrial(trial.folder))
+        chosen.append(hooks.TrialHistoryHook(trial.folder))
     if trial.replay:
-        from npu_run.trials.replay import ReplaySteps
+        from npu_run.trials.replay import ReplayStepsHook
 
-        chosen.append(ReplaySteps(trial.replay, rank, os.path.join(trial.folder, f"replay_rank_{rank}.json")))
+        chosen.append(ReplayStepsHook(trial.replay, rank, os.path.join(trial.folder, f"replay_rank_{rank}.json")))
     if trial.steps:
-        chosen.append(hooks.EndAfterSteps(trial.steps))
+        chosen.append(hooks.EndAfterStepsHook(trial.steps))
     return chosen
 
 
@@ -164,16 +164,16 @@ def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
     signature = inspect.signature(module.Model.fit)
 
     def fit_with_trial(fit, *arguments, **keywords):
-        from npu_run.trials.hooks import CallbackOfTrial
+        from npu_run.trials.hooks import TrialCallback
 
         if imposed_options():
             _impose_precision_on_functions()
         bound = signature.bind(*arguments, **keywords)
         callbacks = bound.arguments.get("callbacks")
         if callbacks is None or isinstance(callbacks, (list, tuple)):
-            bound.arguments["callbacks"] = [*(callbacks or ()), *steps_of_fit(bound), CallbackOfTrial(trial)]
+            bound.arguments["callbacks"] = [*(callbacks or ()), *steps_of_fit(bound), TrialCallback(trial)]
         else:
-            for callback in (*steps_of_fit(bound), CallbackOfTrial(trial)):
+            for callback in (*steps_of_fit(bound), TrialCallback(trial)):
                 callbacks.append(callback)  # a CallbackList
         _MODELS_IN_FIT.append(bound.arguments["self"])
         try:
@@ -190,9 +190,9 @@ def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
         if seen or not (trial.record or trial.replay or is_listing) or not tf.executing_eagerly():
             return []
         seen.append(bound.arguments["self"])
-        from npu_run.trials.fit import ListTypesOfFit, RecordFit, ReplayFit
+        from npu_run.trials.fit import OperatorTypesCallback, RecordCallback, ReplayCallback
 
-        watch = RecordFit if trial.record else ReplayFit if trial.replay else ListTypesOfFit
+        watch = RecordCallback if trial.record else ReplayCallback if trial.replay else OperatorTypesCallback
         return [watch(bound.arguments["self"], trial, rank)]
 
     wrap_function(module.Model, "fit", fit_with_trial)

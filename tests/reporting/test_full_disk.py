@@ -15,7 +15,7 @@ from npu_bridge.session.dump_hook import DumpHook
 from npu_bridge.session.hooked_session import TrainingHookEngine
 from npu_bridge.session.profiling import ProfilingHook
 from npu_run.compare.events import read_scalars
-from npu_run.trials.record import RecordSteps
+from npu_run.trials.record import RecordStepsHook
 from tests.reporting.stepping import Clock, run_steps
 from tests.session.models import session_config
 from tests.small_disk import small_disk  # noqa: F401 - a fixture
@@ -100,7 +100,9 @@ def test_training_goes_on_and_writes_again_when_there_is_room(tmp_path, small_di
 def test_what_is_written_at_the_end_ends_nothing(small_disk, caplog):  # noqa: F811
     disk = small_disk.path
     small_disk.fill()
-    steps = run_with(RecordSteps(str(disk / "record"), 2, 0), StepRecorder(range(0, 2), str(disk / "t" / "x.json"), 0))
+    steps = run_with(
+        RecordStepsHook(str(disk / "record"), 2, 0), StepRecorder(range(0, 2), str(disk / "t" / "x.json"), 0)
+    )
     options = read_session_config(
         session_config(profiling_mode=True, profiling_options=json.dumps({"output": str(disk / "trace")}))
     )
