@@ -13,7 +13,7 @@ import numpy as np
 from npu_bridge.base.reading import RefusedFileError, open_file
 from npu_bridge.reporting.history import to_json_value
 from npu_run.compare.checkpoint_files import SavedTensor
-from npu_run.compare.verdict import CannotTell
+from npu_run.compare.verdict import NotComparableError
 
 # The largest relative error between two ways of computing the same (ours): some thousand roundings for float32, as in
 # sums of many numbers; some ten for 16 bits, whose products are summed in more bits.
@@ -105,7 +105,7 @@ def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> 
       dtype: the dtype in which the numbers were computed; None means the dtype of the file.
       folder: the folder in which the file must be; None if the user gave the path.
     Raises:
-      CannotTell: the file cannot be read, is not a `.npy` file, or is shorter than its header says.
+      NotComparableError: the file cannot be read, is not a `.npy` file, or is shorter than its header says.
     """
     try:
         with open_file(path, "rb", folder) as file:
@@ -117,14 +117,14 @@ def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> 
         raise  # a folder that names such a file is not trusted with others
     except (OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError, OverflowError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CannotTell(f"{path} is not an array of numpy: {reason}.") from None
+        raise NotComparableError(f"{path} is not an array of numpy: {reason}.") from None
     if any(dimension < 0 for dimension in shape):
-        raise CannotTell(f"{path} is not a valid numpy file: its header has the shape {shape}.")
+        raise NotComparableError(f"{path} is not a valid numpy file: its header has the shape {shape}.")
     if kind.hasobject or kind.kind not in "biufc":
-        raise CannotTell(f"{path} holds {kind} instead of numbers.")
+        raise NotComparableError(f"{path} holds {kind} instead of numbers.")
     needed = offset + math.prod(shape) * kind.itemsize
     if there < needed:
-        raise CannotTell(f"{path} is truncated: by its header it needs {needed} bytes, but it has {there}.")
+        raise NotComparableError(f"{path} is truncated: by its header it needs {needed} bytes, but it has {there}.")
     return StoredArray(path, offset, f"{kind.str.lstrip('|')}|{dtype or kind.name}", shape, is_fortran, folder)
 
 
@@ -150,7 +150,7 @@ def read_pieces(array: StoredArray | SavedTensor) -> Iterator[np.ndarray]:
         for first in range(0, array.size, _PIECE):
             piece = np.fromfile(file, kind, min(_PIECE, array.size - first))
             if len(piece) < min(_PIECE, array.size - first):
-                raise CannotTell(f"{array.path} ended while it was read.")
+                raise NotComparableError(f"{array.path} ended while it was read.")
             yield (piece.astype(np.uint32) << 16).view(np.float32) if name == "bfloat16" else piece
 
 

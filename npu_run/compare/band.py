@@ -29,7 +29,7 @@ from npu_run.compare.spread import (
     single_step_noise,
     t_quantile,
 )
-from npu_run.compare.verdict import CannotTell, Verdict
+from npu_run.compare.verdict import NotComparableError, Verdict
 
 # Chance of a false alarm in one comparison (ours): 50 pairs together stay below one in ten.
 FALSE_ALARM = 1e-3
@@ -48,7 +48,7 @@ _ROOM = 1.5
 _HOW_TO_GET_ONE = "Train A several times with npu-run --repeat 3, and name the folder of the repeats."
 
 
-class _IdenticalRepeats(CannotTell):
+class _IdenticalRepeats(NotComparableError):
     """Raised if the repeats are equal bit for bit, so that there is no band."""
 
 
@@ -78,15 +78,17 @@ def measure_band(runs: Sequence[Losses]) -> Band:
     Args:
       runs: at least two repeats. Only steps at which all repeats have a finite loss are used.
     Raises:
-      CannotTell: there is only one repeat, the repeats have no step in common, or they do not differ at all.
+      NotComparableError: there is only one repeat, the repeats have no step in common, or they do not differ at all.
     """
     if len(runs) < 2:
-        raise CannotTell(f"One training has no band. {_HOW_TO_GET_ONE}")
+        raise NotComparableError(f"One training has no band. {_HOW_TO_GET_ONE}")
     steps, losses = align_losses(runs)
     known = np.isfinite(losses).all(axis=0)
     steps, losses = steps[known], losses[:, known]
     if not len(steps):
-        raise CannotTell(f"The repeats in {_folder_of_repeats(runs)} have no step with a finite loss in common.")
+        raise NotComparableError(
+            f"The repeats in {_folder_of_repeats(runs)} have no step with a finite loss in common."
+        )
     if (losses == losses[0]).all():
         raise _IdenticalRepeats(
             f"The {len(runs)} repeats in {_folder_of_repeats(runs)} are identical, so there is no band; "
@@ -105,7 +107,7 @@ def judge_losses(band: Band, runs: Sequence[Losses], name: str = "A") -> Verdict
     Returns:
       A verdict on "losses". In its `facts`, `step` is the global step at which B left the band, or None.
     Raises:
-      CannotTell: B has no step in common with the band.
+      NotComparableError: B has no step in common with the band.
     """
     steps, losses = align_losses(runs, band.steps)
     if not len(steps):
@@ -126,7 +128,7 @@ def compare_losses(a: Sequence[Losses], b: Sequence[Losses]) -> tuple[Verdict, B
     many times the noise of single steps. In all other cases the verdict is "cannot be told".
 
     Raises:
-      CannotTell: the trainings have no step in common, or the repeats give no band.
+      NotComparableError: the trainings have no step in common, or the repeats give no band.
     """
     notes = _comparison_notes(a, b)
     band = None
@@ -340,9 +342,9 @@ def _is_beyond_rounding(first: int, steps: np.ndarray, of_a: np.ndarray, of_b: n
     return bool(abs(of_b[first] - of_a[first]) > jump * 2.0 ** (gap - 1) * size)
 
 
-def _no_step_in_common(of_a: np.ndarray, of_b: Sequence[Losses]) -> CannotTell:
+def _no_step_in_common(of_a: np.ndarray, of_b: Sequence[Losses]) -> NotComparableError:
     ranges = " and ".join(dict.fromkeys(_format_range(run.steps) for run in of_b))
-    return CannotTell(
+    return NotComparableError(
         f"A and B have no step in common: A has losses of the steps {_format_range(of_a)}, B of {ranges}."
     )
 

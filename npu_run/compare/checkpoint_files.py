@@ -13,7 +13,7 @@ import numpy as np
 
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.terminal import escape_in_line
-from npu_run.compare.verdict import CannotTell
+from npu_run.compare.verdict import NotComparableError
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 # Folders beside checkpoints that hold other files of the same names.
@@ -61,7 +61,7 @@ class SavedTensor:
         """Returns the elements as a flat array.
 
         Raises:
-          CannotTell: the checkpoint is damaged.
+          NotComparableError: the checkpoint is damaged.
         """
         with _damage_as_cannot_tell(self._prefix):
             return np.ravel(self._reader.get_tensor(self._key))
@@ -73,7 +73,7 @@ def read_checkpoint(prefix: str) -> dict[str, SavedTensor]:
     Args:
       prefix: path of the checkpoint without `.index`.
     Raises:
-      CannotTell: a file is missing or damaged.
+      NotComparableError: a file is missing or damaged.
     """
     for path in (f"{prefix}.index", *glob.glob(f"{glob.escape(prefix)}.data-*")):
         with contextlib.suppress(FileNotFoundError), open_file(path, "rb", os.path.dirname(path)):
@@ -99,7 +99,7 @@ def _damage_as_cannot_tell(prefix: str) -> Iterator[None]:
         yield
     except (tf.errors.OpError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = escape_in_line(str(error).splitlines()[0][:200]) if str(error) else type(error).__name__
-        raise CannotTell(f"{prefix} cannot be read: {reason}.") from None
+        raise NotComparableError(f"{prefix} cannot be read: {reason}.") from None
 
 
 def _number_at_end(prefix: str) -> int:

@@ -14,7 +14,7 @@ from npu_run.compare.checkpoint_files import SavedTensor, read_checkpoint
 from npu_run.compare.names import match_operators
 from npu_run.compare.sizes import Sizes, compare_sizes, is_slot, update_sizes
 from npu_run.compare.spread import t_quantile
-from npu_run.compare.verdict import CannotTell, Verdict
+from npu_run.compare.verdict import NotComparableError, Verdict
 
 # Chance of a false alarm in one comparison (ours).
 _FALSE_ALARM = 1e-3
@@ -74,12 +74,12 @@ def compare_checkpoints(
     Returns:
       The verdict, and the variables at the deciding step, worst first.
     Raises:
-      CannotTell: there is no common step or variable, or a file is damaged.
+      NotComparableError: there is no common step or variable, or a file is damaged.
     """
     steps = sorted(set(a[0]).intersection(*a, *b))
     if not steps:
         of_a, of_b = (", ".join(map(str, sorted(set().union(*side))[:6])) or "none" for side in (a, b))
-        raise CannotTell(f"The checkpoints have no step in common: A has {of_a}; B has {of_b}.")
+        raise NotComparableError(f"The checkpoints have no step in common: A has {of_a}; B has {of_b}.")
     if len(steps) > _MOST_CHECKPOINTS:
         steps = [*steps[: _MOST_CHECKPOINTS - 1], steps[-1]]
     start = _files_at(a, b, steps[0])
@@ -145,10 +145,10 @@ def _variables_of_both(files: _TensorsAtStep) -> tuple[dict[str, str], list[str]
             shown = ", ".join(names_of_one[:4]) + (" and others" if len(names_of_one) > 4 else "")
             notes.append(f"{len(names_of_one)} variables or slots are in {side} alone: {shown}.")
     if not names:
-        raise CannotTell(f"The checkpoints have no variable in common: A has {of_a[:3]}, B has {of_b[:3]}.")
+        raise NotComparableError(f"The checkpoints have no variable in common: A has {of_a[:3]}, B has {of_b[:3]}.")
     alone_a, alone_b = matching.only_a, matching.only_b
     if len(names) < min(len(alone_a), len(alone_b)):
-        raise CannotTell(
+        raise NotComparableError(
             f"The checkpoints are of different models: they share {len(names)} variables, {len(alone_a)} are only "
             f"in A, such as {alone_a[0]}, and {len(alone_b)} only in B, such as {alone_b[0]}."
         )

@@ -13,7 +13,7 @@ from npu_bridge.base.terminal import echo, escape_in_line, path_for_message
 from npu_bridge.reporting.page import PAGE_FILES
 from npu_run.command_line import Command, json_option, print_json
 from npu_run.errors import LaunchError
-from npu_run.outputs import MADE_BY, check_file, own_output
+from npu_run.outputs import MADE_BY, check_file, claim_command_output
 
 
 @click.command(cls=Command)
@@ -49,11 +49,11 @@ def compare(a, b, only, tag, tolerance, names, out, as_json, write_names):
     from npu_run.compare.dumps import read_csv_pairs, read_dumps, write_named_outputs
     from npu_run.compare.folders import compare_folders
     from npu_run.compare.page import render_comparison
-    from npu_run.compare.verdict import WORDS, CannotTell
+    from npu_run.compare.verdict import WORDS, NotComparableError
 
     try:
         if write_names is not None:
-            with own_output(write_names, "--write-names", "npu-run compare") as own:
+            with claim_command_output(write_names, "--write-names", "npu-run compare") as own:
                 dump = max(read_dumps(a), key=lambda one: len(one.files))
                 own.clear(*MADE_BY["npu-run compare"])
                 count = write_named_outputs(dump, write_names)
@@ -63,7 +63,7 @@ def compare(a, b, only, tag, tolerance, names, out, as_json, write_names):
             raise click.UsageError("Missing argument 'B'.")
         check_file(out, "--out", PAGE_FILES)
         found = compare_folders(a, b, only, tag, tolerance, None if names is None else read_csv_pairs(names))
-    except (CannotTell, LaunchError, OSError) as error:
+    except (NotComparableError, LaunchError, OSError) as error:
         if as_json:
             print_json(2, {"inside": None, "problem": str(error)})
         else:

@@ -18,7 +18,7 @@ from npu_bridge.base.reading import RefusedFileError, open_file, read_json, whol
 from npu_bridge.base.terminal import escape_in_line
 from npu_run.compare.arrays import StoredArray, open_npy
 from npu_run.compare.names import plain_name
-from npu_run.compare.verdict import CannotTell, NothingThereError
+from npu_run.compare.verdict import NotComparableError, NothingThereError
 
 _INDEX, _OPERATORS = "index.json", "operators.json"
 _BY_TIME = re.compile(r"(?P<op>.+)\.(?P<slot>\d+)\.(?P<time>\d{4,})\.npy")
@@ -67,7 +67,7 @@ class Dump(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def array(self, place: Place) -> StoredArray:
-        """Returns the array of an input or output; raises `CannotTell` if its file cannot be read."""
+        """Returns the array of an input or output; raises `NotComparableError` if its file cannot be read."""
         file, dtype = self.files[place]
         return open_npy(os.path.join(self.path, file), dtype, self.path)
 
@@ -81,10 +81,10 @@ def read_dumps(folder: str) -> list[Dump]:
     """Reads the dumps in a folder and its subfolders, in the order of writing; keeps only the latest dump of each key.
 
     Raises:
-      CannotTell: there is no dump, or an index cannot be read.
+      NotComparableError: there is no dump, or an index cannot be read.
     """
     if not os.path.isdir(folder):
-        raise CannotTell(f"There is no folder {folder!r}; name one with dumped tensors.")
+        raise NotComparableError(f"There is no folder {folder!r}; name one with dumped tensors.")
     dumps: dict[DumpKey, Dump] = {}
     statistics = ""
     for path, files in _folders_with_files(folder):
@@ -97,7 +97,9 @@ def read_dumps(folder: str) -> list[Dump]:
             dumps.pop(dump.key, None)
             dumps[dump.key] = dump
     if not dumps and statistics:
-        raise CannotTell(f'{statistics} holds statistics of tensors; dump the tensors themselves: dump_data="tensor".')
+        raise NotComparableError(
+            f'{statistics} holds statistics of tensors; dump the tensors themselves: dump_data="tensor".'
+        )
     if not dumps:
         raise NothingThereError(
             f"{folder} holds no dumped tensors; expected {_INDEX} as DumpConfig(enable_dump=True) writes it, or .npy "
@@ -114,7 +116,7 @@ def read_csv_pairs(path: str, folder: str | None = None) -> dict[str, str]:
       folder: the folder in which the file must be; None if the user gave the path.
 
     Raises:
-      CannotTell: the file cannot be read, or no line has two columns.
+      NotComparableError: the file cannot be read, or no line has two columns.
     """
     try:
         with open_file(path, within=folder, encoding="utf-8-sig", newline="") as file:
@@ -122,10 +124,12 @@ def read_csv_pairs(path: str, folder: str | None = None) -> dict[str, str]:
     except RefusedFileError:
         raise
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise CannotTell(f"{path} cannot be read as a CSV file: {error}.") from None
+        raise NotComparableError(f"{path} cannot be read as a CSV file: {error}.") from None
     pairs = {row[0]: row[1] for row in rows if len(row) > 1 and row[0] and row[1]}
     if not pairs:
-        raise CannotTell(f"{path} has no line with two names; expected two names in each line, separated by a comma.")
+        raise NotComparableError(
+            f"{path} has no line with two names; expected two names in each line, separated by a comma."
+        )
     return pairs
 
 
@@ -136,7 +140,7 @@ def write_named_outputs(dump: Dump, folder: str) -> int:
     `mapping.csv` maps the number to the name.
 
     Raises:
-      CannotTell: one of these files already exists in the folder.
+      NotComparableError: one of these files already exists in the folder.
       OSError: a dumped file is outside the dump's folder or cannot be read, or a new file cannot be written.
     """
     os.makedirs(folder, exist_ok=True)
@@ -150,7 +154,7 @@ def write_named_outputs(dump: Dump, folder: str) -> int:
             name = long[-1][0]
         target = os.path.join(folder, name)
         if os.path.lexists(target):
-            raise CannotTell(f"{target} exists already; name a new folder.")
+            raise NotComparableError(f"{target} exists already; name a new folder.")
         with open_file(file, "rb", dump.path) as given, new_file(target, "wb") as copy:
             shutil.copyfileobj(given, copy)
     if long:
@@ -178,7 +182,7 @@ def _read_indexed_dump(path: str) -> Dump:
         types = {place.op: str(row["type"]) for place, row in rows}
         key = DumpKey(whole_number(index.get("step", 0)), _rank_of(path), str(index.get("graph", "")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CannotTell(f"{os.path.join(path, _INDEX)} is not an index of a dump: {error!r}.") from None
+        raise NotComparableError(f"{os.path.join(path, _INDEX)} is not an index of a dump: {error!r}.") from None
     return Dump(path, key, files, types, _read_inputs(path, rows, types))
 
 
@@ -195,7 +199,7 @@ def _read_inputs(path: str, rows, types: dict[str, str]) -> dict[str, list[str]]
                 inputs[str(name)] = list(dict.fromkeys(tensor.rpartition(":")[0] for tensor in tensors))
                 types.setdefault(str(name), str(kind))
         except (TypeError, ValueError, AttributeError) as error:
-            raise CannotTell(f"{listed} is not a list of operators: {error!r}.") from None
+            raise NotComparableError(f"{listed} is not a list of operators: {error!r}.") from None
         return inputs
     inputs = {}
     for place, row in rows:
@@ -267,4 +271,4 @@ def _read_json(folder: str, name: str) -> Any:
     except RefusedFileError:
         raise
     except (OSError, ValueError) as error:
-        raise CannotTell(f"{os.path.join(folder, name)} cannot be read: {error}.") from None
+        raise NotComparableError(f"{os.path.join(folder, name)} cannot be read: {error}.") from None

@@ -14,7 +14,7 @@ from npu_run.compare.checkpoints import Variable, compare_checkpoints
 from npu_run.compare.dumps import read_dumps
 from npu_run.compare.losses import Losses, read_repeats, repeats_in
 from npu_run.compare.tensors import Tensors, compare_dumps
-from npu_run.compare.verdict import CannotTell, NothingThereError, Verdict
+from npu_run.compare.verdict import NotComparableError, NothingThereError, Verdict
 
 KINDS = ("losses", "tensors", "checkpoints")
 
@@ -81,11 +81,13 @@ def compare_folders(
       tolerance: relative tolerance of tensors; None means the tolerance of the dtype.
       names: dict from names of A's operators to names of B's operators.
     Raises:
-      CannotTell: the folders have nothing in common.
+      NotComparableError: the folders have nothing in common.
     """
     for path in (a, b):
         if not os.path.exists(path) and not os.path.exists(f"{path}.index"):
-            raise CannotTell(f"There is no {path!r}; name the folder of a training, of its repeats or of a dump.")
+            raise NotComparableError(
+                f"There is no {path!r}; name the folder of a training, of its repeats or of a dump."
+            )
     found: dict[str, Any] = {}
 
     def losses(of_a, of_b):
@@ -112,7 +114,7 @@ def compare_folders(
         verdicts += [] if verdict is None else [verdict]
         notes += [note] if note else []
     if not verdicts:
-        raise CannotTell(
+        raise NotComparableError(
             f"{a} and {b} have nothing in common that could be compared. {' '.join(notes)} Expected histories, event "
             f"files, checkpoints or dumped tensors in both."
         )
@@ -130,12 +132,12 @@ def _compare_kind(
             except NothingThereError as error:
                 missing = missing or str(error)
         if missing and is_asked_for:
-            raise CannotTell(missing)
+            raise NotComparableError(missing)
         if missing:
             return None, "".join(f"Only {path} has {kind}." for path in sides)
         with np.errstate(all="ignore"):  # numbers near the largest float may become infinite
             return compare(sides[a], sides[b]), ""
-    except CannotTell as error:
+    except NotComparableError as error:
         return Verdict(kind, None, str(error), {}), ""
 
 

@@ -12,7 +12,7 @@ from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.page.run_folder import NoRunError, read_run_folder
 from npu_run.compare.events import read_scalars
 from npu_run.compare.names import list_some
-from npu_run.compare.verdict import CannotTell, NothingThereError
+from npu_run.compare.verdict import NotComparableError, NothingThereError
 
 _REPEAT = re.compile(r"repeat-(\d+)")
 # Tags of losses, the likeliest first: ours, Estimators', Keras's.
@@ -52,7 +52,7 @@ def read_repeats(folder: str, tag: str | None = None) -> list[Losses]:
     """Reads the losses of every repeat in a folder, or of the folder's single training.
 
     Raises:
-      CannotTell: there are no files with losses, or the files have no loss.
+      NotComparableError: there are no files with losses, or the files have no loss.
     """
     return [read_losses(path, tag) for path in repeats_in(folder)]
 
@@ -64,10 +64,10 @@ def read_losses(path: str, tag: str | None = None) -> Losses:
       path: folder or history file of the training.
       tag: name of the loss in event files. None reads the history file; if there is none, a usual tag of event files.
     Raises:
-      CannotTell: there are no such files, or the files have no loss.
+      NotComparableError: there are no such files, or the files have no loss.
     """
     if not os.path.exists(path):
-        raise CannotTell(f"There is no {path!r}; name the folder of a training, such as its model_dir.")
+        raise NotComparableError(f"There is no {path!r}; name the folder of a training, such as its model_dir.")
     if tag is None:
         try:
             history = read_run_folder(path).history if os.path.isdir(path) else History(path)
@@ -82,9 +82,11 @@ def read_losses(path: str, tag: str | None = None) -> Losses:
             points = sorted(tags[chosen].items())
             return Losses(path, *_as_arrays(points), f"tag {chosen} of event files")
         if tags and tag:
-            raise CannotTell(f"{path} has no event with the tag {tag!r}; its tags are {list_some(sorted(tags), 8)}.")
+            raise NotComparableError(
+                f"{path} has no event with the tag {tag!r}; its tags are {list_some(sorted(tags), 8)}."
+            )
         if tags:
-            raise CannotTell(
+            raise NotComparableError(
                 f"{path} has event files without a loss under a usual name; name the loss with --tag, one of "
                 f"{list_some(sorted(tags), 8)}."
             )
@@ -95,7 +97,9 @@ def _losses_of_history(path: str, history: History) -> Losses:
     # A skipped step has the number of the previous one, and is done again.
     points = {row.step: row.loss for row in history.rows if row.loss is not None and not row.skipped}
     if not points:
-        raise CannotTell(f"{history.path} has {len(history.rows)} steps and no loss; give the HistoryHook the loss.")
+        raise NotComparableError(
+            f"{history.path} has {len(history.rows)} steps and no loss; give the HistoryHook the loss."
+        )
     ranks = history.starts[-1].ranks if history.starts else None
     lowered = {row.precision.partition(",")[0] for row in history.rows if row.precision} - {"float32"}
     precision = min(lowered) if lowered else None  # "bfloat16" rounds more than "float16"

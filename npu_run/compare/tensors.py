@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from npu_run.compare.arrays import Agreement, choose_tolerance, compare_arrays
 from npu_run.compare.dumps import Dump, DumpKey, Place
 from npu_run.compare.names import Matching, list_some, match_operators
-from npu_run.compare.verdict import CannotTell, Verdict
+from npu_run.compare.verdict import NotComparableError, Verdict
 
 # The cause of a first difference, by the type of an operator without computed inputs.
 _SOURCES = {
@@ -95,7 +95,7 @@ def compare_dumps(
     Returns:
       The verdict, and the comparison of the last step that was compared.
     Raises:
-      CannotTell: there is no common step or operator.
+      NotComparableError: there is no common step or operator.
     """
     pairs, notes = _pair_dumps(a, b)
     notes += [note for dump in (*a, *b) for note in dump.notes]
@@ -146,7 +146,7 @@ def _pair_dumps(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dump, 
         of_a, of_b = (max(dumps, key=lambda dump: len(dump.files)) for dumps in (a, b))
         return [(of_a, of_b)], [f"Step {of_a.key.step} of A is compared with step {of_b.key.step} of B."]
     steps = [sorted({dump.key.step for dump in dumps}) for dumps in (a, b)]
-    raise CannotTell(f"The dumps have no step in common: A has {steps[0][:6]}, B has {steps[1][:6]}.")
+    raise NotComparableError(f"The dumps have no step in common: A has {steps[0][:6]}, B has {steps[1][:6]}.")
 
 
 def _compare_step(
@@ -194,7 +194,7 @@ def _measure_noise(a: Dump, repeats: Sequence[Dump], tolerance: float | None) ->
             elif found is not None:
                 noise[place] = max(noise.get(place, 0.0), found.largest_relative)
     if 2 * len(noisy) > len(a.files):
-        raise CannotTell(
+        raise NotComparableError(
             f"The dumps of A's own repeats differ in {len(noisy)} of {len(a.files)} tensors at step {a.key.step}, so "
             f"a difference of B shows nothing; let the repeats differ only in rounding: npu-run --repeat 3 --vary "
             f"rounding."
@@ -215,7 +215,7 @@ def _compare_tensor(
             return row._replace(problem=problem)
         allowed = choose_tolerance(x) if tolerance is None else tolerance
         return row._replace(agreement=compare_arrays(x, y, max(allowed, room)))
-    except CannotTell as error:
+    except NotComparableError as error:
         return row._replace(problem=str(error).rstrip("."))
 
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 WORDS = {True: "inside", False: "outside", None: "cannot be told"}  # for `is_inside`
 
 
-class CannotTell(ValueError):
+class NotComparableError(ValueError):
     """Raised if two things cannot be compared; the message is a sentence that says why, and what to do."""
 
 
-class NothingThereError(CannotTell):
+class NothingThereError(NotComparableError):
     """Raised if a folder holds nothing of the requested kind."""
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from npu_run.compare.band import judge_losses, measure_band
 from npu_run.compare.losses import read_losses
-from npu_run.compare.verdict import CannotTell
+from npu_run.compare.verdict import NotComparableError
 
 
 class Float32Band:
@@ -18,7 +18,7 @@ class Float32Band:
       folders: folders of these runs; the first run is the reference.
       tolerance: share of the reference's loss by which a run can differ in every step, even outside the band.
     Raises:
-      CannotTell: a folder has no losses.
+      NotComparableError: a folder has no losses.
     """
 
     def __init__(self, folders: Sequence[str], tolerance: float):
@@ -27,14 +27,14 @@ class Float32Band:
         self._steps, self._losses = runs[0].steps, runs[0].values
         try:
             self._band = measure_band(runs)
-        except CannotTell:  # the repeats are identical
+        except NotComparableError:  # the repeats are identical
             self._band = None
 
     def judge_run(self, folder: str) -> tuple[bool, str]:
         """Returns whether a run stays inside the band, and the reason in a few words."""
         try:
             run = read_losses(folder)
-        except CannotTell as error:
+        except NotComparableError as error:
             return False, str(error)
         steps, here, there = np.intersect1d(run.steps, self._steps, return_indices=True)
         if len(steps) < len(self._steps):

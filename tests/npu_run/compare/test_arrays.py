@@ -10,7 +10,7 @@ import pytest
 
 from npu_run.compare import arrays
 from npu_run.compare.arrays import StoredArray, compare_arrays, open_npy, read_pieces
-from npu_run.compare.verdict import CannotTell
+from npu_run.compare.verdict import NotComparableError
 
 
 def saved(path, values, dtype=None):
@@ -110,7 +110,7 @@ def damaged(path, kind):
 )
 def test_damaged_files_are_one_sentence(tmp_path, kind, said):
     damaged(tmp_path / "a.npy", kind)
-    with pytest.raises(CannotTell, match=said) as caught:
+    with pytest.raises(NotComparableError, match=said) as caught:
         open_npy(str(tmp_path / "a.npy"))
     assert "\n" not in str(caught.value)
 

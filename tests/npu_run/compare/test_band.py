@@ -10,7 +10,7 @@ import pytest
 from npu_run.compare.band import compare_losses, judge_losses, measure_band
 from npu_run.compare.losses import Losses, read_losses, read_repeats
 from npu_run.compare.spread import t_quantile
-from npu_run.compare.verdict import CannotTell
+from npu_run.compare.verdict import NotComparableError
 from tests.reporting.test_page import write_history
 
 STEPS = 120
@@ -157,7 +157,7 @@ def test_a_loss_that_stands_still_proves_nothing():
 
 def test_repeats_that_do_not_differ_are_no_band():
     base = curve()
-    with pytest.raises(CannotTell, match="are identical, so there is no band; vary something else"):
+    with pytest.raises(NotComparableError, match="are identical, so there is no band; vary something else"):
         measure_band([run_of(base)] * 3)
     verdict, _ = compare_losses([run_of(base)] * 3, [run_of(base * (1 + 1e-6))])
     assert verdict.exit_code == 2 and "identical" in verdict.notes[0]
@@ -165,9 +165,11 @@ def test_repeats_that_do_not_differ_are_no_band():
 
 
 def test_what_cannot_be_compared_is_one_sentence():
-    with pytest.raises(CannotTell, match="One training has no band"):
+    with pytest.raises(NotComparableError, match="One training has no band"):
         measure_band([run_of(curve())])
-    with pytest.raises(CannotTell, match="no step in common: A has losses of the steps 1 to 120, B of 500 to 619"):
+    with pytest.raises(
+        NotComparableError, match="no step in common: A has losses of the steps 1 to 120, B of 500 to 619"
+    ):
         compare_losses([run_of(curve())], [run_of(curve(), first=500)])
 
 
@@ -183,10 +185,10 @@ def test_folders_of_repeats_are_read_in_order(tmp_path):
 
 
 def test_folders_without_losses_are_refused(tmp_path):
-    with pytest.raises(CannotTell, match="There is no"):
+    with pytest.raises(NotComparableError, match="There is no"):
         read_losses(str(tmp_path / "nowhere"))
-    with pytest.raises(CannotTell, match="holds no losses; expected history.jsonl"):
+    with pytest.raises(NotComparableError, match="holds no losses; expected history.jsonl"):
         read_losses(str(tmp_path))
     (tmp_path / "history.jsonl").write_bytes(b"\x00\xff" * 400)
-    with pytest.raises(CannotTell, match="holds no losses"):
+    with pytest.raises(NotComparableError, match="holds no losses"):
         read_losses(str(tmp_path))

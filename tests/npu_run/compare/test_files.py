@@ -11,7 +11,7 @@ from npu_run.compare.arrays import read_pieces
 from npu_run.compare.checkpoint_files import checkpoints_in, read_checkpoint
 from npu_run.compare.events import read_scalars
 from npu_run.compare.losses import read_losses
-from npu_run.compare.verdict import CannotTell
+from npu_run.compare.verdict import NotComparableError
 
 tf1 = tf.compat.v1
 
@@ -40,7 +40,7 @@ def test_scalars_of_both_generations_and_of_ours(tmp_path):
     assert len(losses.steps) == 300 and losses.values[3] == 0.25 and losses.source == "tag epoch_loss of event files"
     assert read_losses(str(tmp_path / "ours")).values == [0.5]
     assert read_losses(str(tmp_path / "ours"), "global_step/sec").values == [3.0]
-    with pytest.raises(CannotTell, match="no event with the tag 'nothing'; its tags are .*loss"):
+    with pytest.raises(NotComparableError, match="no event with the tag 'nothing'; its tags are .*loss"):
         read_losses(str(tmp_path / "ours"), "nothing")
 
 
@@ -116,7 +116,7 @@ def test_a_damaged_checkpoint_is_one_sentence(tmp_path, kind):
     path = tmp_path / f"model.ckpt-3{suffix}"
     content = change(path.read_bytes())
     path.unlink() if content is None else path.write_bytes(content)
-    with pytest.raises(CannotTell, match=r"model\.ckpt-3 cannot be read: \S") as caught:
+    with pytest.raises(NotComparableError, match=r"model\.ckpt-3 cannot be read: \S") as caught:
         for tensor in read_checkpoint(prefix).values():
             tensor.read()
     assert "\n" not in str(caught.value)

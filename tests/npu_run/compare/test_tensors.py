@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from npu_run.compare.dumps import DumpKey, read_csv_pairs, read_dumps, write_named_outputs
 from npu_run.compare.tensors import compare_dumps
-from npu_run.compare.verdict import CannotTell
+from npu_run.compare.verdict import NotComparableError
 from tests.session.models import session_config
 
 tf1 = tf.compat.v1
@@ -77,7 +77,7 @@ def test_what_repeats_of_a_differ_in_is_not_judged(base, tmp_path):
     assert verdict.exit_code == 0
     assert any(note.startswith("Tensors that were not judged, as A's own repeats differ") for note in verdict.notes)
     assert "the largest relative error is 0," in verdict.sentence, verdict.sentence
-    with pytest.raises(CannotTell, match="own repeats differ in .* so a difference of B shows nothing"):
+    with pytest.raises(NotComparableError, match="own repeats differ in .* so a difference of B shows nothing"):
         compare_dumps(base, one, repeats=[of_training(dump(tmp_path / "fed", fed=2.0))])
 
 
@@ -207,7 +207,7 @@ def test_other_shapes_and_ranks_and_damaged_files_are_told(base, tmp_path):
     assert "'two/relu' has the shape [4, 6] in A and [4, 7] in B" in note and "is not an array of numpy" in note
     others = [one._replace(key=DumpKey(9, 3, "")) for one in base]
     assert compare_dumps(base[:1], others[:1])[0].notes[0] == "Step 0 of A is compared with step 9 of B."
-    with pytest.raises(CannotTell, match=r"no step in common: A has \[0, 1\], B has \[9, 10\]"):
+    with pytest.raises(NotComparableError, match=r"no step in common: A has \[0, 1\], B has \[9, 10\]"):
         compare_dumps(base, [others[0], others[1]._replace(key=DumpKey(10, 3, ""))])
 
 
@@ -224,5 +224,5 @@ def test_other_shapes_and_ranks_and_damaged_files_are_told(base, tmp_path):
 )
 def test_folders_that_hold_no_dump_are_one_sentence(tmp_path, name, content, said):
     (tmp_path / name).write_text(content)
-    with pytest.raises(CannotTell, match=said):
+    with pytest.raises(NotComparableError, match=said):
         read_dumps(str(tmp_path))
