@@ -17,9 +17,9 @@ from npu_bridge.base.reading import read_json
 from npu_bridge.base.terminal import echo, path_for_message
 from npu_run.command_line import ScriptCommand, exit_on_errors, launcher_options, say
 from npu_run.errors import LaunchError
-from npu_run.outputs import own_output
+from npu_run.outputs import claim_command_output
 from npu_run.repeat import repeat_folder
-from npu_run.trials.search import Found, Operator, OutOfRuns, find_smallest_kept_set
+from npu_run.trials.search import Operator, OutOfRuns, SearchResult, find_minimal_float32_set
 from npu_run.trials.trial import FLOAT32, Trial, run_trial
 
 LOW_MODES = (
@@ -95,7 +95,7 @@ class Bisection:
         Raises:
           LaunchError: the script fails in float32, or does not train through sessions, an Estimator or `model.fit`.
         """
-        with own_output(self.folder, "--out", "npu-run bisect") as self._own:
+        with claim_command_output(self.folder, "--out", "npu-run bisect") as self._own:
             self._own.check("repeat-*", "run-*", _STATE, _OPERATORS, _KEPT, _MIXLIST)
             return self._search()
 
@@ -110,7 +110,7 @@ class Bisection:
                 f"allow_mix_precision, allow_mix_precision_fp16 or allow_mix_precision_bf16; got {self._low}."
             )
         self._say(f"{len(operators)} operators may be lowered")
-        found = find_smallest_kept_set(operators, self._does_run_pass)
+        found = find_minimal_float32_set(operators, self._does_run_pass)
         if found is None:
             self._print_always(
                 f"even with all {len(operators)} operators in float32 the run is outside: the difference is in no "
@@ -239,7 +239,7 @@ class Bisection:
         Path(path).write_text(json.dumps({"black-list": {"to-add": types}}, indent=1) + "\n", "utf-8")
         return path
 
-    def _print_result(self, found: Found, count: int) -> None:
+    def _print_result(self, found: SearchResult, count: int) -> None:
         """Prints the operators to keep in float32 and how to do so; tests whether listing their types is enough."""
         if not found.kept:
             self._print_always(f"none of {count} operators must stay float32: {self._low} passes as it is")

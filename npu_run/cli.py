@@ -39,7 +39,7 @@ from npu_run.job.hosts import Plan, plan_job
 from npu_run.job.output import LOG_FILES
 from npu_run.job.rank_process import rank_command, rank_defaults
 from npu_run.job.starts import RestartableJob
-from npu_run.outputs import check_file, own_output
+from npu_run.outputs import check_file, claim_command_output
 from npu_run.remote.task_agent import find_task, serve_task_0
 from npu_run.remote.tasks import lead_tasks
 from npu_run.repeat import WAYS, Repeats
@@ -63,9 +63,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the command line `npu-run`; ends the process with the exit code of the job or command."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if environment.read_variable(_COMPLETION):
-        from npu_run.completion import Everything
+        from npu_run.completion import CompletionGroup
 
-        Everything(run_script).main(arguments, prog_name="npu-run", complete_var=_COMPLETION)
+        CompletionGroup(run_script).main(arguments, prog_name="npu-run", complete_var=_COMPLETION)
     name = arguments[0] if arguments else ""
     if name in COMMANDS and not Path(name).exists():
         find_command(name).main(arguments[1:], prog_name=f"npu-run {name}")
@@ -301,7 +301,7 @@ def _reserve_outputs(
     def reserve(folder: str) -> OutputFolder:
         path = os.path.abspath(folder)
         if path not in taken:
-            taken[path] = outputs.enter_context(own_output(folder, "--out", holds=holds))
+            taken[path] = outputs.enter_context(claim_command_output(folder, "--out", is_exclusive=holds))
         return taken[path]
 
     if log_dir is not None:

@@ -19,7 +19,7 @@ class _Bash(BashComplete):
     )
 
 
-class Everything(click.Group):
+class CompletionGroup(click.Group):
     """A command group for completion only: it knows all words that can follow `npu-run`, and runs nothing.
 
     Args:

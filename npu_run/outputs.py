@@ -29,7 +29,9 @@ MADE_BY = {
 
 
 @contextlib.contextmanager
-def own_output(folder: str, option: str, command: str = "npu-run", holds: bool = True) -> Iterator[OutputFolder]:
+def claim_command_output(
+    folder: str, option: str, command: str = "npu-run", is_exclusive: bool = True
+) -> Iterator[OutputFolder]:
     """Reserves a folder for a command's output while the `with` block runs.
 
     `command` is a key of `MADE_BY`; the other arguments are as for `claim_output_folder`.
@@ -40,7 +42,7 @@ def own_output(folder: str, option: str, command: str = "npu-run", holds: bool =
     """
     with contextlib.ExitStack() as stack:
         try:
-            own = stack.enter_context(claim_output_folder(folder, command, option, MADE_BY[command], holds))
+            own = stack.enter_context(claim_output_folder(folder, command, option, MADE_BY[command], is_exclusive))
         except FolderHeldError as error:
             raise LaunchError(f"{option}: {error}") from error
         except NotOursError as error:

@@ -15,7 +15,7 @@ from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.terminal import echo, path_for_message
 from npu_run.command_line import ScriptCommand, exit_on_errors, is_quiet, json_option, launcher_options, print_json
 from npu_run.errors import LaunchError
-from npu_run.outputs import own_output
+from npu_run.outputs import claim_command_output
 from npu_run.trials.trial import FLOAT32, Trial, run_trial
 
 SNIPPET = "replay_tf1.py"
@@ -37,7 +37,7 @@ def record(
     Stores values by their graph names, as numpy files that any machine can read. The script ends after the last
     recorded step.
     """
-    with exit_on_errors(LaunchError), own_output(out, "--out", "npu-run record") as own:
+    with exit_on_errors(LaunchError), claim_command_output(out, "--out", "npu-run record") as own:
         own.clear("rank_*", "run", SNIPPET)
         trial = Trial(os.path.join(os.path.abspath(out), "run"), 0, steps=steps, record=os.path.abspath(out))
         _run_record(trial._replace(tensors=tensors), float32, [*launcher, script], arguments)
@@ -57,7 +57,7 @@ def replay(out: str | None, recorded: str, as_json: bool, launcher: list[str], s
     out = os.path.abspath(out) if out else os.path.join(recorded, "replayed")
     with exit_on_errors(LaunchError):
         _check_record_files(recorded)
-        with own_output(out, "--out", "npu-run replay") as own:
+        with claim_command_output(out, "--out", "npu-run replay") as own:
             own.clear("run")
             facts = _run_replay(recorded, os.path.join(out, "run"), [*launcher, script, *arguments], as_json)
     code = int(bool(facts["differences"]))

@@ -13,7 +13,7 @@ from npu_bridge.base.own_folders import OutputFolder
 from npu_bridge.base.terminal import path_for_message
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_run.errors import LaunchError
-from npu_run.outputs import own_output
+from npu_run.outputs import claim_command_output
 from npu_run.trials.trial import Trial, environment_of, fill_in_out_folder
 
 WAYS = ("seed", "order", "rounding")
@@ -51,7 +51,7 @@ class Repeats(NamedTuple):
         Raises:
           LaunchError: the folder holds anything but repeats, or cannot be written.
         """
-        with own_output(self.folder, "--out") as own:
+        with claim_command_output(self.folder, "--out") as own:
             own.check(*self.names)
             return self._run_in_folder(own, arguments, run, say)
 

@@ -10,7 +10,7 @@ from npu_run.job.watched_rank import WatchedRank
 _ANSWER_SECS = 30.0
 
 
-class OrderedStop:
+class StopAfterStep:
     """The stop of a job after a whole step; begins when `ask` is called.
 
     Args:

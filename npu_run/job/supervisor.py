@@ -46,7 +46,7 @@ from npu_run.job.hang import (
 )
 from npu_run.job.hosts import Plan
 from npu_run.job.limits import Limit, allow_files
-from npu_run.job.ordered_stop import OrderedStop
+from npu_run.job.ordered_stop import StopAfterStep
 from npu_run.job.output import JointStream, RankLog, ReaderGoneError
 from npu_run.job.rank_process import RankProcess, Watch, rank_command, rank_defaults
 from npu_run.job.slots import Slot, open_slots
@@ -166,7 +166,7 @@ class _Job:
         self._hang_look_at = 0.0
         self._signals: list[int] = []
         self._is_told = False
-        self._ordered_stop = OrderedStop(self.ranks)
+        self._stop_after_step = StopAfterStep(self.ranks)
 
     def start_local_ranks(
         self, slots: Sequence[Slot], script: str, arguments: list[str], plan: Plan, logs: list
@@ -223,7 +223,7 @@ class _Job:
                 self._drain_ranks()
                 self._report_refused_requests()
                 return self._outcome_of_stop() if any(ending.is_stopped for ending in endings) else Outcome(0, False)
-            is_leaving = self._ordered_stop.is_announced
+            is_leaving = self._stop_after_step.is_announced
             if (is_leaving or len(self.ranks) > 1) and not first_failure(endings) and self._is_hung(endings):
                 code = self._end_hung_job()
                 # The ranks have made all requested steps; the next start resumes from their checkpoint.
@@ -239,20 +239,20 @@ class _Job:
     def _must_stop_at_once(self) -> bool:
         """Returns whether a signal must stop the ranks at once. A first SIGTERM, or a resize of the job, only asks the
         ranks to end after the current step."""
-        if not self._ordered_stop.is_asked and self._ordered_stop.is_possible:
+        if not self._stop_after_step.is_asked and self._stop_after_step.is_possible:
             told = [rank.rank for rank in self.ranks if rank.received_signal]
             if self._signals == [signal.SIGTERM] or (told and not self._signals):
                 self._is_told = not self._signals
                 by = f" (rank {told[0]} received it)" if self._is_told else ""
                 self._signals.clear()
                 self.say(f"SIGTERM{by}: the ranks end after this step and save; a second signal stops them at once")
-                self._ordered_stop.ask(time.monotonic())
+                self._stop_after_step.ask(time.monotonic())
             elif not self._signals:
                 self._resize = self._is_out_of_date()
                 if self._resize:
                     self.say(f"{self._resize}; the ranks end after this step and save")
-                    self._ordered_stop.ask(time.monotonic())
-        if not self._ordered_stop.announce_if_ready(time.monotonic()):
+                    self._stop_after_step.ask(time.monotonic())
+        if not self._stop_after_step.announce_if_ready(time.monotonic()):
             silent = [rank.rank for rank in self.ranks if rank.begun is None]
             self.say(f"{name_ranks(silent)} did not answer")
             self._signals.append(signal.SIGTERM)

@@ -30,7 +30,7 @@ class Operator(NamedTuple):
         return self.name.rpartition("/")[0]
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The result of a search.
 
     Attributes:
@@ -55,7 +55,9 @@ _LEVELS: tuple[Callable[[Operator], object], ...] = (
 )
 
 
-def find_smallest_kept_set(operators: Sequence[Operator], passes: Callable[[frozenset[str]], bool]) -> Found | None:
+def find_minimal_float32_set(
+    operators: Sequence[Operator], passes: Callable[[frozenset[str]], bool]
+) -> SearchResult | None:
     """Finds a set of operators that must keep their dtype, from which no operator can be left out.
 
     With n operators of which k are needed, `passes` is called about k * log2(n) + 4 * (k + 1) times.
@@ -82,7 +84,7 @@ def find_smallest_kept_set(operators: Sequence[Operator], passes: Callable[[froz
 
     try:
         if passes_with([]):
-            return Found((), True)
+            return SearchResult((), True)
         if not passes_with(operators):
             return None
         left = list(operators)
@@ -94,7 +96,7 @@ def find_smallest_kept_set(operators: Sequence[Operator], passes: Callable[[froz
     except OutOfRuns:
         is_smallest = False
     kept = {operator.name for operator in best}
-    return Found(tuple(operator for operator in operators if operator.name in kept), is_smallest)
+    return SearchResult(tuple(operator for operator in operators if operator.name in kept), is_smallest)
 
 
 def _smallest_union(groups: list[list[Operator]], passes_with: Callable[[Sequence[Operator]], bool]) -> list[Operator]:

@@ -18,7 +18,7 @@ from npu_run.errors import LaunchError
 from npu_run.job import elastic
 from npu_run.job.elastic import AvailableSlots, Bounds, HostsFrom, check_numbers, run_elastic
 from npu_run.job.hosts import Plan
-from npu_run.job.ordered_stop import OrderedStop
+from npu_run.job.ordered_stop import StopAfterStep
 from npu_run.job.supervisor import Outcome, run_ranks
 from tests.npu_run.elastic_scripts import QUICK, SCRIPTS, assert_alike
 from tests.npu_run.launching import (
@@ -262,7 +262,7 @@ def test_ranks_that_are_in_different_places_end_after_the_same_step(seed):
     random = Random(seed)
     barrier = threading.Barrier(3)
     ranks = [Thread(barrier, Random(random.random())) for _ in range(3)]
-    stop = OrderedStop(ranks)
+    stop = StopAfterStep(ranks)
     for rank in ranks:
         rank.start()
     time.sleep(random.random() / 50)

@@ -33,7 +33,7 @@ from npu_run.cli import run_script
 from npu_run.compare.command import compare
 from npu_run.errors import LaunchError
 from npu_run.explain import explain
-from npu_run.outputs import MADE_BY, own_output
+from npu_run.outputs import MADE_BY, claim_command_output
 from npu_run.predict.command import plan
 from npu_run.record import record, replay
 from npu_run.report import report
@@ -345,7 +345,7 @@ def test_messages_name_what_is_below_the_current_folder_from_there_and_all_else_
     (tmp_path / "here" / "inner" / "thesis.txt").write_text("years")
     beside = tmp_path / "here_too"
     for given, said in (("inner", "inner"), (tmp_path / "here" / "inner", "inner"), ("../here_too", beside)):
-        with pytest.raises(LaunchError, match=f"--out: {said} holds"), own_output(str(given), "--out"):
+        with pytest.raises(LaunchError, match=f"--out: {said} holds"), claim_command_output(str(given), "--out"):
             pass
 
 

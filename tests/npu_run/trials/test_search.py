@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from npu_run.trials.search import Operator, OutOfRuns, find_smallest_kept_set
+from npu_run.trials.search import Operator, OutOfRuns, find_minimal_float32_set
 
 TYPES = ("MatMul", "Add", "Softmax", "Exp", "Mean", "Mul")
 
@@ -41,7 +41,7 @@ def test_a_pair_among_200_is_found_in_fewer_than_40_runs():
         operators = network(draw, 200)
         fragile = {each.name for each in draw.sample(operators, 2)}
         training = Simulated(fragile)
-        found = find_smallest_kept_set(operators, training.passes)
+        found = find_minimal_float32_set(operators, training.passes)
         assert {each.name for each in found.kept} == fragile and found.is_smallest, seed
         most = max(most, training.runs)
     assert most <= 36, most  # and four for the reference and the check of the mix list
@@ -53,23 +53,23 @@ def test_any_number_of_fragile_operators_is_found(count):
         draw = random.Random(seed)
         operators = network(draw, draw.choice((12, 50)))
         fragile = {each.name for each in draw.sample(operators, count)}
-        assert {each.name for each in find_smallest_kept_set(operators, Simulated(fragile).passes).kept} == fragile
+        assert {each.name for each in find_minimal_float32_set(operators, Simulated(fragile).passes).kept} == fragile
 
 
 def test_one_of_several_ways_is_enough():
     """It passes when either of two operators is kept: one of them is given, not both."""
     operators = network(random.Random(0), 60)
     either = {operators[5].name, operators[40].name}
-    found = find_smallest_kept_set(operators, lambda kept: bool(either & kept))
+    found = find_minimal_float32_set(operators, lambda kept: bool(either & kept))
     assert len(found.kept) == 1 and found.kept[0].name in either
 
 
 def test_what_passes_with_nothing_kept_keeps_nothing():
-    assert find_smallest_kept_set(network(random.Random(0), 20), lambda kept: True) == ((), True)
+    assert find_minimal_float32_set(network(random.Random(0), 20), lambda kept: True) == ((), True)
 
 
 def test_what_fails_with_everything_kept_has_no_answer():
-    assert find_smallest_kept_set(network(random.Random(0), 20), lambda kept: False) is None
+    assert find_minimal_float32_set(network(random.Random(0), 20), lambda kept: False) is None
 
 
 def test_when_runs_are_out_a_set_that_passed_is_given():
@@ -77,9 +77,9 @@ def test_when_runs_are_out_a_set_that_passed_is_given():
         draw = random.Random(seed)
         operators = network(draw, 200)
         fragile = {each.name for each in draw.sample(operators, 3)}
-        found = find_smallest_kept_set(operators, Simulated(fragile, most=10).passes)
+        found = find_minimal_float32_set(operators, Simulated(fragile, most=10).passes)
         assert fragile <= {each.name for each in found.kept} and not found.is_smallest
-    assert len(find_smallest_kept_set(operators, Simulated(fragile, most=1).passes).kept) == 200
+    assert len(find_minimal_float32_set(operators, Simulated(fragile, most=1).passes).kept) == 200
 
 
 def test_with_a_noisy_training_what_is_given_has_passed():
@@ -94,5 +94,5 @@ def test_with_a_noisy_training_what_is_given_has_passed():
             seen[kept] = fragile <= kept and (len(kept) in (2, 40) or draw.random() > 0.2)
             return seen[kept]
 
-        found = find_smallest_kept_set(operators, passes)
+        found = find_minimal_float32_set(operators, passes)
         assert found is not None and seen[frozenset(each.name for each in found.kept)]
