@@ -242,7 +242,7 @@ def copy_checkpoint(source: str, target: str) -> None:
             flush(unfinished + ending)
         damage = find_damage(unfinished)
         if damage is not None:
-            raise tf.errors.DataLossError(None, None, f"{damage.file}: {damage.what}")
+            raise tf.errors.DataLossError(None, None, f"{damage.file}: {damage.reason}")
         # The index comes last: without it the files are no checkpoint.
         for ending in sorted(endings, key=".index".__eq__):
             finish_save(unfinished + ending, target + ending)
