@@ -16,7 +16,7 @@ def scatter_elements(data: Any, indices: Any, updates: Any, axis: int, where: st
     if not indices.shape.is_compatible_with(updates.shape):
         got = f"shapes {indices.shape} and {updates.shape}"
         raise ValueError(
-            message(where, "indices and updates differ", "one shape", got, "Give one index for each update.")
+            message(where, "indices and updates differ in shape", "one shape", got, "Give one index for each update.")
         )
     rank = data.shape.rank
     if not -rank <= axis < rank:

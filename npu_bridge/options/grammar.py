@@ -78,7 +78,7 @@ def parse_dump_step(text: str) -> tuple[tuple[int, int], ...]:
 def _parse_step_range(field: str) -> tuple[int, int]:
     ends = field.split("-")
     if len(ends) > 2 or not all(_WHOLE.fullmatch(end) for end in ends):
-        raise ValueError(f"its field {field!r} is neither a step nor a range such as 3-7")
+        raise ValueError(f"{field!r} is neither a step nor a range such as 3-7")
     first, last = int(ends[0]), int(ends[-1])
     if len(ends) == 2 and first >= last:
         raise ValueError(f"its range {field!r} does not increase")

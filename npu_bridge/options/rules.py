@@ -206,7 +206,8 @@ def dynamic_input_fits_the_loop(s: Settings) -> None:
     s.check_one_of("dynamic_graph_execute_mode", ("dynamic_execute", "lazy_recompile"))
     if s.values["dynamic_graph_execute_mode"] == "lazy_recompile" and s.values["iterations_per_loop"] > 1:
         problem = "{} does not go with dynamic_graph_execute_mode='lazy_recompile'"
-        raise s.error("iterations_per_loop", problem, "1", "Set iterations_per_loop=1, or use 'dynamic_execute'.")
+        fix = "Set iterations_per_loop=1, or dynamic_graph_execute_mode='dynamic_execute'."
+        raise s.error("iterations_per_loop", problem, "1", fix)
 
 
 def mixed_compiling_runs_single_steps(s: Settings) -> None:

@@ -69,11 +69,11 @@ class CallRecorder:
         """Ends the profile and writes the traces; has no effect if no function has trained, or at a second call."""
         atexit.unregister(self.finish)
         if self._calls and not self._recorder.is_over:
-            self._secondary.attempt(self._keep_records)
+            self._secondary.attempt(self._store_records)
             self._recorder.finish()
         self._called.clear()
 
-    def _keep_records(self):
+    def _store_records(self):
         if self._profile is not None:
             for step, stats in self._profile.stop().items():
                 self._recorder.keep_record(

@@ -89,7 +89,7 @@ def _draw_plan(predictions, training, path: str) -> None:
 
 def _choose_compute_secs(compute_secs: str | None, from_summary: str | None) -> float:
     if compute_secs is not None and from_summary is not None:
-        raise LaunchError("--compute-secs and --from-summary exclude each other. Give one of them.")
+        raise LaunchError("--compute-secs and --from-summary exclude each other. Give only one of them.")
     if from_summary is not None:
         return _read_step_secs(from_summary)
     return parse_secs(compute_secs, "--compute-secs") if compute_secs is not None else 0.0

@@ -107,7 +107,7 @@ def _accepting_generator(name: str) -> Any:
     @functools.wraps(real)
     def call(arrays: Any, *arguments: Any, **options: Any) -> Any:
         if not hasattr(arrays, "__getitem__") and hasattr(arrays, "__iter__"):
-            say_once(f"numpy.{name} of a generator", "refused since numpy 1.24; a list of it is used")
+            say_once(f"numpy.{name} of a generator", "refused since numpy 1.24; the generator is made a list first")
             arrays = list(arrays)
         return real(arrays, *arguments, **options)
 
@@ -145,7 +145,7 @@ def _accepting_scalar(name: str) -> Any:
     @functools.wraps(real)
     def call(a: Any, *arguments: Any) -> Any:
         if not arguments and numpy.ndim(a) == 0:
-            say_once(f"numpy.{name} of a single value", "refused since numpy 2.1; an array of it is used, as it was")
+            say_once(f"numpy.{name} of a single value", "refused since numpy 2.1; the value is made an array first")
             a = numpy.atleast_1d(a)
         return real(a, *arguments)
 

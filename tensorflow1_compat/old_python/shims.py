@@ -93,7 +93,7 @@ def _returning_matrix(name: str, new_name: str | None = None) -> Any:
         sparse = importlib.import_module("scipy.sparse")
         if isinstance(made, sparse.spmatrix):
             return made
-        say_once(f"networkx.{name}", "returns a sparse array since networkx 3; it is made the matrix it was")
+        say_once(f"networkx.{name}", "returns a sparse array since networkx 3; it is converted to a sparse matrix")
         return getattr(sparse, f"{made.format}_matrix")(made)
 
     return make

@@ -84,7 +84,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         if tf.executing_eagerly():
             kept = set(map(id, own))
             variables = [variable for variable in variables_in_training(self.model) if id(variable) not in kept]
-            _check_alike(variables)
+            _check_equal_on_all_ranks(variables)
             _broadcast_assignments(variables, self._root_rank)
             renew_adapted_layers(self.model, self._root_rank)
             return
@@ -114,7 +114,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
         variables = tf.compat.v1.global_variables()
         are_ready = session.run([tf.compat.v1.is_variable_initialized(variable) for variable in variables])
         ready = [variable for variable, is_ready in zip(variables, are_ready) if is_ready]
-        _check_alike(ready)
+        _check_equal_on_all_ranks(ready)
         return tf.group(*_broadcast_assignments(ready, root_rank))
 
 
@@ -127,7 +127,7 @@ def _broadcast_assignments(variables, root_rank):
     ]
 
 
-def _check_alike(variables):
+def _check_equal_on_all_ranks(variables):
     """Raises ValueError if ranks have different variables: a broadcast would wait forever, or mix variables up."""
     text = ";".join(f"{variable.dtype.base_dtype.name}{variable.shape}" for variable in variables)
     answers = gather_values([len(variables), zlib.crc32(text.encode())], "keras_variables_alike")

@@ -70,7 +70,7 @@ def optimize_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
     bounds = OverflowBounds({transfer.op.name: transfer for transfer in transfers}, dependent, communicator.size)
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(f"{_SCOPE}/"):
         for number, decision in enumerate(decisions):
-            _decide_early(decision, f"{_SCOPE}_{number}", index, bounds, communicator, report)
+            _decide_step_early(decision, f"{_SCOPE}_{number}", index, bounds, communicator, report)
         if report.has_changed:
             report.fragments = _order_all_reduces(transfers, index, communicator.size)
     if not report.has_changed:
@@ -140,7 +140,7 @@ def _skip_identities(tensor):
     return tensor
 
 
-def _decide_early(decision, name, index, bounds, communicator, report):
+def _decide_step_early(decision, name, index, bounds, communicator, report):
     readers = index.readers(decision)
     context = control_flow_context(decision.op)
     try:

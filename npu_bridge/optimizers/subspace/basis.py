@@ -157,7 +157,7 @@ def compute_pca_basis(
         for name, array, first in zip(names, point, points[0]):
             if array.shape != first.shape:
                 got, fix = f"{array.shape} in {path}", "Take checkpoints of one model."
-                raise _error(f"{name} has another shape in another checkpoint", f"{first.shape}", got, fix)
+                raise _error(f"the checkpoints have different shapes of {name}", f"{first.shape}", got, fix)
     matrix = np.stack([np.concatenate([array.ravel().astype(np.float32) for array in point]) for point in points])
     if k > matrix.shape[1]:
         raise _error("there are more directions than values", f"at most {matrix.shape[1]}", str(k), "Take a smaller k.")

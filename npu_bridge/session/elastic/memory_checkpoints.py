@@ -198,7 +198,11 @@ def take_memory_checkpoint(model_dir: str | None) -> None:
     try:
         resume_from_copy(model_dir, step, copy)
     except tf.errors.OpError as error:
-        _LOG.warning("The copy of step %d in memory is not used: it cannot be saved (%s).", step, error.message)
+        _LOG.warning(
+            "The copy of step %d in memory is not used, because writing it to a checkpoint failed (%s).",
+            step,
+            error.message,
+        )
 
 
 @functools.cache

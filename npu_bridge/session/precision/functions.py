@@ -92,8 +92,9 @@ def lower_functions(precision: Precision) -> None:
     if precision.has_rules_for_single_ops:
         say_once(
             logging.WARNING,
-            "customize_dtypes: in functions only rules for an operator type with one dtype have an effect. Expected "
-            "OpType::TYPE rules; got names, or inputs and outputs that differ. Use modify_mixlist for the others.",
+            "customize_dtypes: in functions, only rules that give an operator type a single dtype have an effect. "
+            "Expected OpType::TYPE rules; got rules for operator names, or with different dtypes for inputs and "
+            "outputs. Use modify_mixlist in place of these rules.",
         )
     if precision.low_dtype is None:
         return

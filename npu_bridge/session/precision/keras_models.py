@@ -235,8 +235,8 @@ def _warn_about_other_dtypes(model, dtypes, owner):
         others = sorted(set(others))
         say_once(
             logging.WARNING,
-            f"{owner}: some layers choose float32 for their variables. Expected {dtypes.variables}; got "
-            f"{', '.join(others[:5])}{' ...' if len(others) > 5 else ''}. They train as they are.",
+            f"{owner}: some layers ask for float32 variables. Expected {dtypes.variables}; got "
+            f"{', '.join(others[:5])}{' ...' if len(others) > 5 else ''}. These layers train in their own dtype.",
         )
 
 

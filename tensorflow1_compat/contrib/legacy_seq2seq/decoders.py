@@ -24,7 +24,7 @@ def sequence_loss_by_example(
       [batch].
     """
     if not len(logits) == len(targets) == len(weights):
-        raise ValueError("sequence_loss_by_example: logits, targets and weights must be lists of one length; got "
+        raise ValueError("sequence_loss_by_example: logits, targets and weights must be lists of the same length; got "
                          f"{len(logits)}, {len(targets)}, {len(weights)}.")  # fmt: skip
     function = softmax_loss_function or tf.nn.sparse_softmax_cross_entropy_with_logits
     with tf.name_scope(name, "sequence_loss_by_example", [*logits, *targets, *weights]):
