@@ -60,8 +60,8 @@ def model_to_npu_estimator(
     model_dir = resolve_model_dir(model_dir, config)
     # Ranks can share the folder. On ranks above 0, weights go to a temporary folder, which lasts as long as the
     # estimator.
-    claim_output_folder = temporary_folder() if collective.current().rank > 0 else None
-    weights_dir = model_dir if claim_output_folder is None else claim_output_folder.name
+    own_folder = temporary_folder() if collective.current().rank > 0 else None
+    weights_dir = model_dir if own_folder is None else own_folder.name
     stock = tf.compat.v1.keras.estimator.model_to_estimator(
         keras_model,
         custom_objects=custom_objects,
@@ -71,7 +71,7 @@ def model_to_npu_estimator(
     )
     warm_start = warm_start_settings(stock)
     estimator = NPUEstimator(model_function(stock), model_dir, config, None, job_start_file, warm_start_from=warm_start)
-    estimator._keras_weights = claim_output_folder
+    estimator._keras_weights = own_folder
     return estimator
 
 
