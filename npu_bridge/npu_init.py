@@ -80,7 +80,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
 from npu_bridge.estimator.npu.npu_session import decorate_sessions, decorator_tf_session
 from npu_bridge.estimator.npu_unary_ops import npu_unary_ops
 from npu_bridge.hccl import hccl_ops
-from tensorflow1_compat.plain import fix_main_script
+from tensorflow1_compat.plain import switch_main_script_to_tensorflow_1
 
 backend = tf.keras.backend
 
@@ -160,4 +160,4 @@ __all__ = [
 ]
 
 decorate_sessions(places_softly=True)
-fix_main_script()
+switch_main_script_to_tensorflow_1()

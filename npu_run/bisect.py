@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from npu_bridge.base.files import write_atomically
-from npu_bridge.base.own_folders import OutputFolder
+from npu_bridge.base.output_folders import OutputFolder
 from npu_bridge.base.reading import read_json
 from npu_bridge.base.terminal import echo, path_for_message
 from npu_run.command_line import ScriptCommand, exit_on_errors, launcher_options, say
@@ -127,7 +127,7 @@ class Bisection:
         except (OSError, ValueError, TypeError) as error:
             path = os.path.join(self._shown_folder, _OPERATORS)
             raise LaunchError(
-                f"{path} cannot be read ({error}). Remove the folder, or choose another --out."
+                f"{path} cannot be read ({error}). Remove {self._shown_folder}, or choose another --out."
             ) from error
 
     @property

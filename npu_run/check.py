@@ -11,13 +11,13 @@ import click
 from npu_bridge.base.files import write_atomically
 from npu_bridge.base.terminal import echo
 from npu_run.check_page import findings_as_facts, format_findings
-from npu_run.command_line import is_quiet, script_reading_command
+from npu_run.command_line import is_quiet, make_command_reading_script
 from npu_run.errors import LaunchError
 from npu_run.outputs import check_file
 from npu_run.tensorflow_choice import REPORT_FILES, TensorFlowChoice
 
 
-@script_reading_command
+@make_command_reading_script
 @click.option("--run", is_flag=True, help="Run SCRIPT, too, and list at its end the names it met.")
 @click.option("-np", "size", type=click.IntRange(min=1), metavar="N", help="Number of ranks of --run. Default: 1.")
 @click.option("-o", "--out", metavar="FILE", help="Write what was found to FILE, too (JSON).")

@@ -19,7 +19,7 @@ import click
 from npu_bridge import __version__
 from npu_bridge.base import environment, memory_folders
 from npu_bridge.base.files import NotOursError
-from npu_bridge.base.own_folders import OutputFolder
+from npu_bridge.base.output_folders import OutputFolder
 from npu_bridge.base.terminal import echo, escape_in_line
 from npu_bridge.collective import engine_of_ranks
 from npu_bridge.options.rank_table import MOST_RANKS
@@ -32,7 +32,7 @@ from npu_run.command_line import (
     settings_option,
     source_options,
 )
-from npu_run.commands import COMMANDS, GROUPS, find_command, missing_script
+from npu_run.commands import COMMANDS, GROUPS, describe_missing_script, find_command
 from npu_run.errors import LaunchError, check_thread
 from npu_run.job.elastic import WAIT_SECS, Bounds, check_numbers
 from npu_run.job.hosts import Plan, plan_job
@@ -223,7 +223,7 @@ def run_script(
                 serve_task_0(task, tasks_wait_secs, _print_progress)
             tasks = task and outputs.enter_context(lead_tasks(task, tasks_wait_secs, _print_progress))
             if not os.path.isfile(script):
-                raise LaunchError(missing_script(script))
+                raise LaunchError(describe_missing_script(script))
             announce_settings(settings)
             log_dir = (out or "logs") if logs else None
             recording = None if timeline is None else Recording.of_text(timeline, out or "timeline")

@@ -21,7 +21,7 @@ from click.shell_completion import CompletionItem
 from npu_bridge.base import environment
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.terminal import echo, escape_del, escape_in_line, flush_or_silence, silence
-from npu_run.commands import missing_script
+from npu_run.commands import describe_missing_script
 from npu_run.errors import LaunchError
 from npu_run.tensorflow_choice import TensorFlowChoice
 
@@ -246,7 +246,7 @@ def check_script(script: str) -> None:
     """Ends the command if the script's path does not exist. The path of a folder fails later, when it is read."""
     with exit_on_errors(LaunchError):
         if not os.path.exists(script):
-            raise LaunchError(missing_script(script))
+            raise LaunchError(describe_missing_script(script))
 
 
 def source_options(command: Callable) -> Callable:
@@ -308,7 +308,7 @@ def scripts_like(incomplete: str, endings: Sequence[str] = (".py",)) -> list[Com
     return [CompletionItem(incomplete, type="dir"), *map(CompletionItem, found)]
 
 
-def script_reading_command(command: Callable, endings: Sequence[str] = (".py",)) -> click.Command:
+def make_command_reading_script(command: Callable, endings: Sequence[str] = (".py",)) -> click.Command:
     """Makes a command that reads SCRIPT without running it, with the options of `source_options` and `--json`.
 
     The function gets `script` (an existing path), `arguments` and `choice`. It returns the exit code, facts for

@@ -57,7 +57,7 @@ def find_command(name: str) -> click.Command:
     return getattr(importlib.import_module(COMMANDS[name]), name)
 
 
-def missing_script(word: str) -> str:
+def describe_missing_script(word: str) -> str:
     """Returns the message for a missing script, with the most similar command or file name."""
     if re.fullmatch(r"python[\d.]*", os.path.basename(word)):
         return "name the script alone, without python before it: npu-run -np 2 train.py"

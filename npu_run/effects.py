@@ -13,7 +13,7 @@ from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.terminal import echo, escape_in_line
 from npu_bridge.options import OPTIONS
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, Effect, Option
-from npu_run.command_line import is_quiet, script_reading_command
+from npu_run.command_line import is_quiet, make_command_reading_script
 from npu_run.errors import LaunchError
 from npu_run.table import PlainConsole, print_table
 from npu_run.tensorflow_choice import TensorFlowChoice
@@ -44,7 +44,7 @@ class Row(NamedTuple):
     place: str = ""
 
 
-@functools.partial(script_reading_command, endings=(".py", ".toml"))
+@functools.partial(make_command_reading_script, endings=(".py", ".toml"))
 def effects(
     choice: TensorFlowChoice, script: str, arguments: tuple[str, ...]
 ) -> tuple[int, dict[str, Any], Callable[[], None]]:

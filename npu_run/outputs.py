@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from npu_bridge.base.files import NotOursError, check_output
 from npu_bridge.base.held_folders import FolderHeldError
-from npu_bridge.base.own_folders import OutputFolder, claim_output_folder
+from npu_bridge.base.output_folders import OutputFolder, claim_output_folder
 from npu_run.errors import LaunchError
 
 # The files that each command writes to its folders and may remove; a whole folder is one that is handed to a script.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Callable, NamedTuple
 
 from npu_bridge.base.machine import usable_cores
-from npu_bridge.base.own_folders import OutputFolder
+from npu_bridge.base.output_folders import OutputFolder
 from npu_bridge.base.terminal import path_for_message
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_run.errors import LaunchError

@@ -46,7 +46,7 @@ def shortened(name: str) -> str:
 
 
 def advice_for(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
-    """Returns a sentence that names the nearest replacement, or says that there is none."""
+    """Returns a sentence with the nearest replacement of a missing name. If none exists, the sentence says so."""
     parts = name.split(".")
     if inner_module(".".join(parts[:4])):  # inner modules of contrib are known by their short names
         parts[3:-1] = []

@@ -13,10 +13,10 @@ from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import shortened
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["fix_main_script", "fix_old_names"]
+__all__ = ["switch_main_script_to_tensorflow_1", "fix_old_names"]
 
 
-def fix_main_script() -> None:
+def switch_main_script_to_tensorflow_1() -> None:
     """Switches to TensorFlow 1 behaviour if the running script is written for TensorFlow 1 and no operator has run yet.
 
     Prints a line to standard error if the script has a problem that only `npu-run` can fix. Has no effect in scripts

@@ -8,7 +8,7 @@ _OBJECTS = 20_000
 
 
 def seldom_collect():
-    """Makes collections rare, and leaves existing objects out of them; call it when all is loaded."""
+    """Makes collections rare, and leaves existing objects out of them; call it when all is loaded, and after a case."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS)

@@ -11,7 +11,6 @@ from the tests that run.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib.util
 import os
 import pathlib
@@ -183,8 +182,7 @@ def _serve(folder):
             outcome = (True, _function(path, qualname)(*arguments))
         except BaseException:
             outcome = (False, traceback.format_exc())
-        gc.collect()  # TensorFlow takes up to a minute to free an old iterator, if it frees several at once
-        gc.freeze()  # what is left, the next collection need not look at
+        seldom_collect()  # TensorFlow can take a minute to free old iterators, if several are freed at once
         _write(folder / f"answer_{number}_{rank}", outcome)
         number += 1
 

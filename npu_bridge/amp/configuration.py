@@ -161,8 +161,8 @@ class Configuration:
             names = ", ".join(sorted(self._casts.layers))
             say_once(
                 logging.WARNING,
-                f"{_OWNER}: under {self.level} operators are lowered, not layers. Expected operator types; got the "
-                f"layers {names}. Register the types of their operators, such as MatMul.",
+                f"{_OWNER}: {self.level} lowers the precision of operators, not of layers. Expected operator types; "
+                f"got the layers {names}. Register the types of their operators, such as MatMul.",
             )
         if self.properties.cast_model_type is None:
             outputs = self.properties.cast_model_outputs

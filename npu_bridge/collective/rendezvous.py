@@ -83,9 +83,8 @@ def run_barrier(
         with contextlib.suppress(OSError):  # the store is gone when a job is ending
             absent = store.find_missing_ranks(size)
             if absent:
-                raise RanksMissingError(describe_missing_ranks(absent, group_text, "before it ended")) from outcome[
-                    "error"
-                ]
+                text = describe_missing_ranks(absent, group_text, "before it ended")
+                raise RanksMissingError(text) from outcome["error"]
         raise outcome["error"]
     return outcome["value"]
 

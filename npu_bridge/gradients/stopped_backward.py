@@ -31,7 +31,7 @@ _NEVER_STOPPED |= {f"Ref{kind}" for kind in _NEVER_STOPPED} | {"PlaceholderWithD
 _FUNCTIONS = ("func", "list(func)")  # attributes that hold functions
 
 
-def stop_backward(grads_and_vars: Sequence, last_groups: Sequence[int], group: tf.Tensor, losses: Sequence) -> list:
+def cut_backward_pass(grads_and_vars: Sequence, last_groups: Sequence[int], group: tf.Tensor, losses: Sequence) -> list:
     """Changes the graph so that the gradient of each variable is computed only in steps that train the variable.
 
     Operators with side effects, loops, conditions and functions that the model calls run in all steps, with all their

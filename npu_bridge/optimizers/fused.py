@@ -44,7 +44,7 @@ class Pending:
         return self.variable.shape.num_elements() if self.variable.shape.is_fully_defined() else None
 
 
-class _Rows(PerTensor):
+class _PerRow(PerTensor):
     """Computes a sum for each tensor of a batch; the tensors have one size and are the rows of a matrix."""
 
     def sum(self, values):
@@ -157,7 +157,7 @@ def _compute_change(batch, parameter, gradient, hypers, sizes):
     flat = flat_slots.find_or_make_flat_slots([one.slots for one in batch], sizes)
     if flat is None:
         slots = {name: _join_into_flat([one.slots[name] for one in batch], shape) for name in batch[0].slots}
-        amount, new_slots = rule.amount_with_decay(parameter, gradient, slots, hypers, _Rows())
+        amount, new_slots = rule.amount_with_decay(parameter, gradient, slots, hypers, _PerRow())
         written = [
             one.slots[name].assign(part, read_value=False)
             for name, values in new_slots.items()
@@ -168,12 +168,12 @@ def _compute_change(batch, parameter, gradient, hypers, sizes):
     with flat.opened([gradient] if parameter is None else [gradient, parameter], written):
         if kernels.has_kernel(rule):
             change = kernels.update_slots(
-                parameter, gradient, flat.handles, rule, hypers, _Rows(), f"{flat.name}_change"
+                parameter, gradient, flat.handles, rule, hypers, _PerRow(), f"{flat.name}_change"
             )
             written.append(change)
         else:
             slots = {name: tf.reshape(values, shape) for name, values in flat.read().items()}
-            amount, new_slots = rule.amount_with_decay(parameter, gradient, slots, hypers, _Rows())
+            amount, new_slots = rule.amount_with_decay(parameter, gradient, slots, hypers, _PerRow())
             with tf.control_dependencies([amount, *new_slots.values()]):
                 written += flat.write({name: tf.reshape(values, [-1]) for name, values in new_slots.items()})
             change = -amount

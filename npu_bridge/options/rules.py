@@ -132,7 +132,7 @@ def dump_directory_exists(s: Settings) -> None:
 
 
 def profiling_is_complete(s: Settings) -> None:
-    """If profiling is on, sets default profiling options if there are none, and checks the options."""
+    """If profiling is on, replaces missing profiling options by the defaults, and checks the options."""
     if not s.values["enable_profiling"]:
         return
     if s.values["profiling_options"] is None:

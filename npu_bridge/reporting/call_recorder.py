@@ -62,7 +62,7 @@ class CallRecorder:
 
     def _start(self):
         if tf.config.list_logical_devices("GPU"):
-            raise ValueError("calls of functions are recorded on CPUs only; profile a GPU with TensorBoard")
+            raise ValueError("function calls are recorded on CPUs only; to profile a GPU, use TensorBoard")
         self._profile = CpuProfile()
 
     def finish(self) -> None:

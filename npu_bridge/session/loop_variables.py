@@ -31,7 +31,7 @@ def loop_variable(name: str) -> tf.Variable:
     found = tf1.get_collection(collection)
     if len(found) > 1:
         raise RuntimeError(
-            f"{_SCOPE}: the graph has several loop variables of one name. Expected one in the collection "
+            f"{_SCOPE}: the graph has several loop variables with the same name. Expected one in the collection "
             f"{collection!r}; got {len(found)}. Do not change this collection."
         )
     if found:

@@ -47,7 +47,7 @@ class Ending(NamedTuple):
       is_secondary: whether the failure only says that another rank is gone.
       tensor: the op that the exception is about, or "".
       is_unfinished: whether the process ended with exit code 0 although its script did not finish.
-      loss: why the launcher lost the rank, if the rank's host cannot be reached any more; "" if its end is known.
+      lost_because: why the launcher lost the rank, if its host cannot be reached any more; "" if its end is known.
       is_stopped: whether the rank ended after a whole step on request.
     """
 
@@ -59,7 +59,7 @@ class Ending(NamedTuple):
     trace: str = ""
     is_secondary: bool = False
     tensor: str = ""
-    loss: str = ""
+    lost_because: str = ""
     is_unfinished: bool = False
     is_stopped: bool = False
 
@@ -71,7 +71,7 @@ class Ending(NamedTuple):
     @property
     def is_lost(self) -> bool:
         """Whether the rank was killed (not by SIGABRT: Gloo itself can abort without a peer), or its host is gone."""
-        return bool(self.loss) or self.signal_number not in (None, signal.SIGABRT)
+        return bool(self.lost_because) or self.signal_number not in (None, signal.SIGABRT)
 
 
 class InputEnd(NamedTuple):
@@ -170,8 +170,8 @@ def _describe_ending(ending: Ending) -> str:
             " (by hand, or by the system because memory ran out)" if ending.signal_number == signal.SIGKILL else ""
         )
         return f"was killed by {signal.Signals(ending.signal_number).name}{by_whom}"
-    if ending.loss:
-        return f"was lost: {ending.loss}"
+    if ending.lost_because:
+        return f"was lost: {ending.lost_because}"
     if ending.summary:
         is_short = len(ending.summary) <= _SUMMARY_CHARACTERS
         said = ending.summary.removesuffix(".") if is_short else f"{ending.summary[:_SUMMARY_CHARACTERS]} ..."

@@ -46,10 +46,10 @@ from npu_run.job.hang import (
 )
 from npu_run.job.hosts import Plan
 from npu_run.job.limits import Limit, allow_files
-from npu_run.job.ordered_stop import StopAfterStep
 from npu_run.job.output import JointStream, RankLog, ReaderGoneError
 from npu_run.job.rank_process import RankProcess, Watch, rank_command, rank_defaults
 from npu_run.job.slots import Slot, open_slots
+from npu_run.job.stop_after_step import StopAfterStep
 from npu_run.job.watched_rank import WatchedRank
 from npu_run.remote.host import RemoteHost, RemoteProcess
 from npu_run.remote.tasks import Tasks
@@ -129,7 +129,8 @@ def run_ranks(
                 start = functools.partial(job.start_remote_ranks, host) if host else job.start_local_ranks
                 start(own, script, arguments, plan, logs)
             outcome = job.run()
-            lost, might_still_run = tuple(slots[rank].host for rank in job.lost), any(host.loss for host in job.hosts)
+            lost = tuple(slots[rank].host for rank in job.lost)
+            might_still_run = any(host.lost_because for host in job.hosts)
             has_trained = any(rank.could_stop_after_step for rank in job.ranks)
             outcome = outcome._replace(lost=lost, has_trained=has_trained, might_still_run=might_still_run)
             if lost or outcome.was_torn or outcome.was_resized:

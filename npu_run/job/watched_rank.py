@@ -28,12 +28,12 @@ class Process(Protocol):
 
     Attributes:
       is_stopped: whether the process is stopped by a signal.
-      loss: why the state of the process is unknown; "" while it is known.
+      lost_because: why the state of the process is unknown; "" while it is known.
       heard_at: time of the last sign of life, in seconds on the monotonic clock.
     """
 
     is_stopped: bool
-    loss: str
+    lost_because: str
     heard_at: float
 
     def poll(self) -> int | None:
@@ -143,8 +143,9 @@ class WatchedRank:
         code = self.process.poll()
         if self.ending is None and code is not None:
             self.ending = self._describe_end(code)
-        elif self.ending is None and self.process.loss:
-            self.ending = Ending(self.rank, self.process.heard_at, _LOST_EXIT_CODE, loss=self.process.loss)
+        elif self.ending is None and self.process.lost_because:
+            why = self.process.lost_because
+            self.ending = Ending(self.rank, self.process.heard_at, _LOST_EXIT_CODE, lost_because=why)
         return self.ending or (self._describe_end(self._report["code"]) if self._report else None)
 
     def _describe_end(self, code: int) -> Ending:

@@ -44,7 +44,7 @@ class RemoteHost:
     Attributes:
       codes: exit codes of the ranks that have ended.
       stopped: ranks whose process was stopped by a signal when the host sent its last sign of life.
-      loss: why the connection is lost; "" while the connection works.
+      lost_because: why the connection is lost; "" while the connection works.
       heard_at: time of the last message from the host, in seconds on the monotonic clock.
     Raises:
       LaunchError: ssh is not installed on this machine.
@@ -54,7 +54,7 @@ class RemoteHost:
         self.host = host
         self.codes: dict[int, int] = {}
         self.stopped: list[int] = []
-        self.loss = ""
+        self.lost_because = ""
         self.heard_at = time.monotonic()
         self._ranks: dict[int, WatchedRank] = {}
         self._errors = errors
@@ -120,7 +120,7 @@ class RemoteHost:
 
     def check_connection(self) -> None:
         """Sets `loss` if the connection has ended or was silent for too long; first reads what has arrived."""
-        if self.loss or self._is_closed.is_set():
+        if self.lost_because or self._is_closed.is_set():
             return
         reason = self._describe_end()
         limit = time.monotonic() - self._limit_secs
@@ -129,9 +129,9 @@ class RemoteHost:
                 self.read(file)
             reason = self._describe_end()
         if reason is not None and not self._pipes:
-            self.loss = reason
+            self.lost_because = reason
         elif self.heard_at < limit:
-            self.loss = f"nothing was heard from {self.host} for {self._limit_secs:.0f} s"
+            self.lost_because = f"nothing was heard from {self.host} for {self._limit_secs:.0f} s"
 
     def send_message(self, **message: Any) -> None:
         """Sends a message to the agent; has no effect if the connection has ended."""
@@ -186,7 +186,7 @@ class RemoteHost:
     def _disconnect(self) -> None:
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.0 if self.loss else _CLOSE_SECS)
+            self._process.wait(0.0 if self.lost_because else _CLOSE_SECS)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -230,9 +230,9 @@ class RemoteProcess:
         return self._rank in self._host.stopped
 
     @property
-    def loss(self) -> str:
+    def lost_because(self) -> str:
         """Why the state of the process is unknown; "" while the host answers."""
-        return self._host.loss
+        return self._host.lost_because
 
     @property
     def heard_at(self) -> float:

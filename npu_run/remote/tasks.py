@@ -314,7 +314,7 @@ class _TaskConnection(RemoteHost):
     def _disconnect(self) -> None:
         """Ends the job in the task; reads until the task reports that its rank has ended."""
         self.send_message(over=True, silence_secs=None)
-        limit, rest = time.monotonic() + (0.0 if self.loss else _CLOSE_SECS), self._unread
+        limit, rest = time.monotonic() + (0.0 if self.lost_because else _CLOSE_SECS), self._unread
         with contextlib.suppress(OSError, ValueError):
             while time.monotonic() < limit:
                 if not select.select([self._socket], [], [], 0.1)[0]:

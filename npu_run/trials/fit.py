@@ -42,7 +42,7 @@ class TrainStepCallback(tf.keras.callbacks.Callback):
         with tf.init_scope():  # a model without an input shape has no weights yet
             if not self.model.built:
                 self.model(tf.nest.map_structure(_zero_row_like, data[0] if isinstance(data, tuple) else data))
-            self._handle_weights_once()
+            self._call_handle_weights_once()
         parts = tf.nest.flatten(data)
         values = tf.numpy_function(self.handle_batch, parts, [part.dtype for part in parts])
         for value, part in zip(values, parts):
@@ -56,9 +56,9 @@ class TrainStepCallback(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Calls `handle_weights` if the model already has weights."""
         if self.model.built:
-            self._handle_weights_once()
+            self._call_handle_weights_once()
 
-    def _handle_weights_once(self):
+    def _call_handle_weights_once(self):
         if not self._has_begun:
             self._has_begun = True
             self.handle_weights()

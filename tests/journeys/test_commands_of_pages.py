@@ -20,7 +20,7 @@ import sys
 
 import pytest
 
-from npu_bridge.base.own_folders import claim_output_folder
+from npu_bridge.base.output_folders import claim_output_folder
 from npu_run import cli
 from npu_run.outputs import MADE_BY
 from tests.examples.commands import run_warm
@@ -272,9 +272,8 @@ def folder(tmp_path_factory):
     (folder / "hosts").write_text("localhost slots=2\n")
     (folder / "table.json").write_text(TABLE)
     (folder / "out" / "digits").mkdir(parents=True)
-    with claim_output_folder(
-        str(folder / "noise"), "npu-run", "--out", MADE_BY["npu-run"]
-    ):  # as a run before has left it
+    # As an earlier run has left it.
+    with claim_output_folder(str(folder / "noise"), "npu-run", "--out", MADE_BY["npu-run"]):
         for path, shift in {"noise/repeat-0": 0, "noise/repeat-1": 1, "noise/repeat-2": -1, "out/npu": 0.5}.items():
             (folder / path).mkdir(parents=True)
             noise = random.Random(path)

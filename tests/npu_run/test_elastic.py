@@ -18,7 +18,7 @@ from npu_run.errors import LaunchError
 from npu_run.job import elastic
 from npu_run.job.elastic import AvailableSlots, Bounds, HostsFrom, check_numbers, run_elastic
 from npu_run.job.hosts import Plan
-from npu_run.job.ordered_stop import StopAfterStep
+from npu_run.job.stop_after_step import StopAfterStep
 from npu_run.job.supervisor import Outcome, run_ranks
 from tests.npu_run.elastic_scripts import QUICK, SCRIPTS, assert_alike
 from tests.npu_run.launching import (

@@ -117,7 +117,7 @@ def test_survivors_have_a_line_each_and_one_where_they_say_the_same():
         SECONDARY._replace(rank=0, summary=shut_down, tensor="grad_w"),
         SECONDARY._replace(rank=6, summary="UnknownError: [/a/b/pair.cc:589] Read error. Really."),
         ABORTED._replace(rank=7),
-        KILLED._replace(rank=8, signal_number=None, exit_code=255, loss="nothing was heard from hostb"),
+        KILLED._replace(rank=8, signal_number=None, exit_code=255, lost_because="nothing was heard from hostb"),
     ]
     assert describe_survivors(RAISED, endings) == [
         "ranks 0, 3 ended with UnknownError: Horovod has been shut down (in grad_w) after that",

@@ -9,7 +9,7 @@ import termios
 
 import pytest
 
-from npu_bridge.base.own_folders import claim_output_folder
+from npu_bridge.base.output_folders import claim_output_folder
 from npu_run.errors import LaunchError
 from npu_run.job import starts
 from npu_run.job.hosts import Plan

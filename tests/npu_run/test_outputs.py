@@ -24,7 +24,7 @@ from click.testing import CliRunner
 
 from npu_bridge.base import held_folders
 from npu_bridge.base.files import NotOursError
-from npu_bridge.base.own_folders import claim_output_folder
+from npu_bridge.base.output_folders import claim_output_folder
 from npu_bridge.reporting import CsvWriter
 from npu_bridge.reporting.picture_style import PICTURE_FILES, svg_picture
 from npu_run.bisect import bisect
@@ -193,7 +193,7 @@ def tree_of(folder):
 
 HOLD = """
 import sys
-from npu_bridge.base.own_folders import claim_output_folder
+from npu_bridge.base.output_folders import claim_output_folder
 with claim_output_folder(sys.argv[1], "npu-run", "x", ()), \\
      claim_output_folder(sys.argv[2], "npu-run record", "x", ()), \\
      claim_output_folder(sys.argv[3], "npu-run replay", "x", ()), \\
@@ -475,7 +475,7 @@ def test_what_commands_write_is_known_by_its_beginning(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from npu_bridge.base.own_folders import claim_output_folder
+from npu_bridge.base.output_folders import claim_output_folder
 with claim_output_folder(sys.argv[1], "npu-run record", "--out", ["rank_*/record.json"]) as own:
     os.mkdir(os.path.join(own.path, "rank_0"))
     open(os.path.join(own.path, "rank_0", "record.json"), "w").close()

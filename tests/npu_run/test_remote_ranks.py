@@ -196,7 +196,7 @@ def test_a_host_that_falls_silent_is_lost(tmp_path, ssh, monkeypatch):
         host._silence_secs = host._limit_secs = 4.0
         wait_for(lambda: look(host, rank) is not None, "the loss to be noticed")
         assert rank.ending.exit_code == 255
-        assert rank.ending.loss == f"nothing was heard from {ONE} for 4 s"
+        assert rank.ending.lost_because == f"nothing was heard from {ONE} for 4 s"
     finally:
         host.close()
     assert_all_gone([int((tmp_path / "pids.5").read_text().split()[0])])
@@ -269,7 +269,7 @@ def test_state_in_memory_is_kept_for_a_job_that_goes_on(tmp_path, goes_on):
 
 def test_times_of_another_clock_become_the_launchers():
     rank = WatchedRank(3, streams={})
-    rank.process = RemoteProcess(3, types.SimpleNamespace(check_connection=lambda: None, codes={}, loss=""))
+    rank.process = RemoteProcess(3, types.SimpleNamespace(check_connection=lambda: None, codes={}, lost_because=""))
     stuck = b'{"stuck": {"since": 100.0, "where": "train.py:1", "waits": true}}\n{"ending": {"when"'
     rank.take("link", stuck, lead_secs=50.0)
     assert rank.stuck.since == 150.0

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from npu_bridge.base import environment
-from npu_bridge.base.own_folders import claim_output_folder
+from npu_bridge.base.output_folders import claim_output_folder
 from npu_run.errors import LaunchError
 from npu_run.outputs import MADE_BY
 from npu_run.timeline import Recording, take_recording

@@ -15,7 +15,7 @@ from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.graph_mode import state_variable
 from npu_bridge.gradients.stage import Stage, unknown_gradients_error
 from npu_bridge.gradients.step import TrainedGroup
-from npu_bridge.gradients.stopped_backward import stop_backward
+from npu_bridge.gradients.stopped_backward import cut_backward_pass
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -76,7 +76,7 @@ class Freeze(Stage):
             if step.losses.is_backward_by_optimizer:
                 losses = [*step.losses.values, *step.losses.scaled]
                 with tf.name_scope("Freeze"):
-                    step.grads_and_vars = stop_backward(step.grads_and_vars, last_groups, step.group.number, losses)
+                    step.grads_and_vars = cut_backward_pass(step.grads_and_vars, last_groups, step.group.number, losses)
         if tf.executing_eagerly():
             is_trained = functools.partial(step.group.trains, number=step.group.number)
             step.grads_and_vars = [

@@ -150,7 +150,7 @@ def _decide_step_early(decision, name, index, bounds, communicator, report):
             report.kept[decision.op.name] = f"{error} is known only when the last gradient has arrived"
         return
     sure = communicator.all_true(sure_here, name)
-    _skip_check_when(sure, decision, index, bounds)
+    _make_check_conditional(sure, decision, index, bounds)
     # The branch for `sure`: True, and otherwise not computed; the other branch is the check.
     _, at_once = tf.raw_ops.Switch(data=sure, pred=sure)
     if context is not None:
@@ -162,7 +162,7 @@ def _decide_step_early(decision, name, index, bounds, communicator, report):
     report.freed[decision.op.name] = [op.name for op, _ in readers]
 
 
-def _skip_check_when(sure, decision, index, bounds):
+def _make_check_conditional(sure, decision, index, bounds):
     """Moves a check into a branch that runs only if `sure` is False, with the ops that only the check uses."""
     members = bounds.ops_from_transfers_to(decision.op, index)
     serving = set()

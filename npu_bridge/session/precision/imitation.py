@@ -63,7 +63,7 @@ class Imitation:
         Graph: a guard (a boolean) for each policy, and two casts named `<operator>/rounded_...` for each rounded value.
         """
         for policy, name in self._layers.items():
-            with rounding.new_operators(graph, name, lambda: _make_guard(graph, name)) as (layer, ops):  # noqa: B023
+            with rounding.new_operators(graph, name, lambda: _make_rounding_flag(graph, name)) as (layer, ops):  # noqa: B023
                 if not all(map(rounding.is_rounding_op, ops)):
                     self._round_ops(policy, layer, ops, graph)
 
@@ -156,7 +156,7 @@ class Imitation:
         return type_lists_for(self._low_dtype, self._variables(policy, graph))
 
 
-def _make_guard(graph: tf.Graph, name: str) -> tf.Tensor:
+def _make_rounding_flag(graph: tf.Graph, name: str) -> tf.Tensor:
     """Creates a constant False, which a run that rounds feeds as True.
 
     In other runs TensorFlow folds the constant, and removes the rounding.

@@ -62,7 +62,9 @@ def with_shape(expected_shape, tensor):
         if not expected.dtype.is_integer:
             raise ValueError(f"with_shape: Invalid dtype {expected.dtype.name} of the shape expected of {tensor.name}.")
         if expected.shape.rank not in (1, None):
-            raise ValueError(f"with_shape: Invalid rank {expected.shape.rank} of the shape expected of {tensor.name}.")
+            raise ValueError(
+                f"with_shape: Invalid rank {expected.shape.rank}; the expected shape for {tensor.name} is a vector."
+            )
         static = tf.TensorShape(None) if is_tensor else tf.TensorShape(tf.get_static_value(expected).tolist())
     else:
         expected = tf.constant([-1 if size is None else size for size in static.as_list()])

@@ -143,7 +143,7 @@ class HParams:
                     changed[index] = each
                 value = changed
             elif self._hparam_types[name][1] and not isinstance(value, list):
-                raise ValueError(f"HParams: {name} is a list; got {value!r}. Write {name}=[{value}].")
+                raise ValueError(f"HParams: {name} takes a list; got {value!r}. Write {name}=[{value}].")
             self.set_hparam(name, value)
         return self
 
