@@ -40,7 +40,7 @@ def set_split_strategy_by_idx(idxList: list[int], group: str = WORLD) -> None:  
     if not all(type(index) is int and 0 <= index <= _LARGEST_INDEX for index in idxList):
         raise _make_error(where, "idxList is not a list of positions", f"integers from 0 to {_LARGEST_INDEX}", idxList)
     if any(second <= first for first, second in zip(idxList, idxList[1:])):
-        raise _make_error(where, "idxList does not ascend", "each position above the one before", idxList)
+        raise _make_error(where, "idxList does not ascend", "ascending positions", idxList)
     if not groups.process_groups().strategies.set_last_indices(group, idxList):
         _warn_ignored(where, group, idxList)
 

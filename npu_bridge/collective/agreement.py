@@ -194,14 +194,14 @@ def _difference_of_gradients(reference, plan):
             )
     for label, gradient in actual.items():
         if label not in expected:
-            return Difference(problem, "the same variables", f"{gradient.name} of shape {gradient.shape} as well", fix)
+            return Difference(problem, "the same variables", f"also {gradient.name} of shape {gradient.shape}", fix)
     for label, gradient in expected.items():
         for what, right, wrong in zip(("the shape ", "", "the dtype "), gradient[1:], actual[label][1:]):
             if right != wrong:
                 return Difference(problem, f"{what}{right} of {gradient.name}", wrong, fix)
     for place, (right, wrong) in enumerate(zip(expected, actual)):
         if right != wrong:
-            return Difference(problem, f"{expected[right].name} as variable number {place}", actual[wrong].name, fix)
+            return Difference(problem, f"{expected[right].name} at position {place}", actual[wrong].name, fix)
     return None
 
 
@@ -235,7 +235,7 @@ def _difference_of_fragments(reference, plan):
         if right != wrong:
             return Difference(
                 "would reduce gradients in a different order",
-                f"{reference.gradients[right].name} as number {place}",
+                f"{reference.gradients[right].name} at position {place}",
                 plan.gradients[wrong].name,
                 "Build the model in the same order on every rank.",
             )

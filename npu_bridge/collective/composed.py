@@ -41,8 +41,8 @@ def forbid_gradient(result: Any, what: str) -> Any:
     def identity_without_gradient(value):
         def gradient(upstream):
             raise LookupError(
-                f"{what}: this collective has no gradient. Expected to differentiate an allreduce with 'sum'; got "
-                f"{what}. Put tf.stop_gradient around its result, or write it with sums."
+                f"{what}: this collective has no gradient. Expected an allreduce with 'sum'; got {what}. Put "
+                f"tf.stop_gradient around the result, or use sums instead."
             )
 
         return tf.identity(value), gradient
@@ -79,7 +79,7 @@ def exchange_blocks(
         check = tf.debugging.assert_equal(
             tf.cast(arrived_counts, tf.int64),
             receive_counts,
-            message=f"{where}: other numbers of elements arrived (first line) than recv_counts expects (second).",
+            message=f"{where}: the numbers of received elements (first line) differ from recv_counts (second line).",
         )
         with tf.control_dependencies([check] if check is not None else []):
             length = tf.reduce_max(receive_counts + receive_displacements)

@@ -53,8 +53,8 @@ def unsupported_job_reason(is_on_one_machine: bool, got: str = "") -> str:
         return ""
     return (
         f"TensorFlow's own collectives open ports that ask for no secret. Expected --allow-open-ports for several "
-        f"hosts; got none. Add it if you trust the network and all users of the hosts (docs/security.md). To use "
-        f"Horovod instead, {_way_to_horovod()}"
+        f"hosts; got none. Add the option if you trust the network and all users of the hosts (docs/security.md). To "
+        f"use Horovod instead, {_way_to_horovod()}"
     )
 
 

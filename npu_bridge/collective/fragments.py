@@ -98,7 +98,7 @@ def check_first_parameters(owner: str, first_parameters: Any) -> tuple | None:
         return None
     is_list = isinstance(first_parameters, (list, tuple))
     if not is_list or not are_ascending_positions(first_parameters):
-        problem, expected = "gradient_split_groups is wrong", "a list of ascending positions of at least 1"
+        problem, expected = "gradient_split_groups cannot be used", "a list of ascending positions of at least 1"
         fix = "Count parameters from 1, in the order of the forward pass, or leave it out."
         kind = ValueError if is_list else TypeError
         raise kind(message(owner, problem, expected, shown(first_parameters), fix))

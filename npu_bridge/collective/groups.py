@@ -122,9 +122,9 @@ class Groups:
             )
         if world.rank not in rank_ids:
             raise ValueError(
-                f"{where}: this rank is not in the group it makes. Expected rank_ids with {world.rank} in it; got "
-                f"{list(rank_ids)}. Add the rank, or call hccl.manage.api.create_group_of_others() on "
-                f"this rank: every rank of the job takes part."
+                f"{where}: rank_ids lacks this rank. Expected a list with {world.rank}; got {list(rank_ids)}. Add the "
+                f"rank, or call hccl.manage.api.create_group_of_others() on this rank: every rank of the job takes "
+                f"part."
             )
 
     def _open_sets_with_all_ranks(self, wanted, world, what):

@@ -68,7 +68,7 @@ class CollectivesPlan:
         for number, (right, wrong) in enumerate(zip(reference.transfers, self.transfers)):
             if not right.matches(wrong):
                 return agreement.Difference(
-                    "are about to run different collectives", f"{right} as number {number}", str(wrong), fix
+                    "are about to run different collectives", f"{right} at position {number}", str(wrong), fix
                 )
         expected, got = len(reference.transfers), len(self.transfers)
         if expected != got:
@@ -77,8 +77,8 @@ class CollectivesPlan:
             sides = [str(longer[number]) if number < count else "nothing" for count in (expected, got)]
             return agreement.Difference(
                 "run different numbers of collectives",
-                f"{expected} collectives, number {number} being {sides[0]},",
-                f"{got}, with {sides[1]} there",
+                f"{expected} collectives, with {sides[0]} at position {number},",
+                f"{got}, with {sides[1]} at this position",
                 fix,
             )
         return None

@@ -83,7 +83,7 @@ def run_barrier(
         with contextlib.suppress(OSError):  # the store is gone when a job is ending
             absent = store.find_missing_ranks(size)
             if absent:
-                text = describe_missing_ranks(absent, group_text, "before it ended")
+                text = describe_missing_ranks(absent, group_text, "before the call failed")
                 raise RanksMissingError(text) from outcome["error"]
         raise outcome["error"]
     return outcome["value"]
@@ -99,7 +99,7 @@ def describe_missing_ranks(missing: list[int], group_text: str, since: str) -> s
     """Returns the message about ranks missing from `create_group`; `group_text` names the groups, `since` the time."""
     who = f"rank {', '.join(map(str, missing))}" if missing else "some rank"
     return (
-        f"hccl.create_group: not every rank takes part in making {group_text}. Expected as many calls of create_group "
-        f"or create_group_of_others on each rank; got no call from {who} {since}. Add the call there "
-        f"(create_group_of_others on a rank without a group), or raise HCCL_CONNECT_TIMEOUT."
+        f"hccl.create_group: not every rank takes part in making {group_text}. Expected a call of create_group or "
+        f"create_group_of_others on each rank; got no call from {who} {since}. Add the missing call "
+        f"(create_group_of_others on a rank outside of the group), or raise HCCL_CONNECT_TIMEOUT."
     )

@@ -277,8 +277,8 @@ def _hash_to_number(*parts):
     key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1 or 1
     if _KEYS.setdefault(key, text) != text:
         raise RuntimeError(
-            f"npu_bridge.collective: two collectives have the same number. Expected a number for each; got {key} for "
-            f"{_KEYS[key]} and for {text}. Give another name to the optimizer, or to the object that owns them."
+            f"npu_bridge.collective: two collectives have the same number. Expected a number for each collective; "
+            f"got {key} for {_KEYS[key]} and for {text}. Rename the optimizer, or the object that owns the collectives."
         )
     return key
 

@@ -79,9 +79,9 @@ class Server:
         missing = self._addresses.wait(self._size, rendezvous.limit_secs())
         if missing:
             raise NoServerError(
-                f"npu_bridge.collective: ranks {', '.join(map(str, missing))} have not announced a port. Expected "
-                f"a port of each of {self._size} ranks within {rendezvous.limit_secs()} seconds; got none. Raise "
-                f"HCCL_CONNECT_TIMEOUT, or find out why these ranks did not start."
+                f"npu_bridge.collective: some ranks have not announced a port. Expected the ports of {self._size} "
+                f"ranks within {rendezvous.limit_secs()} seconds; got none from rank {', '.join(map(str, missing))}. "
+                f"Raise HCCL_CONNECT_TIMEOUT, or find out why these ranks did not start."
             )
         cluster = cluster_pb2.ClusterDef()
         for rank in range(self._size):
@@ -192,7 +192,7 @@ def _check_route(host, own):
     if source != own:
         raise NoServerError(
             f"npu_bridge.collective: hosts of the job are in several networks. Expected a route from {own} to {host}; "
-            f"got {f'one from {source}' if source else 'none'}. Name the hosts by addresses of one network."
+            f"got {f'a route from {source}' if source else 'none'}. Name the hosts by addresses of one network."
         )
     return host
 

@@ -68,5 +68,5 @@ def _check_declared_size(communicator):
         raise RuntimeError(
             f"npu_bridge.collective: the environment declares another number of ranks than the job has. Expected "
             f"RANK_SIZE (or CM_WORKER_SIZE) = {communicator.size}; got {declared}. Start the script with "
-            f"`npu-run -np {declared} script.py`, or unset the variable to train on {communicator.size}."
+            f"`npu-run -np {declared} script.py`, or unset the variable for {communicator.size} ranks."
         )

@@ -65,7 +65,7 @@ class Call:
         self.check_has_rows(tensor)
         rows, size = tensor.shape.as_list()[0], self.communicator.size
         if rows is not None and rows % size:
-            problem, got = "the first dimension does not divide among the ranks", f"shape {tensor.shape}"
+            problem, got = "the first dimension does not divide among the ranks", f"{rows} in shape {tensor.shape}"
             raise self.error(problem, f"a multiple of rank_size={size}", got, "Pad the tensor.")
         if rows is not None:
             return tensor
@@ -84,14 +84,16 @@ class Call:
         """Raises ValueError if `rank` is not a rank of the group."""
         if not is_integer(rank) or not 0 <= rank < self.communicator.size:
             expected = f"an integer from 0 to {self.communicator.size - 1}"
-            fix = "Give a rank counted in the group: see get_group_rank_from_world_rank."
+            fix = "Pass the rank in the group, from get_group_rank_from_world_rank."
             raise self.error(f"{name} is not a rank of the group", expected, repr(rank), fix)
 
     def find_pair(self, other: Any, name: str, sr_tag: Any) -> Communicator:
         """Returns the communicator of this rank and one other rank; raises an error if no group has just these two."""
         self.check_group_rank(other, name)
         if not is_integer(sr_tag):
-            raise self.error("sr_tag is not an integer", "an integer", repr(sr_tag), "Use one tag in send and receive.")
+            raise self.error(
+                "sr_tag is not an integer", "an integer", repr(sr_tag), "Use one integer in send and receive."
+            )
         communicator = self.communicator
         if other == communicator.rank:
             raise self.error(f"{name} is this rank itself", "another rank", other, "Use the tensor itself.")
@@ -101,7 +103,7 @@ class Call:
                 "calls cannot be matched by tags in eager execution",
                 expected,
                 "eager execution",
-                "Wrap the call.",
+                "Make the call in a tf.function.",
                 RuntimeError,
             )
         first, second = communicator.members[communicator.rank], communicator.members[other]
@@ -151,7 +153,7 @@ class Call:
         known = tf.get_static_value(vector)
         if known is not None and (known < 0).any():
             raise self.error(
-                f"{name} has a negative entry", "entries of at least 0", known.tolist(), "Give entries of at least 0."
+                f"{name} has a negative entry", "entries of at least 0", known.tolist(), "Correct the negative entries."
             )
         return tf.ensure_shape(vector, [size])
 
@@ -159,7 +161,7 @@ class Call:
         """Raises ValueError if a block is known to reach beyond the data."""
         known, elements = tf.get_static_value(counts + displacements), flat.shape.num_elements()
         if known is not None and elements is not None and known.max() > elements:
-            expected = f"count plus displacement up to the {elements} elements of send_data"
+            expected = f"sums of count and displacement up to the {elements} elements of send_data"
             got, fix = f"{known.tolist()}, one sum per rank", "Give counts and displacements in elements."
             raise self.error("a block reaches beyond the end of send_data", expected, got, fix)
 

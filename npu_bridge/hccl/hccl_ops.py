@@ -259,10 +259,10 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
         matrix = tf.reshape(matrix, [communicator.size] * 2)
     if not matrix.shape.is_compatible_with([communicator.size] * 2):
         problem = "send_count_matrix does not have a row and a column per rank"
-        fix = "Row r, column c is the number of elements rank r sends to rank c."
+        fix = "Write into row r, column c how many elements rank r sends to rank c."
         raise call.error(problem, f"shape {(communicator.size,) * 2}", f"shape {matrix.shape}", fix)
-    sent = call.entries_per_rank(matrix[rank], "row of send_count_matrix")
-    received_counts = call.entries_per_rank(matrix[:, rank], "column of send_count_matrix")
+    sent = call.entries_per_rank(matrix[rank], "a row of send_count_matrix")
+    received_counts = call.entries_per_rank(matrix[:, rank], "a column of send_count_matrix")
     blocks, places = (
         (sent, _consecutive_displacements(sent)),
         (received_counts, _consecutive_displacements(received_counts)),

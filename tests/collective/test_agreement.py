@@ -55,13 +55,13 @@ def named(*names):
             "a sparse gradient of embedding:0",
             NONE,
         ),
-        (changed(gradients=[BIAS, KERNEL, ROWS]), "dense/kernel:0 as variable number 0", "dense/bias:0"),
+        (changed(gradients=[BIAS, KERNEL, ROWS]), "dense/kernel:0 at position 0", "dense/bias:0"),
         (changed(settings={"loss_scale_manager": "Exponential"}), "loss_scale_manager=Fixed", None),
         (changed(settings={**PLAN.settings, "loss_scale": 512.0}), "loss_scale=1024.0", "loss_scale=512.0"),
         (changed(settings={}), "loss_scale_manager=Fixed", "no loss_scale_manager"),
         (changed(settings={**PLAN.settings, "wire": "float16"}), "no wire", "wire=float16"),
         (changed(fragments=[[1, 0]]), "dense/kernel:0 in fragment 1 of 2", "fragment 0 of 1"),
-        (changed(fragments=[[0], [1]]), "dense/bias:0 as number 0", "dense/kernel:0"),
+        (changed(fragments=[[0], [1]]), "dense/bias:0 at position 0", "dense/kernel:0"),
     ],
 )
 def test_the_first_difference_is_named_with_both_sides(plan, expected, got):

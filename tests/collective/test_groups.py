@@ -202,7 +202,7 @@ def test_ranks_that_do_not_come_are_spoken_of_and_waited_for_no_longer_than_the_
         rendezvous.run_barrier(never.wait, "test", 0, 2, give_up=never.set, group_text="group 'pair'")
     never.set()
     (said,) = caplog.messages
-    assert "making group 'pair'" in said and "no call from some rank for 0.5 of 1 seconds. Add the call" in said
+    assert "making group 'pair'" in said and "no call from some rank for 0.5 of 1 seconds. Add the missing call" in said
 
 
 def test_what_fails_at_a_meeting_is_raised(monkeypatch):

@@ -201,5 +201,7 @@ def test_positions_of_parameters_ascend_from_1():
             ([1.5], ValueError),
             (3, TypeError),
         ):
-            with pytest.raises(kind, match="gradient_split_groups is wrong. Expected a list of ascending positions"):
+            with pytest.raises(
+                kind, match="gradient_split_groups cannot be used. Expected a list of ascending positions"
+            ):
                 make(starts)

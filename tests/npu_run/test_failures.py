@@ -180,7 +180,7 @@ def test_a_group_that_one_rank_alone_makes_ends_the_job_and_names_the_others(tmp
     lines = [line for line in output.splitlines() if "not every rank takes part in making group 'pair'" in line]
     assert "got no call from rank 1 for 2 of 4 seconds" in lines[0]
     assert "rank 0 of 2 ended with RanksMissingError" in lines[-1]
-    assert "got no call from rank 1 within 4 seconds" in lines[-1] and "Add the call there" in lines[-1]
+    assert "got no call from rank 1 within 4 seconds" in lines[-1] and "Add the missing call" in lines[-1]
 
 
 @pytest.mark.slow("waits for what hangs")

@@ -151,17 +151,18 @@ def test_functions_may_be_traced_in_other_scopes_and_more_often(on_ranks):
 DIFFERENCES = {
     "number": (
         lambda value: [hccl_ops.allreduce(value, "sum")],
-        "Expected 2 collectives, number 1 being allgather of float32 of shape (2,), as on rank 0; got 1, with nothing",
+        "Expected 2 collectives, with allgather of float32 of shape (2,) at position 1, as on rank 0; got 1, with "
+        "nothing",
     ),
     "more": (
         lambda value: [*_usual(value), hccl_ops.broadcast([value], 0)[0]],
-        "Expected 2 collectives, number 2 being nothing, as on rank 0; got 3, with broadcast from 0 of float32",
+        "Expected 2 collectives, with nothing at position 2, as on rank 0; got 3, with broadcast from 0 of float32",
     ),
     "order": (
         lambda value: _usual(value, reverse=True),
-        "Expected allreduce with 'sum' of float32 of shape (2,) as number 0 as on rank 0; got allgather of float32",
+        "Expected allreduce with 'sum' of float32 of shape (2,) at position 0 as on rank 0; got allgather of float32",
     ),
-    "shape": (lambda value: _usual(tf.tile(value, [2])), "of shape (2,) as number 0 as on rank 0; got allreduce"),
+    "shape": (lambda value: _usual(tf.tile(value, [2])), "of shape (2,) at position 0 as on rank 0; got allreduce"),
     "dtype": (lambda value: _usual(tf.cast(value, tf.float64)), "got allreduce with 'sum' of float64 of shape (2,)"),
     "reduction": (
         lambda value: [hccl_ops.allreduce(value, "max"), _usual(value)[1]],
