@@ -77,7 +77,9 @@ def read_toml(path: str | os.PathLike, owner: str = "TOML file") -> tuple[dict[s
         dots = _BEGINNING.match(line).group().count(".")
         if len(line) > LONGEST_LINE or dots > _MOST_DOTS:
             bound = f"at most {LONGEST_LINE} characters, and a key of at most {_MOST_DOTS} dots"
-            raise ValueError(f"{path}:{number}: the line is too long. Expected {bound}; got {len(line)} and {dots}.")
+            raise ValueError(
+                f"{path}:{number}: the line is too long. Expected {bound}; got {len(line)} characters, {dots} dots."
+            )
     return parse_toml(text, os.fspath(path)), text
 
 
@@ -115,7 +117,7 @@ class TomlReader:
         if isinstance(kind, Helper):
             if not isinstance(value, dict):
                 place, expected = self._location(section + key), f"[{section}{key}] with {kind.owner}'s parameters"
-                raise ValueError(message(place, f"{key} is a table", expected, shown(value), "Write a table."))
+                raise ValueError(message(place, f"{key} is not a table", expected, shown(value), "Write a table."))
             inner = f"{section}{key}."
             arguments = self.constructor_values(kind.owner, value, inner)
             try:
@@ -124,14 +126,16 @@ class TomlReader:
                 raise self.with_location(error, inner) from error
         if isinstance(kind, (TensorFlowObject, RawBytes)):
             place, fix = self._location(section + key), f"Pass the value as from_file(path, {key}=...)."
-            raise ValueError(message(place, f"a file cannot hold {key}", "this value in code", shown(value), fix))
+            raise ValueError(message(place, f"a file cannot hold {key}", f"no {key}", shown(value), fix))
         return value
 
     def make_objects(self, name: str, tables: Any, make: Callable[[Mapping[str, Any]], Any]) -> tuple:
         """Calls `make` for each table of the list `name`, and returns a tuple of the results."""
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             fix = f"Write [[{name}]] above each table."
-            raise ValueError(message(self._location(name), f"{name} is a list of tables", "tables", shown(tables), fix))
+            raise ValueError(
+                message(self._location(name), f"{name} is not a list of tables", "tables", shown(tables), fix)
+            )
         made = []
         for position, table in enumerate(tables):
             try:

@@ -124,8 +124,8 @@ def check_run_config(values: Mapping[str, Any], table: OptionTable = OPTIONS) ->
             "save_checkpoints_secs",
             values,
             "is set together with save_checkpoints_steps",
-            "one of them",
-            "Leave one out.",
+            "save_checkpoints_secs=None",
+            "Leave one of the two out.",
         )
     check(*(option.name for option in table.of(RUN_CONFIG)))
 
@@ -137,9 +137,9 @@ def _check_cluster(values: Mapping[str, Any]) -> None:
         OPTIONS["distribute"].check(values["distribute"], IN_OBJECT)
     if bool(cluster) != (values["distribute"] is not None):
         problem = f"does not fit TF_CONFIG, which describes {'a' if cluster else 'no'} cluster"
-        expected = "a ParameterServerStrategy exactly when TF_CONFIG has a cluster"
+        expected = "a ParameterServerStrategy" if cluster else "None"
         left = " Another launcher may have left TF_CONFIG: unset it (env -u TF_CONFIG)." if cluster else ""
-        raise _conflict_error("distribute", values, problem, expected, f"Set both or none.{left}")
+        raise _conflict_error("distribute", values, problem, expected, f"Set both, or neither.{left}")
     if cluster and not values["mix_compile_mode"]:
         raise _conflict_error(
             "mix_compile_mode", values, "is off although TF_CONFIG describes a cluster", "True", "Set it to True."

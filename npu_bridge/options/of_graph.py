@@ -82,9 +82,9 @@ def _compare_hcom_parallel(configured: bool, built: bool, is_built: bool) -> Non
     """Warns if `hcom_parallel=False` comes too late, for a graph that reduces gradients as soon as they are ready."""
     if is_built and not configured and built:
         problem = "the option came after the gradients were built"
-        expected = "hcom_parallel=False to be known before compute_gradients"
+        expected = "a session with hcom_parallel=False before compute_gradients"
         fix = "Use NPUEstimator, or make the session before the optimizer; results are the same."
-        say_once(logging.WARNING, message("hcom_parallel", problem, expected, "a session made afterwards", fix))
+        say_once(logging.WARNING, message("hcom_parallel", problem, expected, "a later session", fix))
 
 
 _COMPARISONS = {"is_tailing_optimization": _compare_tailing, "hcom_parallel": _compare_hcom_parallel}

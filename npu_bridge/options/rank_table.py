@@ -119,7 +119,7 @@ def parse_rank_table(content: Any, where: str = "rank table") -> RankTable:
     if not isinstance(content, dict):
         raise _error(where, "the table is not an object", "a JSON object", type(content).__name__, "Correct the file")
     if content.get("status") != "completed":
-        fix = "Wait until the cluster has written it" if content.get("status") == "initializing" else "Correct it"
+        fix = "Wait until the cluster has completed it" if content.get("status") == "initializing" else "Correct it"
         raise _error(where, "status is not completed", "'completed'", repr(content.get("status")), fix)
     rows = _rows_of_groups(content, where) if "group_list" in content else _rows_of_servers(content, where)
     ranks = sorted(rank for rank, *_ in rows)
@@ -142,7 +142,9 @@ def _rows_of_servers(content: dict, where: str) -> list[tuple[int, str, int, str
     for server in servers:
         identity = _read_text(server, "server_id", where)
         if identity in seen:
-            raise _error(where, "server_id is not unique", "each server once", repr(identity), "Merge its devices")
+            raise _error(
+                where, "server_id is not unique", "each server once", f"{identity!r} twice", "Merge both entries"
+            )
         seen.add(identity)
         for device in _read_list(server, "device", where):
             rows.append(
@@ -198,7 +200,11 @@ def _read_number(parent: dict, field: str, where: str) -> int:
 def _check_count(parent: dict, field: str, true_count: int, where: str) -> None:
     if field in parent and str(parent[field]) != str(true_count):
         raise _error(
-            where, f"{field} does not fit", str(true_count), repr(parent[field]), "Correct the count or the list"
+            where,
+            f"{field} is not the number of entries",
+            str(true_count),
+            repr(parent[field]),
+            "Correct the count or the list",
         )
 
 

@@ -65,7 +65,7 @@ class Settings(NamedTuple):
         try:
             parse(self.values[name])
         except ValueError as reason:
-            raise self.error(name, "{} does not fit", self.table[name].expected, f"Correct it: {reason}.") from reason
+            raise self.error(name, "{} is not usable", self.table[name].expected, f"Correct it: {reason}.") from reason
 
 
 def one_precision_mode(s: Settings) -> None:
@@ -73,7 +73,7 @@ def one_precision_mode(s: Settings) -> None:
     if s.values["precision_mode"] is not None and s.values["precision_mode_v2"] is not None:
         spelling = s.place.spelling(s.table["precision_mode"])
         problem = f"{{}} is set together with {spelling}={s.values['precision_mode']!r}"
-        raise s.error("precision_mode_v2", problem, "one of them", "Keep precision_mode_v2.")
+        raise s.error("precision_mode_v2", problem, "only one of the two", "Keep precision_mode_v2.")
 
 
 def mixlist_needs_mixed_precision(s: Settings) -> None:
@@ -109,7 +109,7 @@ def dump_is_complete(s: Settings) -> None:
     """Refuses a dump without a directory, or with both of its switches on."""
     dumps, debugs = s.values["enable_dump"], s.values["enable_dump_debug"]
     if dumps and debugs:
-        raise s.error("enable_dump_debug", "{} is set together with enable_dump", "one of them", "Leave one out.")
+        raise s.error("enable_dump_debug", "{} is set together with enable_dump", "False", "Leave one of the two out.")
     if dumps or debugs:
         if s.values["dump_path"] is None:
             raise s.error(
@@ -150,7 +150,7 @@ def implementation_types_need_a_mode(s: Settings) -> None:
     """Refuses `optypelist_for_implmode` without `op_select_implmode`, the mode of these operator types."""
     if s.values["optypelist_for_implmode"] is not None and s.values["op_select_implmode"] is None:
         fix = "Set op_select_implmode='high_precision' or 'high_performance', or leave optypelist_for_implmode out."
-        raise s.error("optypelist_for_implmode", "{} is set without op_select_implmode", "both or none", fix)
+        raise s.error("optypelist_for_implmode", "{} is set without op_select_implmode", "both or neither", fix)
 
 
 def one_way_to_compress(s: Settings) -> None:
@@ -159,7 +159,7 @@ def one_way_to_compress(s: Settings) -> None:
         raise s.error(
             "compress_weight_conf",
             "{} cannot go with enable_compress_weight, which is "
-            + ("set, too" if s.place.is_session else "always sent"),
+            + ("set, too" if s.place.is_session else "set in every NPURunConfig"),
             "None",
             "Leave it out.",
         )
@@ -184,7 +184,10 @@ def dynamic_dims_are_complete(s: Settings) -> None:
             raise s.error(excluded, "{} does not go with dynamic_dims", "False", "Leave one of them out.")
     if s.values.get("dynamic_inputs_shape_range") is not None:
         s.warn(
-            "dynamic_inputs_shape_range", "{} is ignored because dynamic_dims is set", "one of them", "Leave one out."
+            "dynamic_inputs_shape_range",
+            "{} is ignored because dynamic_dims is set",
+            "None",
+            "Leave one of the two out.",
         )
         s.values["dynamic_inputs_shape_range"] = None
 
@@ -194,9 +197,9 @@ def _profiles_fit_shapes(s: Settings) -> None:
     dynamic = sum(dim < 0 for dims in shapes.values() for dim in dims)
     profile = grammar.parse_dynamic_dims(s.values["dynamic_dims"])[0]
     if len(profile) != dynamic:
-        problem = f"{{}} has profiles of {len(profile)} for {dynamic} dynamic dimensions in input_shape"
+        problem = f"{{}} has profiles of {len(profile)} dimensions, but input_shape has {dynamic} dynamic dimensions"
         fix = "Write one value for each -1 of input_shape."
-        raise s.error("dynamic_dims", problem, f"{dynamic} dimensions in each profile", fix)
+        raise s.error("dynamic_dims", problem, f"profiles of {dynamic}", fix)
 
 
 def dynamic_input_fits_the_loop(s: Settings) -> None:
