@@ -74,6 +74,6 @@ def _set_state_outside_variables(layer, state):
         try:
             layer.set_vocabulary(state["vocabulary"], state.get("idf_weights"))
         except RuntimeError as error:
-            problem, expected = f"{layer.name} lacks words of the adapted rank", "as many words"
+            problem, expected = f"{layer.name} cannot take the words of the adapted rank", "room for all words"
             fix = "Call adapt before the layer, on every rank, or set pad_to_max_tokens=True."
             raise ValueError(message(_OWNER, problem, expected, str(error), fix)) from error

@@ -65,7 +65,7 @@ class BackwardPasses:
         delayed = {} if step is None else self._delayed_gradients(step)
         if step is None or not (step.grads_and_vars or delayed):
             problem, expected = "there are no gradients", "a backward pass since the last update"
-            fix = "Write `with scale_loss(loss, optimizer) as scaled: scaled.backward(tape, variables)` before."
+            fix = "Write `with scale_loss(loss, optimizer) as scaled: scaled.backward(tape, variables)` first."
             raise ValueError(message(self._owner, problem, expected, "no backward pass", fix))
         if delayed:
             problem = "the gradients of a backward pass are still multiplied by the loss scale"

@@ -100,11 +100,11 @@ def check_pieces(owner: str, flat: tf.Tensor, singles: Sequence[tf.Tensor], name
         end = start + single.shape.num_elements()
         if single.dtype != flat.dtype or end > size:
             problem = f"{name} does not fit the {what}"
-            expected, got = f"{single.dtype.name} at {start} to {end}", f"{flat.dtype.name}, {size} in all"
+            expected, got = f"{single.dtype.name} values {start} to {end}", f"{size} values of {flat.dtype.name}"
             raise ValueError(message(owner, problem, expected, got, "Combine the gradients again."))
         start = end
     if start != size:
-        problem, expected = f"the {what} have another size than {', '.join(names)}", str(start)
+        problem, expected = f"the {what} have another size than {', '.join(names)}", f"{start} values"
         raise ValueError(message(owner, problem, expected, str(size), "Combine the gradients again."))
     pieces = split_flat(flat, [single.shape for single in singles])
     alike = tf.stack([_are_equal_or_nan(piece, single) for piece, single in zip(pieces, singles)])

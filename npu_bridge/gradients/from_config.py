@@ -26,7 +26,7 @@ def make_stages(config: Any, public: Iterable[type[Stage]]) -> list:
     """
     tables = config.get("stages") if isinstance(config, Mapping) and len(config) == 1 else None
     if not isinstance(tables, (list, tuple)):
-        expected, fix = "{'stages': [...]}, and nothing else", "Leave other keys out."
+        expected, fix = "{'stages': [...]}, and nothing else", "Put the list under 'stages'; remove other keys."
         raise ValueError(message("from_config", "config is not a list of stages", expected, shown(config), fix))
     known = {stage_class.__name__: stage_class for stage_class in [*_user_defined_subclasses(Stage), *public]}
     return [_make_stage(table, known) for table in tables]

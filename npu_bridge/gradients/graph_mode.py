@@ -173,7 +173,7 @@ def variable_like(variable: Any, owner: str, folder: str, dtype: tf.DType) -> tf
     """
     if not variable.shape.is_fully_defined():
         problem = "the state of a variable needs a known shape"
-        got = f"{variable.shape} for {variable.name}"
+        got = f"{variable.name} of shape {variable.shape}"
         raise ValueError(message(owner, problem, "a variable of known shape", got, "Give the variable a shape."))
     shape, name = variable.shape, variable.name.partition(":")[0]
     return state_variable(lambda: tf.zeros(shape, dtype), f"{folder}/{name}")

@@ -334,7 +334,7 @@ class _Keras3Optimizer(_KerasFamily):
                 self.optimizer.build(self.keras_variables_of(seen))
 
     def make_own_and_remote_slots(self, own, others, creator):
-        raise NotImplementedError("Only TF 1 graphs shard weight updates, and Keras 3 does not train there.")
+        raise NotImplementedError("Only TF 1 graphs shard weight updates, and Keras 3 does not train in TF 1 graphs.")
 
     def update(self, grads_and_vars):
         """Updates variables, given as TensorFlow variables or stand-ins."""

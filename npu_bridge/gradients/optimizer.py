@@ -242,7 +242,7 @@ def _check_nesting(optimizer, pipeline, owner):
         problem = "the stages of the inner optimizer would get gradients that are still multiplied by the loss scale"
         fix = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[...])."
         expected = "the order scale, accumulate, reduce, unscale, verdict, clip, update"
-        raise ValueError(message(owner, problem, expected, f"{names} inside", fix))
+        raise ValueError(message(owner, problem, expected, f"{names} in the inner optimizer", fix))
     updating = optimizer
     while isinstance(updating, PipelineOptimizer):
         updating = updating._inner.optimizer
@@ -256,7 +256,7 @@ def _check_nesting(optimizer, pipeline, owner):
     if is_distributed(optimizer):
         raise ValueError(
             f"{owner}: the gradients would be averaged over the ranks twice. Expected one distributed optimizer; got "
-            f"{type(optimizer).__name__} inside {owner}. Pass the optimizer that the inner one wraps."
+            f"{type(optimizer).__name__} inside {owner}. Pass the optimizer that {type(optimizer).__name__} wraps."
         )
     if isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.scales_gradients:
         if pipeline.only_communicates:

@@ -130,5 +130,5 @@ def _check_values(values, reduction):
         raise ValueError(message("npu_allreduce", problem, expected, got, fix))
     missing = [position for position, value in enumerate(values) if value is None]
     if missing:
-        problem, got, fix = "there is nothing to reduce", f"None at positions {missing}", "Leave these values out."
+        problem, got, fix = "some values cannot be reduced", f"None at positions {missing}", "Leave these values out."
         raise ValueError(message("npu_allreduce", problem, "tensors", got, fix))

@@ -153,7 +153,7 @@ def _check_can_be_shared(optimizer):
         problem, expected, got = f"{problem}clip by their global norm", "global_clipnorm=None", str(norm)
         fix = "Clip with tf.clip_by_global_norm between compute_gradients and apply_gradients."
     elif getattr(optimizer, "needs_all_gradients", False):
-        problem, expected = f"{problem}need all gradients at once", "an optimizer that updates each variable separately"
+        problem, expected = f"{problem}use all gradients at once", "an optimizer that updates each variable separately"
         got, fix = type(optimizer).__name__, "Use is_weight_update_sharding=False."
     else:
         return
@@ -192,15 +192,15 @@ def _assign_received(joined, pieces, rank):
 def _size_bytes(variable):
     """Returns the size of a variable in bytes, by which variables are divided among ranks; a scalar counts as 0."""
     if not variable.shape.is_fully_defined():
-        problem, expected = "is_weight_update_sharding divides variables by their sizes", "a variable of known shape"
-        got, fix = f"{variable.shape} for {variable.name}", "Give the variable a shape."
+        problem, expected = "is_weight_update_sharding assigns variables to ranks by size", "a variable of known shape"
+        got, fix = f"{variable.name} of shape {variable.shape}", "Give the variable a shape."
         raise ValueError(message("NPUDistributedOptimizer", problem, expected, got, fix))
     return 0 if variable.shape.rank == 0 else variable.shape.num_elements() * variable.dtype.size
 
 
 def _check_is_tf1_graph(name):
     if not building_graph():
-        problem = "with several ranks is_weight_update_sharding works in TF 1 graphs"
+        problem = "with several ranks is_weight_update_sharding works only in TF 1 graphs"
         expected, got = "a graph that a session runs", "a step executed eagerly or in a tf.function"
         fix = "Build the step in tf.Graph().as_default(), or use is_weight_update_sharding=False."
         raise RuntimeError(message(name, problem, expected, got, fix))

@@ -64,7 +64,7 @@ class SkipsInARow:
 def _advice_to_find_operator(graph: Any) -> str:
     """Returns how to find the operator that makes the first NaN or Inf."""
     if graph is None:
-        return "tf.debugging.enable_check_numerics() at the start of the script names the operator."
+        return "Call tf.debugging.enable_check_numerics() at the start of the script: it names the operator."
     if graph.get_collection(COLLAPSE_HOOKS):
         return "If the next steps are skipped, too, LossScaleCollapseHook names the operator."
     return "Add a npu_bridge.reporting.LossScaleCollapseHook to the hooks: it names the operator."

@@ -75,9 +75,9 @@ class ParameterGroups:
         for number, (match, _) in enumerate(self._groups):
             if any(_matches(match, variable, name) for variable, name in zip(variables, names)):
                 continue
-            hint = did_you_mean(match, names if isinstance(match, str) else (), f"There are {', '.join(names[:5])}.")
-            got = repr(match) if isinstance(match, str) else "variables that are not trained here"
-            problem, expected = f"group {number} matches no variable", "a match for at least one"
+            hint = did_you_mean(match, names if isinstance(match, str) else (), f"Match one of {', '.join(names[:5])}.")
+            got = repr(match) if isinstance(match, str) else "variables that are not trained"
+            problem, expected = f"group {number} matches no variable", "a match for at least one variable"
             raise ValueError(message(self._owner, problem, expected, got, hint))
 
     def _read_group(self, number, group):

@@ -155,5 +155,5 @@ def _session_or_default(session):
     session = session or tf.compat.v1.get_default_session()
     if session is None:
         problem, fix = "there is no session", "Give a session, or call inside `with session:`."
-        raise ValueError(message("get_states and set_states", problem, "session=", "none", fix))
+        raise ValueError(message("get_states and set_states", problem, "a session", "none", fix))
     return session

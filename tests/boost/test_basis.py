@@ -123,7 +123,7 @@ def test_what_holds_no_basis_is_refused_at_once(tmp_path):
     np.testing.assert_array_equal(boost.Basis.load(str(good)).rows, np.eye(2, 3))
     for text in ("[", "[1]", '{"columns": 3}', '{"columns": ["abc"]}'):
         good.with_suffix(".json").write_text(text)
-        with pytest.raises(ValueError, match=r"good\.json does not say what the columns are"):
+        with pytest.raises(ValueError, match=r"good\.json does not describe the columns"):
             boost.Basis.load(good)
     good.with_suffix(".json").unlink()
     os.mkfifo(good.with_suffix(".json"))

@@ -309,7 +309,7 @@ def test_ranks_cannot_share_its_update():
 def test_a_basis_of_other_variables_is_refused():
     variables = [tf.Variable([1.0] * 6, name="frist"), tf.Variable([1.0] * 4, name="second")]
     newton = boost.SubspaceNewton(make_basis(2))
-    with pytest.raises(ValueError, match="differ in frist.*It may be called 'first' now"):
+    with pytest.raises(ValueError, match="differ in frist.*Check whether 'first' is its new name"):
         newton.minimize(lambda: tf.reduce_sum(flat_of(variables)), var_list=variables)
     with pytest.raises(ValueError, match="another number of values"):
         boost.SubspaceNewton(boost.Basis(orthonormal(2))).minimize(

@@ -336,7 +336,8 @@ def test_a_file_of_other_stages_or_of_the_bare_optimizer_is_read_where_it_fits(t
     fresh.compile(dynamic(keras.optimizers.SGD()), "mse")
     fresh.optimizer.build(fresh.trainable_variables)
     with pytest.raises(
-        ValueError, match="saved with another optimizer. Expected 7 variables of its shapes; got 7 other variables"
+        ValueError,
+        match="saved with another optimizer. Expected the 7 variables of this optimizer; got 7 other variables",
     ):
         fresh.load_weights(tmp_path / "bare.keras")
 

@@ -100,7 +100,7 @@ def test_plain_data_that_says_something_else_is_refused(given, part):
         ("[[stages]]\nstage = 'Accumulate'", r"run.toml:2: key stages\[0\].stage: .*required argument: 'steps'"),
         ("\n[[stages]]\nsteps = 4", r"run.toml:2: key stages\[0\]: "),
         ("x = 1\nstages = [{stage = 'TopK', densty = 0.1}]", r"run.toml:2: key stages\[0\]: .*'density'\?"),
-        ("\nstages = 5", "run.toml:2: key stages: stages is a list of tables"),
+        ("\nstages = 5", "run.toml:2: key stages: stages is not a list of tables"),
         ("[stages]\nstage = 'Accumulate'", "run.toml:1: key stages: .*above each"),
         ("[[stages]]\nstage = 'Halved'\n[[stage]]\nstage = 'Halved'", r"run.toml: .*unknown option 'stage'"),
         ("hccl_timeout = 'x'\n[[stages]]\nstage = 'Halved'", "run.toml:1: key hccl_timeout: "),

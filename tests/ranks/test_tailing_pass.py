@@ -403,5 +403,5 @@ def train_with_a_decision_of_rank_0():
 def test_a_decision_that_only_one_rank_has_leaves_the_graphs_alone(on_ranks):
     (text, values), (other_text, other_values) = on_ranks(2, train_with_a_decision_of_rank_0)
     assert text == other_text
-    assert "leaves this graph and its results unchanged" in text and "ranks would decide about different things" in text
+    assert "leaves this graph and its results unchanged" in text and "ranks would make different decisions" in text
     assert_same_bits(values, other_values)

@@ -37,7 +37,7 @@ def sync_all(optimizer: Any) -> Any:
     """
     pipelines = list_pipelines(optimizer)
     if not differ_between_ranks(pipelines):
-        names = ", ".join(type(stage).__name__ for pipeline in pipelines for stage in pipeline.stages)
+        names = ", ".join(type(stage).__name__ for pipeline in pipelines for stage in pipeline.stages) or "no stage"
         problem, fix = "with these stages no values differ between ranks", "Leave the call out."
         expected = "an optimizer with PartialSync, Accumulate, TopK, Threshold or Adasum on weights"
         raise ValueError(message("sync_all", problem, expected, names, fix))

@@ -274,8 +274,8 @@ def _broadcast_differing(owner, variables, read, write, line):
         if of_ranks[0][:2] != [count, of_kinds]:
             raise agreement.RanksDisagreeError(
                 f"{owner}: rank {rank} and rank 0 train different variables. Expected the {of_ranks[0][0]} variables "
-                f"of rank 0, slots included, in their shapes, dtypes and order; got {count}. Build the same model and "
-                f"optimizer on every rank."
+                f"of rank 0, slots included, in their shapes, dtypes and order; got {count} other variables. "
+                f"Build the same model and optimizer on every rank."
             )
     if len({of_values for *_, of_values in of_ranks}) == 1:
         return False

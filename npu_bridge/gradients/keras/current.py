@@ -88,7 +88,7 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
     def get_config(self):
         if training.converts_optimizers():  # Keras calls this to convert, but has no legacy optimizer of this kind
             problem, expected = "without TensorFlow 2 behaviour Keras cannot use this optimizer", "a legacy optimizer"
-            fix = "Use one of tf.keras.optimizers.legacy or npu_bridge.optimizers.keras_legacy."
+            fix = "Use an optimizer of tf.keras.optimizers.legacy or npu_bridge.optimizers.keras_legacy."
             raise ValueError(
                 message(self._settings.documented_name, problem, expected, type(self._optimizer).__name__, fix)
             )

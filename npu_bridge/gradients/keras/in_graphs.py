@@ -36,7 +36,7 @@ def explain_keras_refusal(owner: str) -> Iterator[None]:
             raise
         problem = "a Keras optimizer alone cannot take gradients of the loss of a TF 1 graph"
         expected = "an optimizer with compute_gradients(loss)"
-        raise ValueError(message(owner, problem, expected, "a tf.keras.optimizers optimizer", _ADVICE)) from error
+        raise ValueError(message(owner, problem, expected, "an optimizer of tf.keras.optimizers", _ADVICE)) from error
 
 
 def check_train_op(train_op: Any, owner: str) -> None:

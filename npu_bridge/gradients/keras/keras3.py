@@ -42,7 +42,9 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         if name == "loss_scale_factor":  # Keras reads this of each optimizer whose loss it scales
             problem = "loss scaling must be outside the reduction, and happen once"
             expected = "npu_keras_optimizer(opt, loss_scale_manager) outside of all other optimizers"
-            got = f"loss_scale_factor={value!r} from LossScaleOptimizer, which compile adds in mixed_float16, or others"
+            got = (
+                f"loss_scale_factor={value!r} from an optimizer around it, such as LossScaleOptimizer of mixed_float16"
+            )
             fix = (
                 "Pass a loss_scale_manager to npu_keras_optimizer, or auto_scale_loss=False to compile. "
                 "Wrap a MultiOptimizer as a whole, not the optimizers inside."
@@ -59,9 +61,9 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         """
         for variable in variables:
             if getattr(variable, "overwrite_with_gradient", False):
-                problem, expected = "Keras passes scales of float8 as gradients", "gradients alone"
+                problem, expected = "Keras passes scales of float8 as gradients", "only gradients"
                 fix = "Quantize the model after the training."
-                raise ValueError(message(self.name, problem, expected, variable.path, fix))
+                raise ValueError(message(self.name, problem, expected, f"the scale {variable.path}", fix))
         values = self._pipeline.inner.values_of(variables)
         self._pipeline.inner.prepare(values)
         self._pipeline.pipeline.create_variables(values)
@@ -156,7 +158,10 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
             return
         variables, arrays = self._all_variables(), [values[number] for number in map(str, range(len(values)))]
         if not all_shapes_fit(variables, arrays):
-            problem, expected = "the file was saved with another optimizer", f"{len(variables)} variables of its shapes"
+            problem, expected = (
+                "the file was saved with another optimizer",
+                f"the {len(variables)} variables of this optimizer",
+            )
             fix = "Compile the model with the optimizer of the saved model."
             raise ValueError(message(self.name, problem, expected, f"{len(values)} other variables", fix))
         for variable, value in zip(variables, arrays):

@@ -98,7 +98,7 @@ def _check_nesting(optimizer, settings, owner):
         problem, expected = "the gradients would be averaged over the ranks twice", "one distributed optimizer"
         is_ours = isinstance(optimizer, PipelineMixin)
         got = repr(optimizer).partition("(")[0] if is_ours else type(optimizer).__name__
-        got, fix = f"{got}, which is distributed already", "Pass the optimizer that it wraps."
+        got, fix = f"{got}, which is distributed already", f"Pass the optimizer that {got} wraps."
         raise ValueError(message(owner, problem, expected, got, fix))
 
 

@@ -123,7 +123,7 @@ class KerasPipeline:
         needing = [name_of(stage) for stage in self.pipeline.stages if stage.needs_variables]
         if needing:
             problem = f"{needing[0]} needs the variable of each gradient"
-            expected, got = "pairs of gradients and variables", "get_unscaled_gradients"
+            expected, got = "pairs of gradients and variables", "only the gradients of get_unscaled_gradients"
             fix = "Call minimize or compute_gradients, or give the tape's gradients to apply_gradients."
             raise ValueError(message(self._owner, problem, expected, got, fix))
         step = self._open_steps.take_scaled()

@@ -196,7 +196,9 @@ class PipelineMixin(delegating_trackable()):
         problem = "stages must be inside loss scaling, which Keras puts around the whole optimizer"
         expected = "npu_keras_optimizer(opt, loss_scale_manager, stages=[...])"
         got = f"{self!r} in LossScaleOptimizer, which compile adds in mixed_float16"
-        fix = "Pass a loss_scale_manager to npu_keras_optimizer, like npu_bridge.amp.DynamicLossScaleManager.keras()."
+        fix = (
+            "Pass a loss_scale_manager to npu_keras_optimizer, such as npu_bridge.amp.DynamicLossScaleManager.keras()."
+        )
         raise ValueError(message(self._settings.documented_name, problem, expected, got, fix))
 
     def __dir__(self):

@@ -105,4 +105,4 @@ class LossScaling(Scaling):
                 expected = "a manager for each optimizer, or optimizers that train in separate runs"
                 fix = "Make a manager for each optimizer."
                 kind = type(manager).__name__
-                say_once(logging.WARNING, message("loss_scale_manager", problem, expected, f"one {kind}", fix))
+                say_once(logging.WARNING, message("loss_scale_manager", problem, expected, f"one {kind} for both", fix))

@@ -113,7 +113,7 @@ def split_into_partitions(variables: Sequence[Any], threshold: int) -> list[list
     for variable in reversed(variables):
         count = variable.shape.num_elements()
         if count is None:
-            got = f"{variable.shape} for {variable.name}"
+            got = f"{variable.name} of shape {variable.shape}"
             problem, fix = "variables are split into partitions by their sizes", "Give the variable a shape."
             raise ValueError(message("PartialSync", problem, "a variable of known shape", got, fix))
         if count > threshold:

@@ -63,8 +63,8 @@ def optimize_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
     dependent = index.descendants([transfer.op for transfer in transfers])
     decisions = _find_decisions(index, dependent)
     if not report.unchanged_because and not _all_ranks_decide_alike(decisions, transfers):
-        report.unchanged_because = "ranks would decide about different things"
-        report.advice = "Build the same operators on every rank, also those that look at reduced gradients"
+        report.unchanged_because = "ranks would make different decisions"
+        report.advice = "Build the same operators on every rank, also operators that read reduced gradients"
     if report.unchanged_because:
         return report
     bounds = OverflowBounds({transfer.op.name: transfer for transfer in transfers}, dependent, communicator.size)

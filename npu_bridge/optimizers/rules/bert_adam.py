@@ -50,7 +50,7 @@ class BertAdam(Rule):
     def check(self):
         if self.max_grad_norm == 0.0:
             problem, fix = "max_grad_norm would make every gradient 0", "Use None for no bound."
-            raise ValueError(message("BertAdam", problem, "above 0", "0", fix))
+            raise ValueError(message("BertAdam", problem, "a number above 0", "0", fix))
 
     def slots(self):
         return {"m": 0.0, "v": 0.0}

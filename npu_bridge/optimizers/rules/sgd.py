@@ -36,7 +36,7 @@ class SGD(Rule):
     def check(self):
         plain_dampening = is_number(self.dampening) and self.dampening == 0.0
         if self.nesterov and not (self.is_on("momentum") and plain_dampening):
-            problem, expected = "nesterov looks ahead along a velocity", "a momentum above 0 and dampening=0"
+            problem, expected = "nesterov=True does not fit the other arguments", "a momentum above 0 and dampening=0"
             got = f"momentum={self.momentum!r}, dampening={self.dampening!r}"
             fix = "Set momentum=0.9, or nesterov=False."
             raise ValueError(message("SGD", problem, expected, got, fix))

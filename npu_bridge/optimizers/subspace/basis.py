@@ -71,7 +71,7 @@ class Basis:
             columns = read_json(described)["columns"] if described.exists() else ()
             return cls(rows, tuple((name, size) for name, size in columns))
         except (ValueError, TypeError, LookupError) as error:
-            problem, expected = f"{described} does not say what the columns are", "a list of names and sizes"
+            problem, expected = f"{described} does not describe the columns", "a list of names and sizes"
             fix = "Write both files with Basis.save."
             raise ValueError(message("Basis", problem, expected, shown(error), fix)) from None
 
@@ -105,7 +105,7 @@ class Basis:
                 near = nearest_word(name, set(known) - set(sizes) if name in sizes else set(sizes) - set(known))
                 problem = f"the basis and the trained variables differ in {name}"
                 expected = ", ".join(f"{name} of {size} values" for name, size in self.columns)
-                fix = f"It may be called {near!r} now." if near else "Compute the basis for these variables."
+                fix = f"Check whether {near!r} is its new name." if near else "Compute the basis for these variables."
                 got = ", ".join(f"{name} of {size}" for name, size in sizes.items())
                 raise ValueError(message("SubspaceNewton", problem, expected, got, fix))
         return np.concatenate([np.asarray(rows[:, known[name]], np.float32) for name in sizes], axis=1)

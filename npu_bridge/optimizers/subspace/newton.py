@@ -130,7 +130,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         pairs = list(grads_and_vars)
         if self._loss is None or all(grad is None for grad, _ in pairs):
             problem, expected = "there is nothing to minimize", "gradients from compute_gradients"
-            got = "no gradient" if self._loss is not None else "gradients from elsewhere"
+            got = "no gradient" if self._loss is not None else "gradients from other code"
             raise ValueError(message("SubspaceNewton", problem, expected, got, "Call compute_gradients or minimize."))
         variables = [variable for _, variable in pairs]
         with tf.init_scope():
