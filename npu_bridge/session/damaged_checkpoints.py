@@ -52,7 +52,7 @@ def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> No
     if not folder or not (is_listed or (may_go_back and _has_lost_list(folder))):
         return
     listed = _listed_checkpoints(folder)
-    unlisted = _Damage(os.path.join(folder, _STATE), "it names no checkpoint" if is_listed else "no such file")
+    unlisted = _Damage(os.path.join(folder, _STATE), "a file that names no checkpoint" if is_listed else "no such file")
     damage = find_damage(listed[-1]) if listed else unlisted
     if damage is None:
         return
@@ -79,9 +79,9 @@ def check_checkpoint(path: str) -> None:
         if damage is not None:
             intact = _newest_intact(os.path.dirname(path) or ".", [])
             there = (
-                f"The newest intact checkpoint there is {os.path.basename(intact)}."
+                f"Use {os.path.basename(intact)}, the newest intact checkpoint of the folder."
                 if intact
-                else "No checkpoint there is intact."
+                else "No checkpoint in its folder is intact."
             )
             raise DamagedCheckpointError(_damage_message(damage, there))
 
@@ -116,9 +116,9 @@ def _first_difference(graph, prefix, must_be_there):
     for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
         name, shape = variable.op.name, variable.shape
         if name in shapes and not shape.is_compatible_with(shapes[name]):
-            return f"{name} of shape {shape}", f"one of shape {tf.TensorShape(shapes[name])}"
+            return f"{name} of shape {shape}", f"the shape {tf.TensorShape(shapes[name])}"
         if name not in shapes and must_be_there:
-            return f"{name} of shape {shape}", "none of that name"
+            return f"{name} of shape {shape}", "no variable of that name"
     return None
 
 
@@ -151,7 +151,7 @@ def find_damage(prefix: str) -> _Damage | None:
             continue
         except (tf.errors.OpError, IndexError) as error:
             file = os.path.join(folder, expected[0]) if count == 1 else f"{prefix}.data-*"
-            return _Damage(file, f"{tensor} cannot be read ({_first_line(error)})")
+            return _Damage(file, f"{tensor}, which cannot be read ({_first_line(error)})")
     return None
 
 

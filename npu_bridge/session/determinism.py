@@ -32,8 +32,8 @@ def seed_graph(options: TrainingOptions, graph: tf.Graph) -> None:
     if seeded:
         say_once(
             logging.WARNING,
-            f"deterministic: {len(seeded)} of the random operators had no seed, the first is {seeded[0]!r}. Each got "
-            f"one made of {graph.seed}, its name and the rank, so that a run can be repeated.",
+            f"deterministic: {len(seeded)} random operators had no seed; the first is {seeded[0]!r}. Each got a seed "
+            f"made of {graph.seed}, its name and the rank, so that a run can be repeated.",
         )
 
 

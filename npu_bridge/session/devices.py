@@ -100,6 +100,6 @@ def check_placement(options: TrainingOptions, graph: tf.Graph) -> None:
         say_once(
             logging.WARNING,
             f"variable_placement: the graph was built before the option was known. Expected variables on "
-            f"{_HOST}; got {len(elsewhere)} elsewhere, {elsewhere[0]!r} among them. Give the option to "
+            f"{_HOST}; got {len(elsewhere)} on other devices, {elsewhere[0]!r} among them. Give the option to "
             f"NPURunConfig, or build the variables under tf.device({_HOST!r}).",
         )

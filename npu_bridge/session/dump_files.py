@@ -108,7 +108,9 @@ def _make_folder(folder: str) -> None:
     except FileExistsError:
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             problem = f"dump_path: {folder} is a link or a file, and dumps do not follow links"
-            raise FileExistsError(f"{problem}. Expected a folder, or no file there; remove the link or file.") from None
+            raise FileExistsError(
+                f"{problem}. Expected a folder, or an unused path. Remove the link or file."
+            ) from None
 
 
 def file_name(text: str) -> str:

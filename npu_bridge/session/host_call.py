@@ -51,7 +51,7 @@ def check_host_call(host_call: Any) -> None:
     if not isinstance(tensors, (tuple, list, dict)):
         raise ValueError(
             f"NPUEstimatorSpec: the second element of host_call holds no arguments. Expected a list, tuple or dict of "
-            f"tensors; got {tensors!r}. Pass [tensor] for a single one."
+            f"tensors; got {tensors!r}. Pass [tensor] for a single tensor."
         )
     positional, named = ((), tensors) if isinstance(tensors, dict) else (tensors, {})
     try:
@@ -59,7 +59,7 @@ def check_host_call(host_call: Any) -> None:
     except TypeError as error:
         raise RuntimeError(
             f"NPUEstimatorSpec: host_call does not fit its function. Expected tensors for its arguments "
-            f"{inspect.signature(function)}; got {len(tensors)}: {error}. Pass as many tensors as the function takes."
+            f"{inspect.signature(function)}; got {len(tensors)} ({error}). Pass as many tensors as the function takes."
         ) from None
 
 

@@ -28,13 +28,15 @@ def choose_start(warm_start_from: Any, job: JobStart) -> Any:
     if job.rank_size is not None and job.rank_size != collective.current().size:
         size = collective.current().size
         fix = f"Start the script with `npu-run -np {job.rank_size} script.py`, or correct the file."
-        problem = "rank_size is not the number of ranks there are"
+        problem = "rank_size is not the number of ranks"
         raise RuntimeError(message("job start file", problem, str(size), str(job.rank_size), fix))
     if warm_start_from or job.restore_from is None:
         return warm_start_from or None
     if not _holds_checkpoint(job.restore_from):
         expected, fix = "a checkpoint, or a folder with one", "Correct it, or unset it to start from initial values."
-        raise ValueError(message("job start", f"{job.origin} leads nowhere", expected, repr(job.restore_from), fix))
+        raise ValueError(
+            message("job start", f"{job.origin} names no checkpoint", expected, repr(job.restore_from), fix)
+        )
     _LOG.info("Training starts from %s, as %s says.", job.restore_from, job.origin)
     return job.restore_from
 

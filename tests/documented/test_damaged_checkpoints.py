@@ -90,7 +90,7 @@ KINDS = {
     "empty data": (DATA, lambda path: cut(path, 0), "Read less bytes"),
     "half of the data": (DATA, lambda path: cut(path, 0.5), "Read less bytes"),
     "noise for data": (DATA, lambda path: path.write_bytes(os.urandom(path.stat().st_size)), "Checksum"),
-    "a bit of the data": (DATA, lambda path: flip(path, 0.5), "table cannot be read .*Checksum"),
+    "a bit of the data": (DATA, lambda path: flip(path, 0.5), "table, which cannot be read .*Checksum"),
     "a folder for data": (DATA, become_folder, "directory"),
     "empty list": (STATE, lambda path: cut(path, 0), "names no checkpoint"),
     "part of a list": (STATE, lambda path: cut(path, 0.1), "names no checkpoint"),

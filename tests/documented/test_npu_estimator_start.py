@@ -97,7 +97,7 @@ def test_a_start_is_looked_for_in_four_places(trained, tmp_path, monkeypatch):
 
 def test_a_start_that_is_not_there_is_an_error(trained, tmp_path, monkeypatch):
     monkeypatch.setenv("RESTORE_FROM", str(tmp_path / "gone"))
-    with pytest.raises(ValueError, match=r"RESTORE_FROM leads nowhere\. Expected a checkpoint.* got .*gone"):
+    with pytest.raises(ValueError, match=r"RESTORE_FROM names no checkpoint\. Expected a checkpoint.* got .*gone"):
         estimator_of(tmp_path / "out")
     estimator_of(tmp_path / "out", warm_start_from=str(trained / "10"))  # the variable is not asked
 
@@ -245,7 +245,7 @@ def test_a_checkpoint_of_another_model_is_told_with_the_variable_that_differs(tr
     estimator = NPUEstimator(wider_model_fn, config=NPURunConfig(model_dir=str(tmp_path / "10")))
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         estimator.train(input_fn, steps=1)
-    found = r"10/model.ckpt-1 is a checkpoint of another model. Expected weight of shape \(2,\); got one of shape \(\)"
+    found = r"10/model.ckpt-1 is a checkpoint of another model. Expected weight of shape \(2,\); got the shape \(\)"
     assert re.search(found, str(caught.value))
 
 

@@ -172,7 +172,7 @@ def trained_without_a_seed():
 def test_operators_made_without_a_seed_get_one_each(on_ranks, caplog):
     first = trained_without_a_seed()
     assert trained_without_a_seed() == first
-    assert "had no seed, the first is 'weights/Initializer" in caplog.text
+    assert "had no seed; the first is 'weights/Initializer" in caplog.text
     called, again, in_branch, seeded, number, uniform, _ = first[:7]
     assert called == again and len({in_branch, seeded, uniform, *called}) == 6
     of_rank_0, of_rank_1 = on_ranks(2, trained_without_a_seed)

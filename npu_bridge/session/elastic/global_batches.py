@@ -57,13 +57,13 @@ class GlobalBatches:
     """
 
     def __init__(self, rows: int, batch: int, micro: int | None = None, seed: int | None = 0):
-        self.rows = check_count(_OWNER, "rows", rows, "Give it the number of rows that there are.")
-        self.batch = check_count(_OWNER, "batch", batch, "Give it the rows of one update.")
+        self.rows = check_count(_OWNER, "rows", rows, "Pass the number of rows of the data.")
+        self.batch = check_count(_OWNER, "batch", batch, "Pass the number of rows of one update.")
         self.micro = check_count(
             _OWNER, "micro", batch if micro is None else micro, "Leave it out for one micro-batch."
         )
         if self.batch % self.micro:
-            problem, expected = "micro-batches do not fill a batch", f"micro to divide batch={self.batch}"
+            problem, expected = "micro-batches do not fill a batch", f"a divisor of batch={self.batch}"
             raise ValueError(message(_OWNER, problem, expected, f"micro={self.micro}", "Use a divisor."))
         if seed is not None:
             seed = check_count(_OWNER, "seed", seed, "Use None to leave the rows in their order.", at_least=0)
@@ -109,7 +109,7 @@ class GlobalBatches:
         """
         for array in tf.nest.flatten(arrays):
             if len(array) != self.rows:
-                expected, got = f"arrays of rows={self.rows} rows", str(len(array))
+                expected, got = f"rows={self.rows} in each array", str(len(array))
                 raise ValueError(message(_OWNER, "an array has another number of rows", expected, got, "Correct rows."))
         return self.indices(after).map(lambda numbers: tf.nest.map_structure(lambda a: tf.gather(a, numbers), arrays))
 

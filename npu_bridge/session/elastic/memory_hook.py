@@ -62,9 +62,9 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
         take_memory_checkpoint(self._checkpoint_dir)
         is_apart = ranks.size > 1 and differ_between_ranks(pipelines_in(graph))
         if is_apart and self._sync is None:
-            problem, expected = "ranks keep their own state", "a SyncBeforeSavingHook for sync, on every rank"
-            fix = "Put one before this hook, and pass it as sync."
-            raise ValueError(message("MemoryCheckpointHook", problem, expected, "None", fix))
+            problem, expected = "ranks differ in their state", "sync=SyncBeforeSavingHook(...) on every rank"
+            fix = "Put the SyncBeforeSavingHook before this hook, too."
+            raise ValueError(message("MemoryCheckpointHook", problem, expected, "sync=None", fix))
         is_alike = not is_apart and remote_slots.of_graph(graph) is None
         if ranks.rank == 0 or (ranks.local_rank == 0 and is_alike):
             self._copies = memory_checkpoints(self._checkpoint_dir, only_of_job=True)

@@ -63,12 +63,14 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         super().__init__()
         self._path = os.fspath(path)
         if not self._path.endswith(".keras"):
-            fix = "Use such a name: the other formats of Keras leave parts of the optimizer out."
+            fix = "Change the ending: other formats of Keras leave parts of the optimizer out."
             raise ValueError(
                 message("ResumeCallback", "path is not the name of a saved model", "a .keras file", self._path, fix)
             )
         if every_n_steps is not None:
-            every_n_steps = check_count("ResumeCallback", "every_n_steps", every_n_steps, "Leave it out for epochs.")
+            every_n_steps = check_count(
+                "ResumeCallback", "every_n_steps", every_n_steps, "Leave it out to save after epochs."
+            )
         self._every_n_steps = every_n_steps
         # Batches of the model, batches since the last save, and the number of the latest one in its epoch.
         self._batches_done, self._unsaved_batches, self._batch = 0, 0, -1
@@ -245,7 +247,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         flush(unfinished)
         if not _is_intact_zip(unfinished):
             problem, fix = "a saved model cannot be read back", "Check the disk; the previous file is still there."
-            raise OSError(message("ResumeCallback", problem, f"{self._path} as it was", "other bytes", fix))
+            raise OSError(message("ResumeCallback", problem, f"{self._path} as it was written", "other bytes", fix))
         rename_unfinished(unfinished, self._path)
 
 

@@ -31,9 +31,9 @@ def export_float32(source: Any, path: str | None = None) -> Any:
     found = tf.train.latest_checkpoint(source) or source
     if not tf.compat.v1.train.checkpoint_exists(found):
         fix = "Pass a Keras model, a folder, or a path without .index."
-        raise ValueError(message(_OWNER, "there is no checkpoint", "one", repr(source), fix))
+        raise ValueError(message(_OWNER, "source has no checkpoint", "a checkpoint", repr(source), fix))
     if path is None or path == found:
-        fix = "Pass path=... of the new one."
+        fix = "Pass path=... of the new checkpoint."
         raise ValueError(message(_OWNER, "path is missing, or the same as source", "another path", repr(path), fix))
     reader = tf.train.load_checkpoint(found)
     dtypes = dict(sorted(reader.get_variable_to_dtype_map().items()))

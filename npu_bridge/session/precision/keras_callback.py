@@ -172,14 +172,14 @@ def _count_updates(model) -> int:
 def _check_model(model):
     if model.run_eagerly:
         fix = "Compile the model without run_eagerly."
-        raise _usage_error("operators that run eagerly cannot be lowered", "a compiled model", "run_eagerly=True", fix)
+        raise _usage_error("operators that run eagerly cannot be lowered", "run_eagerly=False", "run_eagerly=True", fix)
     if model.jit_compile:
         text = message(
             "AccelerateTrainCallback",
-            "XLA compiles the model, so TensorFlow's rewriter does not see it",
+            "XLA compiles the model, so nothing will run in low precision",
             "jit_compile=False",
             "jit_compile=True",
-            "Nothing will run in low precision.",
+            "Leave jit_compile out.",
         )
         say_once(logging.WARNING, text)
 
@@ -188,12 +188,12 @@ def _check_session(plan):
     precision = precision_of_session(tf.compat.v1.keras.backend.get_session())
     if precision is not None and precision.switch is not None and precision.switch.plan == plan:
         return
-    got = "a session without it" if precision is None or precision.switch is None else "another mode"
+    got = "a session without a mode" if precision is None or precision.switch is None else "a session with another mode"
     raise _usage_error(
         "the Keras session lacks this mode",
-        "a session with the same experimental_accelerate_train_mode in its settings",
+        "a session with the same experimental_accelerate_train_mode",
         got,
-        "Call set_keras_session_npu_config(config) with such settings before the model is built.",
+        "Call set_keras_session_npu_config(config) with this mode before the model is built.",
     )
 
 

@@ -102,7 +102,7 @@ def _rebuild(model, dtypes, owner):
         with tf.keras.utils.custom_object_scope({**classes, **functions}):
             changed = _with_output_casts(type(model).from_config(config), dtypes.outputs)
     except (TypeError, ValueError, tf.errors.InvalidArgumentError) as reason:
-        fix = "Cast to a dtype of the model's layers inside of it, or make it under such a policy."
+        fix = "Cast inside the model to the dtype of its layers, or build the model in this dtype."
         problem = f"the model {model.name!r} cannot be rebuilt with layers in {dtypes.compute}"
         raise ValueError(
             message(owner, problem, "layers that follow their policy", str(reason).partition("\n")[0], fix)
@@ -192,9 +192,9 @@ def _with_output_casts(model, dtype):
 def _change_in_place(model, dtypes, owner):
     if model.built or model.weights:
         problem = f"the model {model.name!r} is subclassed and has its variables already"
-        fix = "Call this before the model sees its first batch."
+        fix = f"Call {owner} before the model sees its first batch."
         raise ValueError(
-            message(owner, problem, "a model that is not built, or a functional model", "a built one", fix)
+            message(owner, problem, "a model that is not built, or a functional model", "a built model", fix)
         )
     for layer in _list_layers(model):
         is_batchnorm = isinstance(layer, _BATCH_NORMALIZATION)
@@ -235,8 +235,8 @@ def _warn_about_other_dtypes(model, dtypes, owner):
         others = sorted(set(others))
         say_once(
             logging.WARNING,
-            f"{owner}: some layers ask for float32 variables. Expected {dtypes.variables}; got "
-            f"{', '.join(others[:5])}{' ...' if len(others) > 5 else ''}. These layers train in their own dtype.",
+            f"{owner}: some layers choose the dtype of their variables. Expected {dtypes.variables}; got another dtype "
+            f"for {', '.join(others[:5])}{' ...' if len(others) > 5 else ''}. These layers train in their own dtype.",
         )
 
 

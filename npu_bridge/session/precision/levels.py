@@ -119,7 +119,7 @@ def read_dtype(owner: str, name: str, value: Any) -> str:
     text = getattr(value, "name", None) or getattr(value, "__name__", None) or value
     if text not in ("float32", *LOW_DTYPES):
         expected = "float32, float16 or bfloat16"
-        raise ValueError(message(owner, f"{name} is not a known dtype", expected, shown(value), "Pass one."))
+        raise ValueError(message(owner, f"{name} is not a known dtype", expected, shown(value), "Pass one of these."))
     return str(text)
 
 

@@ -47,7 +47,7 @@ def read_mixlist(path: str) -> Mixlist:
     except OSError as reason:
         raise _file_error(path, "the file cannot be read", "a JSON file", str(reason), "Correct the path.") from reason
     except (ValueError, RecursionError) as reason:
-        raise _file_error(path, "the file is not JSON", "a JSON object", str(reason), "Correct it there.") from reason
+        raise _file_error(path, "the file is not JSON", "a JSON object", str(reason), "Correct this place.") from reason
     names = {}
     lists = _check_object(path, "the file", content, _LISTS)
     for name in _LISTS:
@@ -67,7 +67,7 @@ def _sort_types(path: str, names: dict[tuple[str, str], frozenset[str]]) -> Mixl
     ):
         if contrary:
             raise _file_error(
-                path, f"{min(contrary)} is {what}", "one change for each type", "two", "Remove one of them."
+                path, f"{min(contrary)} is {what}", "one change for each type", "two changes", "Remove one."
             )
     return Mixlist(allowed, denied, (undenied | unallowed) - allowed - denied)
 

@@ -124,11 +124,11 @@ def _update_registered(graph, change):
 
 def _check_op_type(where: str, op_type: Any) -> None:
     expected = "the type of a TensorFlow operator with a floating dtype"
-    fix = 'Pass "Softmax", for example; op.type is the type of an operator.'
+    fix = 'Pass "Softmax", for example, or the op.type of an operator.'
     check_instance(where, "the operator type", op_type, str, "a text", fix, expected)
     is_known = op_type.isidentifier() and hasattr(tf.raw_ops, op_type)
     if is_known and has_floating_type(op_type):
         return
-    fix = did_you_mean(op_type, () if is_known else dir(tf.raw_ops), "op.type is the type of an operator.")
+    fix = did_you_mean(op_type, () if is_known else dir(tf.raw_ops), "Read the type of an operator from op.type.")
     problem = "this type has no floating dtype to choose" if is_known else "there is no such operator type"
     raise ValueError(message(where, problem, expected, repr(op_type), fix))

@@ -129,7 +129,7 @@ def _read_types(given: dict[str, Any], name: str) -> Iterable[str]:
         for twice in value:
             if twice in given.get(other, ()):
                 problem, expected = f"{twice!r} is in {name} and {other}", "one list for each type"
-                raise ValueError(message(_OWNER, problem, expected, "two", "Remove one."))
+                raise ValueError(message(_OWNER, problem, expected, "two lists", "Remove one."))
     return value
 
 

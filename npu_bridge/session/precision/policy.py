@@ -103,7 +103,7 @@ class Precision:
             say_once(
                 logging.WARNING,
                 f"{name}: examined operators keep their dtype, so these steps do not compute in "
-                f"{self.low_dtype}, and overflows of {self.low_dtype} do not show. Leave {name} out to train in it.",
+                f"{self.low_dtype}, and overflows of {self.low_dtype} do not show. Leave {name} out to use this dtype.",
             )
         missing = missing_units(BFLOAT16) if is_on_cpu and self.low_dtype == BFLOAT16 else None
         if missing:
@@ -216,7 +216,7 @@ class Precision:
         asked.update(policy.low_dtype for policy in (self.configured, self.low) if policy and policy.low_dtype)
         if len(asked) > 1:
             got = " and ".join(sorted(asked))
-            fix = "Let customize_dtypes, the precision mode and accelerate_train_mode name the same one."
+            fix = "Let customize_dtypes, the precision mode and accelerate_train_mode name the same dtype."
             raise ValueError(message("precision", "options ask for different dtypes", "one low dtype", got, fix))
         return asked.pop() if asked else None
 

@@ -141,8 +141,10 @@ def turn_on_rewriter(session_config: Any, low_dtype: str) -> None:
     if rewrites.optimizers and name not in rewrites.optimizers:
         rewrites.optimizers.append(name)  # if passes are listed, only the listed passes run
     if rewrites.disable_meta_optimizer:
-        problem, got = f"nothing will run in {low_dtype}", "disable_meta_optimizer is set"
-        say_once(logging.WARNING, message("precision_mode", problem, "TensorFlow's rewriter on", got, "Unset it."))
+        problem, got = f"nothing will run in {low_dtype}", "disable_meta_optimizer=True"
+        say_once(
+            logging.WARNING, message("precision_mode", problem, "disable_meta_optimizer=False", got, "Leave it out.")
+        )
 
 
 def make_lists(

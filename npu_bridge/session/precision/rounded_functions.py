@@ -238,6 +238,6 @@ def _is_compiled(definition: Any) -> bool:
         say_once(
             logging.WARNING,
             "precision: XLA removes pairs of casts, so functions that it compiles stay in float32. "
-            "Expected jit_compile=False; got True. Leave it out.",
+            "Expected jit_compile=False; got jit_compile=True. Leave it out.",
         )
     return is_compiled

@@ -288,5 +288,6 @@ def _warn_about_functions(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
         say_once(
             logging.WARNING,
             f"customize_dtypes: operators inside functions are not rounded. Expected loops and conditions without "
-            f"functions; got {', '.join(missed)} inside. Call tf.disable_control_flow_v2() before the graph is built.",
+            f"functions; got functions with {', '.join(missed)}. Call tf.disable_control_flow_v2() before you "
+            f"build the graph.",
         )

@@ -187,7 +187,7 @@ class ProgressVariablesHook(tf.estimator.SessionRunHook):
             except (KeyError, ValueError) as error:
                 raise ValueError(
                     f"{self._where}: {'step' if key == 'STEP_NOW' else 'loss'} is not in this graph. Expected the name "
-                    f"of a tensor or variable; got {name!r}. Name the loss with tf.identity(loss, name=...)."
+                    f"of a tensor or variable; got {name!r}. Name the tensor with tf.identity(tensor, name=...)."
                 ) from error
 
     def after_create_session(self, session, coord):
