@@ -51,6 +51,6 @@ class _RawOperators:
             return unavailable_function(
                 name,
                 "the overflow register of a device",
-                "NPULossScaleOptimizer finds overflows by value and skips their steps; on its own, tf.math.is_finite.",
+                "Use NPULossScaleOptimizer, which skips steps with an overflow, or tf.math.is_finite.",
             )
-        return unavailable_function(name, "a kernel of a device", "docs/operators.md lists all operators.")
+        return unavailable_function(name, "a kernel of a device", "Look for an operator in docs/operators.md.")

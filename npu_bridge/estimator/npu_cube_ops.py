@@ -81,5 +81,7 @@ def deformable_conv2d(
 def _check_four_integers(values: Sequence[int] | None, name: str, default: Sequence[int]) -> Sequence[int]:
     values = default if values is None else values
     if len(values) != 4:
-        raise ValueError(message(_WHERE, f"{name} has the wrong length", "four integers", repr(values), "Write four."))
+        raise ValueError(
+            message(_WHERE, f"{name} has the wrong length", "four integers", repr(values), "Write four integers.")
+        )
     return values

@@ -139,7 +139,7 @@ def LARS(  # noqa: N802 - the documented name
     if len(inputs_w) != len(inputs_g):
         got = f"{len(inputs_w)} weights and {len(inputs_g)} gradients"
         raise ValueError(
-            message("npu_ops.LARS", "the lists differ in length", "pairs", got, "Pass pairs in the same order.")
+            message("npu_ops.LARS", "the lists differ in length", "pairs", got, "Pass a gradient for each weight.")
         )
     with tf.name_scope(name or "LARS"):
         return [

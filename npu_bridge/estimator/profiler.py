@@ -77,7 +77,7 @@ class Profiler:
     def start(self) -> None:
         """Begins the trace; entering the `with` block calls this method."""
         if environment.is_flag_on("PROFILING_MODE"):
-            raise RuntimeError(_nested_trace_message("PROFILING_MODE is on", "Unset PROFILING_MODE."))
+            raise RuntimeError(_nested_trace_message("the trace of PROFILING_MODE", "Unset PROFILING_MODE."))
         ranks = collective.current()
         folder = os.path.join(self._folder, f"rank_{ranks.rank}") if ranks.size > 1 else self._folder
         options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=self._level)
@@ -85,7 +85,7 @@ class Profiler:
             tf.profiler.experimental.start(folder, options)
         except tf.errors.AlreadyExistsError as error:
             fix = "End the other trace first, or leave profiling_config out."
-            raise RuntimeError(_nested_trace_message("another profiler is running", fix)) from error
+            raise RuntimeError(_nested_trace_message("the trace of another profiler", fix)) from error
         self._is_running = True
 
     def stop(self) -> None:

@@ -30,7 +30,7 @@ class ScopedGraphManager:
 
     def start(self) -> None:
         """Logs once that the class has no effect; entering the `with` block calls this method."""
-        say_once(logging.INFO, "ScopedGraphManager: has no effect on stock TensorFlow.")
+        say_once(logging.INFO, "ScopedGraphManager has no effect on stock TensorFlow.")
 
     def stop(self) -> None:
         """Does nothing; leaving the `with` block calls this method."""

@@ -91,7 +91,7 @@ def test_what_is_to_be_fetched_is_given_back(marks):
         assert given is fetch
     assert util.set_graph_exec_config("tensor:0") is tensor
     assert tf1.get_default_graph().as_graph_def() == before
-    assert marks.messages == ["set_graph_exec_config: has no effect on stock TensorFlow."], "once"
+    assert marks.messages == ["set_graph_exec_config has no effect on stock TensorFlow."], "once"
 
 
 @pytest.mark.parametrize("fetch", ["tensor", "other:0", None, 3, [None], {"a": 1}])
@@ -125,7 +125,7 @@ def test_limits_of_shapes_have_no_effect(marks, mark, arguments):
     for target in (tensor, tensor.op, tensor):
         assert mark(target, *arguments) is None
     assert tf1.get_default_graph().as_graph_def() == before
-    assert marks.messages == [f"{mark.__name__}: has no effect on stock TensorFlow."]
+    assert marks.messages == [f"{mark.__name__} has no effect on stock TensorFlow."]
     with pytest.raises(ValueError, match=rf"{mark.__name__}: tensor .*Expected .* got 'x'"):
         mark("x", *arguments)
 

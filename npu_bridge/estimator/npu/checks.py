@@ -181,7 +181,7 @@ def check_model_dir(folder: str) -> None:
     except OSError as error:
         reason = str(error.strerror)
     if reason:
-        expected, fix = "a folder that can be written", "Choose another one."
+        expected, fix = "a folder that can be written", "Choose another folder."
         raise OSError(message("NPUEstimator", "model_dir cannot be used", expected, f"{folder} ({reason})", fix))
 
 
@@ -192,9 +192,9 @@ def warn_uncounted_steps() -> None:
         problem = "no step is counted: training never reaches its last step, and every checkpoint is of step 0"
         fix = (
             "Write optimizer.minimize(loss, tf.train.get_global_step()), or pass it to apply_gradients. If the "
-            "optimizer ignores it, as BERT's does: tf.group(train_op, tf.train.get_global_step().assign_add(1))."
+            "optimizer ignores it, as BERT's does, use tf.group(train_op, tf.train.get_global_step().assign_add(1))."
         )
-        text = message("global_step", problem, "a training step that increases global_step", "one that does not", fix)
+        text = message("global_step", problem, "a train_op that increases global_step", "a train_op that does not", fix)
         say_once(logging.WARNING, text)
 
 

@@ -81,7 +81,7 @@ def _check_kind(model):
         fix = "Build it from tf.keras.Input, or give a Sequential model an input shape."
         raise _error("keras_model has no declared inputs", "a Sequential or functional model", model, fix)
     if not model.optimizer:
-        raise _error("keras_model is not compiled", "one with an optimizer", model, "Call its compile first.")
+        raise _error("keras_model is not compiled", "a model with an optimizer", model, "Call compile first.")
 
 
 def _error(problem, expected, got, fix):

@@ -86,7 +86,7 @@ def wrap_model_fn(model_fn, options, has_params):
     if "features" not in parameters or (unknown and not takes_any) or ignores_params:
         raise ValueError(
             f"NPUEstimator: model_fn has the wrong arguments. Expected features and optionally "
-            f"{', '.join(_MODEL_FN_ARGUMENTS[1:])}{' (params is required here)' if ignores_params else ''}; got "
+            f"{', '.join(_MODEL_FN_ARGUMENTS[1:])}{' (params is required)' if ignores_params else ''}; got "
             f"{', '.join(parameters) or 'no arguments'}. Rename its arguments"
             f"{', or add params' if ignores_params else ''}."
         )

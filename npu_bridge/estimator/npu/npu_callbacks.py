@@ -135,6 +135,6 @@ def _check_equal_on_all_ranks(variables):
         if answer != answers[0]:
             raise ValueError(
                 f"NPUBroadcastGlobalVariablesCallback: rank {rank} trains other variables. Expected the "
-                f"{answers[0][0]} variables of rank 0, with their shapes and dtypes; got {answer[0]}. Build and "
-                f"compile the same model on every rank; if one rank loads a saved model with its optimizer, all must."
+                f"{answers[0][0]} variables of rank 0, with their shapes and dtypes; got {answer[0]} others. Build "
+                f"and compile the same model on every rank; load a saved model with its optimizer on all ranks or none."
             )

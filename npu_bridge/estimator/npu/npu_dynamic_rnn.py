@@ -56,7 +56,9 @@ class _DynamicLayer(tf.keras.layers.Layer):
         """Makes the variables for inputs [T, B, D]; raises ValueError if D is unknown."""
         steps, batch, depth = tf.TensorShape(input_shape).as_list()
         if depth is None:
-            raise self._error("the depth of x is unknown", "[T, B, D] with known D", f"shape {input_shape}", "Set D.")
+            raise self._error(
+                "the depth of x is unknown", "shape [T, B, D] with known D", f"shape {input_shape}", "Set D."
+            )
         self._make_weights(depth)
         # Unused here. Checkpoints of the NPU stack have this variable, under a name outside of any layer.
         with tf.name_scope("dynamicbase/"):

@@ -368,7 +368,7 @@ class NPULogOutfeedSessionHook(tf.estimator.SessionRunHook):
     """
 
     def __init__(self, output_stream: str | TextIO):
-        say_once(logging.INFO, "NPULogOutfeedSessionHook: has no effect: tf.print writes to standard error by itself.")
+        say_once(logging.INFO, "NPULogOutfeedSessionHook has no effect: tf.print writes to standard error by itself.")
 
 
 class NPUShutDownHook(tf.estimator.SessionRunHook):

@@ -115,7 +115,7 @@ class FixedLossScaleManager(_SerializableManager):
           TypeError: always.
         """
         del session
-        problem, expected = "a fixed loss scale cannot be set", "a manager whose scale can change"
+        problem, expected = "a fixed loss scale cannot be set", f"the scale {self._value:g} of the constructor"
         fix = f"Use npu_bridge.amp.DynamicLossScaleManager.constant({self._value:g}) instead."
         raise TypeError(message("FixedLossScaleManager", problem, expected, shown(loss_scale), fix))
 
@@ -355,7 +355,7 @@ def check_manager(owner: str, manager: Any) -> None:
         for each in manager:
             check_manager(owner, each)
             if isinstance(each, (list, tuple)) or getattr(each, "is_for_groups", False):
-                problem, expected = "a list of managers has one for each loss", "managers of one scale each"
+                problem, expected = "a manager in the list has several scales", "one scale for each loss"
                 raise ValueError(message(owner, problem, expected, shown(each), "Pass this manager without a list."))
         if len(set(map(id, manager))) < len(manager):
             problem, expected = "two losses share a loss-scale manager", "one manager for each loss"
@@ -367,5 +367,5 @@ def check_manager(owner: str, manager: Any) -> None:
     got = "None" if manager is None else shown(manager)
     problem = "scaling the loss (is_loss_scale) needs a manager as loss_scale_manager"
     expected = "a FixedLossScaleManager or an ExponentialUpdateLossScaleManager"
-    fix = "Pass one." if manager is None else f"Write {suggested_manager(manager)}."
+    fix = "Pass a manager." if manager is None else f"Write {suggested_manager(manager)}."
     raise (ValueError if manager is None else TypeError)(message(owner, problem, expected, got, fix))

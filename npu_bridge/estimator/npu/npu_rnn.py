@@ -32,6 +32,10 @@ def npu_dynamic_rnn(
     if inputs.shape.rank is None or inputs.shape.as_list()[0] is None:
         fix = "Set the static shape of inputs, or use tf.nn.dynamic_rnn with time_major=True."
         got = f"shape {inputs.shape}"
-        raise ValueError(message("npu_dynamic_rnn", "the number of time steps is unknown", "[T, B, ...]", got, fix))
+        raise ValueError(
+            message(
+                "npu_dynamic_rnn", "the number of time steps is unknown", "shape [T, B, ...] with known T", got, fix
+            )
+        )
     outputs, state = tf.compat.v1.nn.static_rnn(cell, tf.unstack(inputs), initial_state, dtype, sequence_length, scope)
     return tf.stack(outputs), state

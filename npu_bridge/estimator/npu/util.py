@@ -321,4 +321,4 @@ def _check_graph_element(value, where, name):
 
 
 def _log_no_effect(name):
-    say_once(logging.INFO, f"{name}: has no effect on stock TensorFlow.")
+    say_once(logging.INFO, f"{name} has no effect on stock TensorFlow.")
