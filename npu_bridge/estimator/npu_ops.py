@@ -89,7 +89,7 @@ def _keep_prob_if_training(keyword, is_training, keep_prob):
     if keyword not in ("is_training", "training"):
         raise TypeError(f"dropout() got an unexpected keyword argument {keyword!r}")
     text = f"npu_ops.dropout: {keyword} is not an argument on an NPU. Here {keyword}=False keeps every element. Pass "
-    say_once(logging.WARNING, text + "keep_prob=1.0 instead, which works on both.")
+    say_once(logging.WARNING, text + "keep_prob=1.0 instead, which works on NPUs, too.")
     if tf.is_tensor(is_training):
         return tf.where(tf.cast(is_training, tf.bool), tf.cast(keep_prob, tf.float32), 1.0)
     return keep_prob if is_training else 1.0

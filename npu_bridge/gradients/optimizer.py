@@ -242,7 +242,7 @@ def _check_nesting(optimizer, pipeline, owner):
         problem = "the stages of the inner optimizer would get gradients that are still multiplied by the loss scale"
         fix = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[...])."
         expected = "the order scale, accumulate, reduce, unscale, verdict, clip, update"
-        raise ValueError(message(owner, problem, expected, f"{names} in the inner optimizer", fix))
+        raise ValueError(message(owner, problem, expected, f"{names} inside this optimizer", fix))
     updating = optimizer
     while isinstance(updating, PipelineOptimizer):
         updating = updating._inner.optimizer

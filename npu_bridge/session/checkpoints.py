@@ -149,7 +149,10 @@ def _warn_of_shared_folder(folder: str) -> None:
         ranks = " and ".join(str(rank) for rank in sorted((other, rank_and_size_of_job()[0])))
         problem = f"ranks {ranks} save into one folder, so each overwrites files of the other"
         fix = "Write checkpoint_dir=folder if get_rank_id() == 0 else None, or let rank 0 alone call save."
-        say_once(logging.WARNING, message("checkpoint", problem, "one rank that saves", f"{folder!r} on both", fix))
+        say_once(
+            logging.WARNING,
+            message("checkpoint", problem, "one rank that saves", f"two that save into {folder!r}", fix),
+        )
 
 
 class CarefulSaver:

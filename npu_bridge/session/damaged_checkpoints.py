@@ -79,7 +79,7 @@ def check_checkpoint(path: str) -> None:
         if damage is not None:
             intact = _newest_intact(os.path.dirname(path) or ".", [])
             there = (
-                f"Use {os.path.basename(intact)}, the newest intact checkpoint of the folder."
+                f"Restore the newest intact checkpoint, {os.path.basename(intact)}."
                 if intact
                 else "No checkpoint in its folder is intact."
             )

@@ -38,7 +38,7 @@ def named(*names):
         (
             changed(gradients=[*PLAN.gradients, KERNEL._replace(name="new:0")]),
             "the same variables",
-            "new:0 of shape (3, 4) as well",
+            "also new:0 of shape (3, 4)",
         ),
         (
             changed(gradients=[KERNEL._replace(shape="(3, 5)"), BIAS, ROWS]),

@@ -44,7 +44,7 @@ class Build:
 # The difference of rank 1, and its words in the sentence.
 DIFFERENCES = {
     "missing variable": (Build(names=("kernel",)), "the variable bias:0 of shape (4,)", "no such variable"),
-    "one more variable": (Build(names=("kernel", "bias", "new")), "the same variables", "new:0 of shape (4,) as well"),
+    "one more variable": (Build(names=("kernel", "bias", "new")), "the same variables", "also new:0 of shape (4,)"),
     "other name": (Build(names=("kernel", "beta")), "the variable bias:0", "no such variable"),
     "other order": (Build(names=("bias", "kernel")), "kernel:0 at position 0", "bias:0"),
     "shape": (Build(bias_shape=(5,)), "the shape (4,) of bias:0", "(5,)"),

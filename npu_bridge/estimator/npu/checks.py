@@ -222,7 +222,7 @@ def accept_tpu_keywords(keywords: Iterable[str]) -> None:
             fix = did_you_mean(name, _TPU_KEYWORDS, "")
             raise TypeError(f"NPUEstimator() got an unexpected keyword argument {name!r}. {fix}".rstrip())
     if keywords:
-        text = f"NPUEstimator: {', '.join(sorted(keywords))} are arguments of a TPUEstimator and have no effect here. "
+        text = f"NPUEstimator: arguments of a TPUEstimator have no effect here: {', '.join(sorted(keywords))}. "
         say_once(logging.WARNING, text + "Leave them out; an input_fn makes the batches.")
 
 
