@@ -70,7 +70,7 @@ class RankProcess:
       LaunchError: a limit on processes is reached.
     """
 
-    loss = ""  # why its end is unknown: on this machine it is always known
+    lost_because = ""  # why its end is unknown: on this machine it is always known
 
     def __init__(
         self,
