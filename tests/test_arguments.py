@@ -133,11 +133,11 @@ def test_a_switch_is_a_boolean_and_where_it_may_be_a_number():
             assert type(switch) is bool and switch == value
     for value in (0, 1, np.int32(1)):
         assert arguments.check_switch("Owner", "x", value, takes_numbers=True) is bool(value)
-        with pytest.raises(TypeError, match="Owner: x is a switch. Expected True or False; got"):
+        with pytest.raises(TypeError, match="Owner: x is not a boolean. Expected True or False; got"):
             arguments.check_switch("Owner", "x", value)
     for value in (2, -1, 1.0, NAN, "True", None, []):
         with pytest.raises(
-            TypeError, match=r"Owner: x is a switch. Expected True or False; got .*\)\. Leave it out\.$"
+            TypeError, match=r"Owner: x is not a boolean. Expected True or False; got .*\)\. Leave it out\.$"
         ):
             arguments.check_switch("Owner", "x", value, "Leave it out.", takes_numbers=True)
 
@@ -156,7 +156,7 @@ def test_a_choice_is_one_of_some_words():
     ):
         with pytest.raises(ValueError) as refused:
             arguments.check_choice("Owner", "x", value, words, "Leave it out.")
-        assert str(refused.value).startswith("Owner: x is unknown. Expected 'mean', 'sum' or 'median'; got ")
+        assert str(refused.value).startswith("Owner: x has an unknown value. Expected 'mean', 'sum' or 'median'; got ")
         assert str(refused.value).endswith(end)
     with pytest.raises(ValueError, match="Expected 'mean'; got 'x'"):
         arguments.check_choice("Owner", "x", "x", ("mean",))

@@ -18,7 +18,7 @@ INSTALLED = ("click", "markdown_it", "mdurl", "numpy", "pygments", "rich", "toml
 VERSION = "2.15" if sys.version_info < (3, 12) else "2.21"
 INSTALL = f"Install it: pip install 'tensorflow-cpu=={VERSION}.*', or 'tensorflow=={VERSION}.*' for GPUs."
 MISSING = f"ModuleNotFoundError: npu_bridge: TensorFlow is not installed. Expected 2.15 to 2.21; got none. {INSTALL}"
-OTHER = f"ImportError: npu_bridge: TensorFlow is of another version. Expected 2.15 to 2.21; got 2.22.0. {INSTALL}"
+OTHER = f"ImportError: npu_bridge: TensorFlow has an unsupported version. Expected 2.15 to 2.21; got 2.22.0. {INSTALL}"
 APART = "ImportError: npu_bridge: TensorFlow 2.18.1 has no Estimator and no Keras 2 of its own. Install them: "
 APART += "pip install --no-deps tensorflow-estimator==2.15.* tf-keras==2.18.*"
 DOORS = (
@@ -112,7 +112,7 @@ def test_numpy_2_is_refused_beside_a_tensorflow_that_was_built_for_the_one_befor
         folder = tmp_path / f"{name}-{version}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    text = f"numpy is of another version. Expected one before 2 beside TensorFlow {tensorflow}; got 2.1.3."
+    text = f"numpy has an unsupported version. Expected a version before 2 for TensorFlow {tensorflow}; got 2.1.3."
     said = f"ImportError: npu_bridge: {text} Install it: pip install 'numpy<2'."
     lines = python("-c", TRY_ALL, *DOORS)
     assert lines == [said if is_refused else "ImportError: this one was tried"] * len(DOORS)
@@ -131,9 +131,9 @@ def test_a_path_that_the_locale_cannot_read_is_told(tmp_path):
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=300)
         said[choice] = done.stderr.decode(errors="replace").splitlines()[-1:]
     problem = (
-        "ImportError: npu_bridge: the path of TensorFlow cannot be read here. Expected ASCII, or UTF-8 in a locale"
+        "ImportError: npu_bridge: the path of TensorFlow cannot be decoded. Expected ASCII, or UTF-8 in a UTF-8 locale"
     )
-    assert said["0"][0].startswith(f"{problem} for it; got {tmp_path}/mit L") and said["1"] == []
+    assert said["0"][0].startswith(f"{problem}; got {tmp_path}/mit L") and said["1"] == []
 
 
 def test_a_machine_without_proc_is_told():
@@ -143,7 +143,9 @@ def test_a_machine_without_proc_is_told():
         pytest.skip("no file system can be mounted here, which takes root and unshare")
     command = [*apart, sys.executable, "-c", "import npu_bridge.npu_init"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    problem = "npu_bridge: TensorFlow dies without /proc. Expected it; got none. Mount it: mount -t proc proc /proc"
+    problem = (
+        "npu_bridge: TensorFlow crashes without /proc. Expected a mounted /proc; got none. Run mount -t proc proc /proc"
+    )
     assert done.stderr.splitlines()[-1] == f"ImportError: {problem}"
 
 
@@ -167,7 +169,7 @@ def test_keras_3_under_the_name_of_keras_2_is_refused(choice, first, cause):
     if cause is None:
         assert done.returncode == 0 and done.stdout.startswith("tf_keras."), done.stderr
     else:
-        said = f"ImportError: npu_bridge: tf.keras is Keras 3, because {cause}. Expected Keras 2 under this name; "
+        said = f"ImportError: npu_bridge: tf.keras is Keras 3, because {cause}. Expected Keras 2 as tf.keras; "
         assert done.stderr.splitlines()[-1].startswith(said)
 
 

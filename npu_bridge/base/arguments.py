@@ -18,7 +18,7 @@ from typing import Any, Callable
 
 from npu_bridge.base.errors import did_you_mean, message, shown
 
-_IN_RANGE = "Choose one in that range."
+_IN_RANGE = "Choose a number in this range."
 
 
 def is_number(value: Any) -> bool:
@@ -90,22 +90,24 @@ def quoted_number_fix(value: Any, kind: type) -> str:
 
 
 def check_switch(
-    owner: str, name: str, value: Any, fix: str = "Give one of them.", *, takes_numbers: bool = False
+    owner: str, name: str, value: Any, fix: str = "Pass True or False.", *, takes_numbers: bool = False
 ) -> bool:
     """Returns True or False for a boolean of Python or numpy; with `takes_numbers` also for 1 or 0."""
     is_boolean = type(value).__name__ in ("bool", "bool_")  # by name, because numpy might not be loaded
     if not is_boolean and not (takes_numbers and is_integer(value) and value in (0, 1)):
-        raise TypeError(message(owner, f"{name} is a switch", "True or False", shown(value), fix))
+        raise TypeError(message(owner, f"{name} is not a boolean", "True or False", shown(value), fix))
     return bool(value)
 
 
-def check_choice(owner: str, name: str, value: Any, choices: Iterable[str], fix: str = "Choose one.") -> str:
+def check_choice(
+    owner: str, name: str, value: Any, choices: Iterable[str], fix: str = "Choose an expected value."
+) -> str:
     """Returns a value that is one of `choices`; the error for other values suggests the nearest choice, or `fix`."""
     choices = list(choices)
     if not isinstance(value, str) or value not in choices:
         expected = " or ".join(filter(None, (", ".join(map(repr, choices[:-1])), repr(choices[-1]))))
         fix = did_you_mean(value, choices if isinstance(value, str) else (), fix)
-        raise ValueError(message(owner, f"{name} is unknown", expected, shown(value), fix))
+        raise ValueError(message(owner, f"{name} has an unknown value", expected, shown(value), fix))
     return value
 
 

@@ -89,7 +89,7 @@ def overlapped_steps() -> bool | None:
     Raises:
       ValueError: the variable is neither 0 nor 1.
     """
-    return _read_switch("NPU_OVERLAPPED_STEPS", "to have both ways tried")
+    return _read_switch("NPU_OVERLAPPED_STEPS", "to try both ways")
 
 
 def are_horovod_threads_preferred() -> bool:
@@ -118,7 +118,9 @@ def collective_engine() -> str | None:
 def _read_switch(name, why_unset):
     text = read_variable(name)
     if text not in (None, "0", "1"):
-        raise _variable_error(f"{name} is not a switch", "0 or 1", repr(text), f"Correct it, or unset it {why_unset}.")
+        raise _variable_error(
+            f"{name} has an unknown value", "0 or 1", repr(text), f"Correct it, or unset it {why_unset}."
+        )
     return None if text is None else text == "1"
 
 
@@ -208,7 +210,9 @@ def rank_size_text() -> str:
     rank_size, worker_size = read_variable("RANK_SIZE"), read_variable("CM_WORKER_SIZE")
     if rank_size is not None and worker_size is not None:
         got = f"RANK_SIZE={rank_size!r} and CM_WORKER_SIZE={worker_size!r}"
-        raise _variable_error("RANK_SIZE and CM_WORKER_SIZE are both set", "one of them", got, "Unset one.")
+        raise _variable_error(
+            "RANK_SIZE and CM_WORKER_SIZE are both set", "only one variable", got, "Unset one variable."
+        )
     return rank_size or worker_size or "1"
 
 
@@ -228,7 +232,7 @@ def declared_world_size() -> int:
     if size < 1:
         expected = "RANK_SIZE (or CM_WORKER_SIZE) of at least 1"
         raise _variable_error(
-            "the number of ranks is not positive", expected, repr(text), "Unset it to train on one rank."
+            "the number of ranks is not positive", expected, repr(text), "Unset the variable to train on one rank."
         )
     return size
 
@@ -309,7 +313,7 @@ def check_cluster_variables() -> None:
         if set_names and read_variable(excluded):
             expected, fix = "either CM_* variables or RANK_TABLE_FILE, RANK_ID and RANK_SIZE", "Unset one family."
             raise _variable_error(
-                f"{excluded} and {', '.join(set_names)} describe the cluster twice", expected, "both", fix
+                f"{excluded} and {', '.join(set_names)} describe the cluster twice", expected, "both families", fix
             )
     for name, largest in (("CM_CHIEF_PORT", 65520), ("CM_WORKER_SIZE", 32768), ("CM_CHIEF_DEVICE", 2**63 - 1)):
         number = read_integer(name)
@@ -318,7 +322,7 @@ def check_cluster_variables() -> None:
     if read_variable("CM_CHIEF_IP"):
         missing = [name for name in (*_CHIEF_VARIABLES, "CM_WORKER_SIZE") if not read_variable(name)]
         if missing:
-            problem, fix = "CM_CHIEF_IP is set but the chief is not fully described", "Set the missing ones."
+            problem, fix = "CM_CHIEF_IP is set but the chief is not fully described", "Set the missing variables."
             raise _variable_error(
                 problem, f"{', '.join(_CHIEF_VARIABLES)} and CM_WORKER_SIZE", f"no {', '.join(missing)}", fix
             )

@@ -78,7 +78,7 @@ def unknown_name_error(kind: type[Exception], where: str, name: str, known: Iter
     known = list(known)
     fix = fix or did_you_mean(name, known, "Remove it; docs/options.md lists every option.")
     problem = f"unknown option {shortened(name, _LONGEST_VALUE)!r}"
-    return option_error(kind, where, name, problem, f"one of its {len(known)} options", repr(name), fix)
+    return option_error(kind, where, name, problem, f"one of {len(known)} options", repr(name), fix)
 
 
 def nearest_word(word: Any, known: Iterable[str]) -> str | None:

@@ -93,7 +93,8 @@ def check_output(path: str | os.PathLike, ours: bytes, option: str = "") -> None
     where, folder = f"{option} {os.fspath(path)}".strip(), os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise FileNotFoundError(
-            f"{where}: there is no folder {folder!r}. Expected an existing folder; make it, or name another file."
+            f"{where}: there is no folder {folder!r}. Expected an existing folder; make the folder, or "
+            "name another file."
         )
     try:
         found = os.lstat(path)
@@ -150,7 +151,7 @@ def temporary_folder(prefix: str = "npu_bridge-") -> tempfile.TemporaryDirectory
     except OSError as error:
         place = tempfile.tempdir or "no place"  # Python chose it by writing four bytes, or found none
         got = f"{place} ({error.strerror or error})"
-        fix = "Make room there, or name a folder with room: TMPDIR=/path"
+        fix = "Make room in the folder, or name another folder: TMPDIR=/path"
         raise OSError(message("temporary files", "they cannot be written", "a folder with room", got, fix)) from error
     return folder
 

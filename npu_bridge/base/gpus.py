@@ -65,7 +65,7 @@ def describe_shortage(local_size: int) -> str:
         return ""
     return (
         f"{local_size} ranks of this machine have {len(gpus)} GPUs ({','.join(gpus)}) and share them. Expected a GPU "
-        f"for each; start {len(gpus)} ranks here, or list more in {VISIBLE_GPUS}."
+        f"for each rank; start {len(gpus)} ranks on this machine, or list more GPUs in {VISIBLE_GPUS}."
     )
 
 

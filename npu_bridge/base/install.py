@@ -40,8 +40,8 @@ def numpy_problem(tensorflow: str, numpy: str) -> str:
     if int(numpy.split(".")[0]) < 2 or not is_supported(tensorflow) or int(tensorflow.split(".")[1]) >= _BESIDE_NUMPY_2:
         return ""
     return (
-        f"npu_bridge: numpy is of another version. Expected one before 2 beside TensorFlow {tensorflow}; got {numpy}. "
-        "Install it: pip install 'numpy<2'."
+        f"npu_bridge: numpy has an unsupported version. Expected a version before 2 for TensorFlow "
+        f"{tensorflow}; got {numpy}. Install it: pip install 'numpy<2'."
     )
 
 

@@ -62,7 +62,8 @@ class Owner(NamedTuple):
         known = f" ({stop})" if process.isdigit() else ""
         return (
             f"{folder} is in use. Expected a folder that no other job uses; got {self._plain_text('what')}, "
-            f"{self.name}, since {self._plain_text('since')}. Wait for its end, stop it{known}, or name another folder."
+            f"{self.name}, since {self._plain_text('since')}. Wait for this job, stop it{known}, or name "
+            "another folder."
         )
 
     def _plain_text(self, key):

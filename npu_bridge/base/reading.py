@@ -75,7 +75,7 @@ def wrong_format_error(form: str, error: ValueError, owner: str, path: str, text
     reason = re.sub(r"(:| \(at) (line \d+|end of).*", "", str(error))
     got = f"{shortened(lines[number - 1], _LONGEST_LINE)!r} ({reason})"
     where, expected = f"{path}:{number}: {owner}", f"a line of {form}"
-    return ValueError(message(where, f"it is not {form}", expected, got, "Correct that line."))
+    return ValueError(message(where, f"it is not {form}", expected, got, "Correct the line."))
 
 
 def read_text(path: str | os.PathLike, within: str | os.PathLike | None = None, most_bytes: int = 1 << 31) -> str:

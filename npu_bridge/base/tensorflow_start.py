@@ -87,7 +87,7 @@ def _prepare(tensorflow: types.ModuleType) -> None:
 def _version_problem(found: str) -> str:
     """Returns why this package does not work with a version of TensorFlow, and the cure; "" if it works."""
     if not is_supported(found):
-        problem = f"npu_bridge: TensorFlow is of another version. Expected {TENSORFLOWS}; got {found}."
+        problem = f"npu_bridge: TensorFlow has an unsupported version. Expected {TENSORFLOWS}; got {found}."
         return f"{problem} {INSTALL_TENSORFLOW}"
     command = "" if names.HAS_ESTIMATORS else install_command(found)
     return command and (
@@ -107,7 +107,7 @@ def _keras_problem(tensorflow: types.ModuleType) -> str:
         return ""
     cause = "it was used before npu_bridge was imported" if choice is None else f"{_KERAS_CHOICE} is {choice!r}"
     return (
-        f"npu_bridge: tf.keras is Keras 3, because {cause}. Expected Keras 2 under this name; `import keras` "
+        f"npu_bridge: tf.keras is Keras 3, because {cause}. Expected Keras 2 as tf.keras; `import keras` "
         f"gives Keras 3. Import npu_bridge first, or set {_KERAS_CHOICE}=1."
     )
 
@@ -119,9 +119,9 @@ def _path_problem(path: str) -> str:
             return ""
     folder = os.path.dirname(path)
     return (
-        f"npu_bridge: the path of TensorFlow cannot be read here. Expected ASCII, or UTF-8 in a locale for it; got "
+        f"npu_bridge: the path of TensorFlow cannot be decoded. Expected ASCII, or UTF-8 in a UTF-8 locale; got "
         f"{escape_controls(folder)} in {sys.getfilesystemencoding()}. Set LC_ALL=C.UTF-8 and unset PYTHONUTF8, or "
-        "install it elsewhere."
+        "install TensorFlow elsewhere."
     )
 
 
@@ -144,7 +144,10 @@ def _quiet_loading() -> Iterator[None]:
     versions = [inventory.installed_version(name) for name in ("tensorflow", "numpy")]
     problem = numpy_problem(*versions) if all(versions) else ""
     if sys.platform == "linux" and not os.path.exists("/proc/self/exe"):
-        problem = "npu_bridge: TensorFlow dies without /proc. Expected it; got none. Mount it: mount -t proc proc /proc"
+        problem = (
+            "npu_bridge: TensorFlow crashes without /proc. Expected a mounted /proc; got none. Run mount -t proc proc "
+            "/proc"
+        )
     problem = problem or _path_problem(getattr(sys.modules["tensorflow"], "__file__", None) or "")
     if problem:
         raise ImportError(problem, name="tensorflow")

@@ -68,5 +68,5 @@ def test_a_variable_turns_it_on_and_off(monkeypatch, text, value):
 
 def test_another_value_is_refused(monkeypatch):
     monkeypatch.setenv("NPU_OVERLAPPED_STEPS", "yes")
-    with pytest.raises(ValueError, match="NPU_OVERLAPPED_STEPS is not a switch.*0 or 1.*'yes'"):
+    with pytest.raises(ValueError, match="NPU_OVERLAPPED_STEPS has an unknown value.*0 or 1.*'yes'"):
         environment.overlapped_steps()

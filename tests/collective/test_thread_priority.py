@@ -99,5 +99,5 @@ def test_it_is_done_under_gloo_where_it_is_asked_for(monkeypatch, switch, addres
 
 def test_a_value_that_is_no_switch_is_refused(monkeypatch):
     monkeypatch.setenv("NPU_COMMUNICATION_PRIORITY", "high")
-    with pytest.raises(ValueError, match="NPU_COMMUNICATION_PRIORITY is not a switch.*0 or 1.*'high'"):
+    with pytest.raises(ValueError, match="NPU_COMMUNICATION_PRIORITY has an unknown value.*0 or 1.*'high'"):
         environment.are_horovod_threads_preferred()

@@ -149,7 +149,7 @@ def test_switches_are_true_or_false(make, option):
     for value in (True, False, 0, 1, np.bool_(True), np.int64(0)):
         make(value)
     for value in ("yes", 2, 1.0, None, [True]):
-        with pytest.raises(TypeError, match=f"{option} is a switch. Expected True or False; got"):
+        with pytest.raises(TypeError, match=f"{option} is not a boolean. Expected True or False; got"):
             make(value)
 
 

@@ -80,8 +80,8 @@ def test_what_the_forms_say_of_themselves():
 @pytest.mark.parametrize(
     "arguments, parts",
     [
-        ({"exchange": "step"}, ["exchange is unknown", "'window' or 'batch'", "'step'"]),
-        ({"loss_scale": "step"}, ["loss_scale is unknown", "'step'"]),
+        ({"exchange": "step"}, ["exchange has an unknown value", "'window' or 'batch'", "'step'"]),
+        ({"loss_scale": "step"}, ["loss_scale has an unknown value", "'step'"]),
         ({"exchange": "batch", "loss_scale": "window"}, ["loss_scale='batch'", "Leave loss_scale out"]),
     ],
 )

@@ -210,7 +210,7 @@ def test_options_are_checked_and_told(caplog):
     adam = v1.train.AdamOptimizer()
     with pytest.raises(ValueError, match="check_combined_tensors has nothing to check.*combine_grad=True"):
         NPUOptimizer(adam, manager(), is_loss_scale=True, check_combined_tensors=True)
-    with pytest.raises(TypeError, match="combine_grad is a switch"):
+    with pytest.raises(TypeError, match="combine_grad is not a boolean"):
         npu_keras_optimizer(tf.keras.optimizers.SGD(), manager(), combine_grad=1)
     for made in (
         amp.initialize(None, keras.Adam(0.01, fused=True), "O2", combine_grad=True, check_combined_tensors=True),

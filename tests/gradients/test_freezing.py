@@ -204,7 +204,7 @@ def test_parts_of_a_model_are_named_by_expressions_or_variables():
     ("arguments", "kind", "part"),
     [
         ({"kind": "intervall"}, ValueError, "Did you mean 'interval'"),
-        ({"kind": 1}, ValueError, "kind is unknown"),
+        ({"kind": 1}, ValueError, "kind has an unknown value"),
         ({"full_share": 0}, ValueError, "0 < full_share <= 1; got 0"),
         ({"full_share": 1.1}, ValueError, "got 1.1"),
         ({"full_share": float("nan")}, ValueError, "nan"),

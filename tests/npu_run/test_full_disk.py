@@ -105,7 +105,7 @@ def test_where_temporary_files_have_no_room_a_script_runs_and_what_needs_them_sa
     assert code == 0 and "trained data\n" in output
     problem = (
         f"temporary files: they cannot be written. Expected a folder with room; got {small_disk.path} (No space left "
-        "on device). Make room there, or name a folder with room: TMPDIR=/path"
+        "on device). Make room in the folder, or name another folder: TMPDIR=/path"
     )
     assert f"the python3 for processes of this script is not written any more: {problem}; the rest continues" in output
     assert npu_run("try", "train.py", cwd=tmp_path, **temporary) == (2, f"npu-run try: {problem}\n")

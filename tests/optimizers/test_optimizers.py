@@ -42,7 +42,7 @@ class TestArguments:
     def test_choices_and_flags_are_checked(self):
         with pytest.raises(ValueError, match="decay is unknown. Expected 'coupled' or 'decoupled'"):
             keras.Adam(decay="none")
-        with pytest.raises(TypeError, match="amsgrad is a switch"):
+        with pytest.raises(TypeError, match="amsgrad is not a boolean"):
             keras.Adam(amsgrad=1)
         with pytest.raises(ValueError, match=r"exclude_from_weight_decay cannot be read"):
             keras.LAMB(exclude_from_weight_decay=["("])

@@ -31,8 +31,8 @@ def load(owner: str) -> types.ModuleType:
     """
     if KERAS == _MODULE:
         problem, expected = "there is no Keras 3 beside this TensorFlow", "TensorFlow 2.16 or later"
-        fix = "Use tf.keras, with npu_bridge.optimizers.keras for optimizers of this package."
-        raise ImportError(message(owner, problem, expected, "2.15", fix))
+        fix = "Use tf.keras, and take optimizers of this package from npu_bridge.optimizers.keras."
+        raise ImportError(message(owner, problem, expected, "TensorFlow 2.15", fix))
     return importlib.import_module(_MODULE)
 
 
@@ -97,8 +97,8 @@ def check_backend(owner: str) -> None:
     """
     found = backend()
     if found != "tensorflow":
-        problem, expected = "Keras 3 computes with another library", "TensorFlow"
-        fix = "Set KERAS_BACKEND=tensorflow before keras is imported."
+        problem, expected = "Keras 3 computes with another library", "KERAS_BACKEND=tensorflow"
+        fix = "Set KERAS_BACKEND before keras is imported."
         raise ValueError(message(owner, problem, expected, f"KERAS_BACKEND={found}", fix))
 
 
