@@ -46,8 +46,8 @@ def initialize(
     """
     for name, value in (("models", models), ("optimizers", optimizers)):
         if isinstance(value, (list, tuple)):
-            fix = "Call amp.configure for each of them."
-            raise TypeError(message(_OWNER, f"{name} is a list", "one of them", shown(value), fix))
+            fix = "Call amp.configure for each element."
+            raise TypeError(message(_OWNER, f"{name} is a list", f"a single {name[:-1]}", shown(value), fix))
     check_count(_OWNER, "ddp_replica_count", ddp_replica_count)
     if enabled:
         overrides = {_OTHER_NAMES.get(name, name): value for name, value in overrides.items()}
@@ -68,13 +68,15 @@ def initialize(
 
 def _check_combined(level: str, combine_grad: bool | None, combine_ddp: bool | None, master_weights: Any) -> None:
     if combine_ddp and not combine_grad:
-        fix = "Pass combine_grad=True too."
-        raise ValueError(message(_OWNER, "combine_ddp averages gradients that combine_grad joins", "both", "one", fix))
+        problem, expected, fix = "combine_ddp needs combine_grad", "combine_grad=True", "Pass combine_grad=True."
+        raise ValueError(message(_OWNER, problem, expected, shown(combine_grad), fix))
     if not combine_grad:
         return
     if level not in ("O1", "O2"):
-        problem = f"combine_grad does not fit {level}: it is for scaled gradients"
-        raise ValueError(message(_OWNER, problem, "O1 or O2", level, "Leave it out."))
+        problem = "combine_grad needs a level that scales gradients"
+        raise ValueError(message(_OWNER, problem, "O1 or O2", level, "Leave combine_grad out."))
     if level == "O2" and master_weights in (False, "False"):
         problem = "combine_grad needs the master weights of O2"
-        raise ValueError(message(_OWNER, problem, "master_weights=True", shown(master_weights), "Leave one out."))
+        raise ValueError(
+            message(_OWNER, problem, "master_weights=True", shown(master_weights), "Leave combine_grad out.")
+        )

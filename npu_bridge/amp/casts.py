@@ -82,7 +82,7 @@ def _register_cast(function: str, name: Any, kind: str) -> str:
     if not _is_operator(name) and not (_is_layer(name) and kind != _PROMOTE):
         layers = [] if kind == _PROMOTE else [each for each in dir(tf.keras.layers) if _is_layer(each)]
         known = [*filter(has_floating_type, dir(tf.raw_ops)), *layers]
-        fix = did_you_mean(name, known, "op.type is the type of an operator.")
+        fix = did_you_mean(name, known, "Read the type of an operator from op.type.")
         raise ValueError(message(where, "the name fits nothing that can be cast", expected, shown(name), fix))
     _REGISTERED.pop(name, None)
     _REGISTERED[name] = kind

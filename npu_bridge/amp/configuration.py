@@ -94,9 +94,9 @@ class Configuration:
         aborting = registered.half.intersection(BATCH_NORM_TYPES) if self.low_dtype == "bfloat16" else ()
         if aborting:  # would lower its parameters too; without a kernel for them TensorFlow ends the process
             got = f"half_function({min(aborting)!r})"
-            fix = "Leave it out: O3 lowers it by itself."
+            fix = "Leave the call out: O3 itself lowers batch normalisation."
             problem = "batch normalisation cannot be forced into bfloat16"
-            raise ValueError(message(_OWNER, problem, "no such call", got, fix))
+            raise ValueError(message(_OWNER, problem, "half_function for other types", got, fix))
         return lists.with_half(*registered.half).with_float(*registered.floats).with_promote(*registered.promote)
 
     @property
@@ -156,7 +156,9 @@ class Configuration:
         """
         if keras3.is_model(model):
             fix = "Call keras.mixed_precision.set_global_policy before you make the model, and pass model=None."
-            raise TypeError(message(_OWNER, "levels change models of Keras 2", "tf.keras.Model", "one of Keras 3", fix))
+            raise TypeError(
+                message(_OWNER, "levels cannot change this model", "a tf.keras.Model", "a model of Keras 3", fix)
+            )
         if self._casts.layers and self.properties.patch_functions:
             names = ", ".join(sorted(self._casts.layers))
             say_once(
@@ -276,4 +278,4 @@ def _check_user_cast(level: str, properties: Properties, value: Any) -> None:
         raise ValueError(message(_OWNER, problem, "no user_cast_preferred", shown(value), "Leave it out, or use O1."))
     if value is not True:
         problem = "user_cast_preferred=False would cast twice, by the list and by the registered cast"
-        raise ValueError(message(_OWNER, problem, "True", shown(value), "Leave it out: operators are cast once here."))
+        raise ValueError(message(_OWNER, problem, "True", shown(value), "Leave it out to cast operators once."))

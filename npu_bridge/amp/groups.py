@@ -96,8 +96,8 @@ class GroupLossScaleManager(MovingLossScaleManager):
         """
         given = [member for group in self._members() for member in group if not isinstance(member, str)]
         if given:
-            problem, expected = "the groups cannot be saved with the model", "groups by regular expressions"
-            fix = "Name the variables, or save weights only."
+            problem, expected = "the groups cannot be saved with the model", "regular expressions as groups"
+            fix = "Replace variables and layers by regular expressions, or save only weights."
             raise TypeError(message("GroupLossScaleManager", problem, expected, shown(given[0]), fix))
         return {**self.agreed_constants(), "groups": [list(group) for group in self._members()]}
 
@@ -115,7 +115,7 @@ class GroupLossScaleManager(MovingLossScaleManager):
         ]
         if len(found) != 1:
             problem = f"{name} belongs to {'no group' if not found else 'several groups'}"
-            got = "none of them" if not found else f"groups {', '.join(str(number + 1) for number in found)}"
+            got = "no group" if not found else f"groups {', '.join(str(number + 1) for number in found)}"
             fix = "List the variable only in the group that uses it."
             raise ValueError(message("GroupLossScaleManager", problem, "one group for each variable", got, fix))
         return found[0]
@@ -143,7 +143,7 @@ def scale_boundary(x: tf.Tensor, i: int, j: int, manager: GroupLossScaleManager 
       ValueError: `i` or `j` is negative.
     """
     for name, number in (("i", i), ("j", j)):
-        fix = "Count groups from 1; 0 is outside of them."
+        fix = "Count groups from 1; 0 means no group."
         check_count("scale_boundary", name, number, fix, at_least=0, what="the number of a group")
 
     @tf.custom_gradient
@@ -194,7 +194,7 @@ def _checked_groups(owner, groups):
                     "groups has an entry that cannot be a member of a group",
                     expected,
                     shown(member),
-                    "Pass one of these types.",
+                    "Replace this entry.",
                 )
             )
     return members

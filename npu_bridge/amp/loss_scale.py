@@ -209,7 +209,7 @@ def scale_rule(
       TypeError: an argument has the wrong type.
       ValueError: an argument is out of its range.
     """
-    fix = "Name the arguments."
+    fix = "Pass the arguments by name."
     lowest, highest = _check_bounds(owner, min_loss_scale, max_loss_scale)
     return ScaleRule(
         growth_interval=check_count(owner, "growth_interval", growth_interval),

@@ -67,9 +67,9 @@ class scale_loss:  # noqa: N801 - used like a function, as in `with scale_loss(.
             self._passes.drop()
             return
         if not scaled.grads_and_vars:
-            problem, expected = "the pass has no gradients", "a call of scaled.backward or scaled.add in the context"
+            problem, expected = "the pass has no gradients", "a call of scaled.backward or scaled.add"
             fix = "Write scaled.backward(tape, variables)."
-            raise ValueError(message("scale_loss", problem, expected, "none", fix))
+            raise ValueError(message("scale_loss", problem, expected, "no call", fix))
         self._passes.add(scaled.step, scaled.grads_and_vars, self._loss_id, self._delays_unscale)
 
 
@@ -230,7 +230,9 @@ def _check_values(owner, manager, values):
         value = values.get(key, 0)
         counts = np.asarray(value)
         if counts.dtype.kind not in "iu":
-            raise TypeError(message(owner, f"{key} is not an integer", "whole steps, at least 0", shown(value), fix))
+            raise TypeError(
+                message(owner, f"{key} is not an integer", "a number of steps, at least 0", shown(value), fix)
+            )
         if counts.size and not 0 <= counts.min() <= counts.max() <= MOST_COUNTED_STEPS:
             most = f"at least 0 and at most {MOST_COUNTED_STEPS} steps"
             raise ValueError(message(owner, f"{key} is out of range", most, shown(value), fix))
@@ -243,7 +245,9 @@ def _check_state(owner, manager, values):
             raise ValueError(message(owner, "unknown key", f"one of {', '.join(_NAMES)}", shown(key), fix))
     for key in ("loss_scale", "unskipped"):
         if key not in values:
-            raise ValueError(message(owner, f"{key} is missing", f"{key} of each manager", shown(values), "Add it."))
+            raise ValueError(
+                message(owner, f"{key} is missing", f"{key} of each manager", shown(values), f"Add {key}.")
+            )
     _check_values(owner, manager, values)
     if isinstance(manager, MovingLossScaleManager):
         manager.check_state((values["loss_scale"], values["unskipped"], values.get("bad_steps", 0)), owner)
@@ -251,6 +255,6 @@ def _check_state(owner, manager, values):
     own = manager.agreed_constants().get("loss_scale")
     check_scale(owner, "loss_scale", values["loss_scale"])
     if own is not None and own != values["loss_scale"]:
-        fix = "Make the manager with that scale."
-        problem, got = "a fixed loss scale cannot be set", shown(values["loss_scale"])
-        raise ValueError(message(owner, problem, f"its loss_scale={own}", got, fix))
+        fix = "Make the manager with the new scale."
+        problem, got = "a fixed loss scale cannot change", shown(values["loss_scale"])
+        raise ValueError(message(owner, problem, f"loss_scale={own}", got, fix))
