@@ -48,7 +48,7 @@ def thin_graph(graph: tf.Graph) -> patterns.ThinningReport:
     for op in graph.get_operations():
         if op.type.startswith("FusedBatchNormGrad"):
             problem, got = "the graph has been differentiated already", f"the gradient {op.name}"
-            fix = "Call it between the network and compute_gradients or minimize."
+            fix = "Call less_batch_norm between the network and compute_gradients or minimize."
             raise ValueError(message("less_batch_norm", problem, "a graph without gradients", got, fix))
     nodes = _nodes_of(graph)
     report = patterns.make_report(nodes, patterns.match_blocks(nodes))

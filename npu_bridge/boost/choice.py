@@ -62,11 +62,13 @@ def apply(
     is_model = isinstance(model_or_optimizer, tf.keras.Model)
     if is_model and model_or_optimizer.optimizer is None:
         problem, expected = "the model has no optimizer", "a compiled model"
-        fix = "Call model.compile first; or apply it to the optimizer, and less_batch_norm to the model."
-        raise ValueError(message("boost.apply", problem, expected, f"{model_or_optimizer.name}, not compiled", fix))
+        fix = "Call model.compile first, or pass the optimizer to boost.apply and the model to less_batch_norm."
+        raise ValueError(
+            message("boost.apply", problem, expected, f"{model_or_optimizer.name} without an optimizer", fix)
+        )
     if "dim_reduce" in choice.features and not is_model:
-        problem, expected = "dim_reduce evaluates the loss of a batch again", "a compiled Keras model"
-        fix = "For an optimizer of TensorFlow 1 write SubspaceNewton(basis) in its place."
+        problem, expected = "dim_reduce has to evaluate the loss", "a compiled Keras model"
+        fix = "Replace an optimizer of TensorFlow 1 by SubspaceNewton(basis)."
         raise ValueError(message("boost.apply", problem, expected, type(model_or_optimizer).__name__, fix))
     made = model_or_optimizer
     if "less_bn" in choice.features:
@@ -134,8 +136,8 @@ class _Choice:
         if "dim_reduce" in self.features and others:
             if is_asked_for:
                 problem = "dim_reduce compares losses of one batch, so it excludes features that change gradients"
-                got, fix = f"dim_reduce and {', '.join(others)}", "Turn one side off."
-                raise ValueError(message("boost.apply", problem, "one of them", got, fix))
+                got, fix = f"dim_reduce and {', '.join(others)}", f"Turn off dim_reduce, or {' and '.join(others)}."
+                raise ValueError(message("boost.apply", problem, f"dim_reduce without {', '.join(others)}", got, fix))
             if self.config["dim_reduce"]["pca_mat_path"] or self.config["dim_reduce"]["weight_load_dir"]:
                 for name in others:
                     self.leave_out(name, "dim_reduce excludes it")
@@ -148,8 +150,11 @@ class _Choice:
         if getattr(manager, "is_for_groups", False):
             self.add_line("loss_scale_group", f"a loss scale for each group, by {type(manager).__name__}")
         elif is_asked_for:
-            problem, expected = "loss_scale_group needs the groups", "loss_scale_manager=GroupLossScaleManager(...)"
-            raise ValueError(message("boost.apply", problem, expected, shown(manager), "Pass a manager."))
+            problem, expected = (
+                "loss_scale_group needs the groups of a manager",
+                "loss_scale_manager=GroupLossScaleManager(...)",
+            )
+            raise ValueError(message("boost.apply", problem, expected, shown(manager), "Pass a GroupLossScaleManager."))
         else:
             self.leave_out("loss_scale_group", "no GroupLossScaleManager is given")
 

@@ -96,7 +96,7 @@ def make_basis(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
         return Basis.load(path)
     if folder is None or not pathlib.Path(folder).is_dir():
         problem, expected = "dim_reduce has no basis", "a file as pca_mat_path, or a folder as weight_load_dir"
-        fix = f"Keep at least {k} checkpoints in a folder."
+        fix = f"Set weight_load_dir to a folder with at least {k} checkpoints."
         raise ValueError(message("BoostConfig", problem, expected, shown(folder if path is None else path), fix))
     names = [name_of(variable) for variable in variables]
     indices = sorted(pathlib.Path(folder).glob("*.index"))
@@ -115,7 +115,7 @@ def make_basis(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
     while not made.exists():
         if time.monotonic() > deadline:
             problem = f"the basis was not computed within {settings['timeout']} s"
-            fix = "Look for the error of the first rank of this host, or set a longer timeout."
-            raise RuntimeError(message("boost", problem, f"the file {made}", "none", fix))
+            fix = "Read the error of the first rank of this host, or set a longer timeout."
+            raise RuntimeError(message("boost", problem, f"the file {made}", "no file", fix))
         time.sleep(_POLL_SECS)
     return Basis.load(made)

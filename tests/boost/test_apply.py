@@ -124,7 +124,7 @@ def test_keys_without_effect_are_said(capsys):
 
 @pytest.mark.parametrize("other", ["grad_freeze", "adasum", "grad_accumulation"])
 def test_dim_reduce_excludes_the_others(other):
-    with pytest.raises(ValueError, match=f"got dim_reduce and {other}. Turn one side off"):
+    with pytest.raises(ValueError, match=f"got dim_reduce and {other}. Turn off dim_reduce, or {other}"):
         boost.apply(compiled(), config=manual("dim_reduce", other))
 
 

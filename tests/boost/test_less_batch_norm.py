@@ -221,5 +221,5 @@ def test_a_graph_with_gradients_is_refused_and_one_with_a_fed_mode_left_alone(gr
     assert not report.removed and report.text().startswith("less_batch_norm leaves it unchanged: ")
     with tf.Graph().as_default() as other:
         tf.gradients(residual_network(tf.zeros([2, 8, 8, 3]), True), tf1.trainable_variables())
-        with pytest.raises(ValueError, match="Call it between the network and compute_gradients"):
+        with pytest.raises(ValueError, match="Call less_batch_norm between the network and compute_gradients"):
             boost.less_batch_norm(other)
