@@ -44,7 +44,7 @@ def dense_image_warp(image: Any, flow: Any, where: str) -> tf.Tensor:
     if image.shape.rank != 4 or flow.shape.rank != 4 or flow.shape.as_list()[3] != 2:
         got = f"shapes {image.shape} and {flow.shape}"
         raise ValueError(
-            message(where, "a shape does not fit", "[N, H, W, C] and [N, H, W, 2]", got, "Reshape the tensors.")
+            message(where, "a shape does not fit", "shapes [N, H, W, C] and [N, H, W, 2]", got, "Reshape the tensors.")
         )
     flow = tf.cast(flow, tf.float32)
     height, width = (tf.cast(tf.shape(image)[axis], tf.float32) for axis in (1, 2))
@@ -130,17 +130,23 @@ def _check_channels(x, kernel, offsets, taps, groups, deformable_groups, where):
     if channels % groups or filters % groups or channels % deformable_groups:
         got = f"{channels} channels, {filters} filters, groups={groups}, deformable_groups={deformable_groups}"
         raise ValueError(
-            message(where, "groups do not divide the channels", "divisors", got, "Give other numbers of groups.")
+            message(
+                where,
+                "groups do not divide the channels",
+                "divisors of the channels",
+                got,
+                "Change the numbers of groups.",
+            )
         )
     if inputs * groups != channels:
-        got = f"{inputs} for {channels} channels in {groups} groups"
+        got = f"{inputs} inputs for {channels} channels in {groups} groups"
         raise ValueError(
-            message(where, "filter does not fit x", f"{channels // groups} inputs", got, "Give a filter of this shape.")
+            message(where, "filter does not fit x", f"{channels // groups} inputs", got, "Change the shape of filter.")
         )
     if offsets.shape.as_list()[3] != 3 * deformable_groups * taps:
         expected = f"3·deformable_groups·kh·kw = {3 * deformable_groups * taps} channels"
         raise ValueError(
-            message(where, "offsets do not fit", expected, f"shape {offsets.shape}", "Give offsets of this shape.")
+            message(where, "offsets do not fit", expected, f"shape {offsets.shape}", "Change the shape of offsets.")
         )
 
 
