@@ -99,11 +99,13 @@ class LossScaleCollapseHook(StepHook):
             return f"{what}. Another batch could not be examined: {error.message.splitlines()[0]}"
         origin = find_first_non_finite(local.ops, local.fed, local.worst)
         if origin is None:
-            elsewhere = "They come from another rank, or only" if collective.current().size > 1 else "Only"
-            return f"{what}. The next batch has no NaN or Inf on this rank. {elsewhere} some batches cause one."
+            elsewhere = "another rank, or from " if collective.current().size > 1 else ""
+            return (
+                f"{what}. The next batch has no NaN or Inf on this rank. They come from {elsewhere}some batches only."
+            )
         return (
             f"{what}. {_describe_loss(local.loss)}The first NaN or Inf comes from {describe_operator(origin.origin)}. "
-            f"No loss scale helps against that: keep what goes into this operator where it is finite, or, if it "
+            f"No loss scale helps: bound the inputs of this operator so that its results are finite, or, if it "
             f"computes in 16 bits, keep it in float32 with keep_dtype_scope()."
         )
 
@@ -196,4 +198,4 @@ def _worst_of_counts(minus_inf, inf, nan):
 def _describe_loss(loss):
     if loss is None:
         return ""
-    return "The loss is finite, its gradients are not. " if np.isfinite(loss) else f"The loss itself is {loss:g}. "
+    return "The loss is finite, but its gradients are not. " if np.isfinite(loss) else f"The loss itself is {loss:g}. "

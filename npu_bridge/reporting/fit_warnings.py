@@ -78,9 +78,10 @@ def warn_of_open_window(optimizer: Any) -> None:
     """Warns if gradients of the last batches are accumulated and wait for more batches before an update."""
     count = max(map(int, batch_counters(optimizer)), default=0)
     if count:
-        problem = f"the gradients of {count} batch{'' if count == 1 else 'es'} are not applied yet"
-        fix = "Train on to apply them, or change the number of batches."
-        text = message("fit", problem, "a whole number of windows of Accumulate", f"{count} more", fix)
+        batches = f"{count} batch{'' if count == 1 else 'es'}"
+        problem = f"the gradients of {batches} are not applied yet"
+        fix = "Train further to apply them, or change the number of batches."
+        text = message("fit", problem, "a whole number of windows of Accumulate", f"{batches} more", fix)
         say_once(logging.WARNING, text)
 
 

@@ -56,7 +56,7 @@ def test_it_says_that_the_gradients_are_bad_and_where():
     with pytest.raises(LossScaleCollapseError) as caught:
         train(root_of_zero, falling_from(1.0), LossScaleCollapseHook(3), 3)
     text = str(caught.value)
-    assert "The loss is finite, its gradients are not" in text
+    assert "The loss is finite, but its gradients are not" in text
     assert re.search(r"comes from \w+ '\S*root_grad\S*', made at \S*test_collapse_hook\.py:\d+", text), text
 
 
