@@ -128,9 +128,11 @@ def set_npu_loop_size(loop_size: int) -> None:
       ValueError: `loop_size` is not an integer of at least 1.
     """
     if isinstance(loop_size, bool) or not isinstance(loop_size, int) or loop_size < 1:
-        fix = "Use 1 for a step at a time."
+        fix = "Pass 1 for single steps."
         raise ValueError(
-            message("set_npu_loop_size", "loop_size is not a number of steps", "at least 1", repr(loop_size), fix)
+            message(
+                "set_npu_loop_size", "loop_size is not a number of steps", "an int of at least 1", repr(loop_size), fix
+            )
         )
     if loop_size > 1:
         say_once(

@@ -54,13 +54,13 @@ class OptionTree:
         if name in self._deprecated:
             say_once(logging.WARNING, f"{self._path}.{name} is deprecated and has no effect. {self._deprecated[name]}")
         if self._frozen and value != self._values[name]:
-            problem = "it is set too late to have an effect"
+            problem = "the option was set too late to have an effect"
             text = message(
                 f"{self._path}.{name}",
                 problem,
                 "a setting before npu_device.open()",
-                "one after it",
-                "Move the setting.",
+                "a later setting",
+                f"Set {name} earlier.",
             )
             say_once(logging.WARNING, text)
         self._values[name] = value
@@ -90,8 +90,10 @@ class OptionTree:
     def _check_value(self, name: str, entry: Any, value: Any) -> None:
         where = f"{self._path}.{name}"
         if not isinstance(entry, Leaf):
-            fix = f"Set its own options: {where}.{next(iter(entry))} = ..."
-            raise TypeError(message(where, "it cannot be replaced", "its options to be set singly", repr(value), fix))
+            fix = f"Write {where}.{next(iter(entry))} = ..., for example."
+            raise TypeError(
+                message(where, "this group of options cannot be replaced", "a value for each option", repr(value), fix)
+            )
         if entry.allowed is None or (value is None and entry.default is None):
             return
         if any(value == each and _have_same_type(value, each) for each in entry.allowed):
@@ -99,14 +101,14 @@ class OptionTree:
         expected = ", ".join(repr(each) for each in entry.allowed)
         if entry.default is not None and not _have_same_type(value, entry.default):
             got = f"{value!r} ({type(value).__name__})"
-            raise TypeError(message(where, "it has the wrong type", expected, got, "Use one of these."))
+            raise TypeError(message(where, "the value has the wrong type", expected, got, "Use an expected value."))
         words = [each for each in entry.allowed if isinstance(each, str)]
-        fix = did_you_mean(value, words, "Use one of these.")
+        fix = did_you_mean(value, words, "Use an expected value.")
         raise ValueError(message(where, "the value is not allowed", expected, repr(value), fix))
 
     def _unknown_option_error(self, kind: type[Exception], name: str) -> Exception:
-        fix = did_you_mean(name, self._values, "Remove it.")
-        return kind(message(self._path, f"unknown option {name!r}", ", ".join(sorted(self._values)), repr(name), fix))
+        fix, known = did_you_mean(name, self._values, "Remove it."), ", ".join(sorted(self._values))
+        return kind(message(self._path, f"unknown option {name!r}", f"one of {known}", repr(name), fix))
 
 
 def _have_same_type(value: Any, other: Any) -> bool:

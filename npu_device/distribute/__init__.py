@@ -79,9 +79,11 @@ def broadcast(values: Any, root_rank: int = 0, fusion: int = 2, fusion_id: int =
     variables = list(map(keras3.tensorflow_variable_of, values if isinstance(values, (list, tuple)) else [values]))
     for variable in variables:
         if not isinstance(variable, tf.Variable):
-            fix = "hccl_ops.broadcast takes tensors, too."
+            fix = "For tensors, use hccl_ops.broadcast."
             got = type(variable).__name__
-            raise TypeError(message("npu.distribute.broadcast", "values are assigned", "variables", got, fix))
+            raise TypeError(
+                message("npu.distribute.broadcast", "only variables can be assigned", "variables", got, fix)
+            )
     if collective.group(group, "npu.distribute.broadcast").size > 1:
         hccl_ops.broadcast(variables, root_rank, fusion, fusion_id, group)
 
@@ -108,8 +110,8 @@ def npu_distributed_keras_optimizer_wrapper(
     where = "npu_distributed_keras_optimizer_wrapper"
     Call(where, group).check_fusion(fusion, fusion_id, allowed=(0, 1, 2))
     for name, given, only, fix in (
-        ("reduce_reduction", reduce_reduction, "mean", "For a sum, multiply the learning rate by the ranks."),
-        ("group", group, WORLD, "Reduce gradients with npu.distribute.all_reduce, which takes groups."),
+        ("reduce_reduction", reduce_reduction, "mean", "For a sum, multiply the learning rate by the number of ranks."),
+        ("group", group, WORLD, "For another group, use npu.distribute.all_reduce."),
     ):
         if given != only:
             raise ValueError(message(where, f"{name} has an unsupported value", repr(only), repr(given), fix))
@@ -134,11 +136,9 @@ def shard_and_rebatch_dataset(dataset: tf.data.Dataset, global_bs: int) -> tuple
     if ranks.size == 1:
         return dataset, global_bs
     if global_bs % ranks.size:
-        expected, fix = f"a multiple of {ranks.size}", "Choose such a batch size."
+        expected, fix = f"a multiple of {ranks.size}", "Change global_bs."
         where = "npu.distribute.shard_and_rebatch_dataset"
-        raise ValueError(
-            message(where, "global_bs is not a multiple of the number of ranks", expected, str(global_bs), fix)
-        )
+        raise ValueError(message(where, "the ranks cannot share a batch equally", expected, str(global_bs), fix))
     return dataset.shard(ranks.size, ranks.rank), int(global_bs // ranks.size)
 
 

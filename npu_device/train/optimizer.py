@@ -56,13 +56,13 @@ class NpuLossScaleOptimizer(abc.ABC):  # noqa: B024 - the classes that it makes 
 NpuLossScaleOptimizer.register(LossScaleMixin)
 
 NpuExperimentalLossScaleOptimizer = unavailable_function(
-    "NpuExperimentalLossScaleOptimizer", "a class around one that Keras has removed", "Use NpuLossScaleOptimizer."
+    "NpuExperimentalLossScaleOptimizer", "a wrapper of a class that Keras has removed", "Use NpuLossScaleOptimizer."
 )
 
 
 def _make_scale_manager(dynamic, initial_scale, growth_steps):
     where = "NpuLossScaleOptimizer"
-    check_switch(where, "dynamic", dynamic, "Name the arguments.")
+    check_switch(where, "dynamic", dynamic, "Pass the arguments by name.")
     if dynamic:
         scale = _INITIAL_SCALE if initial_scale is None else initial_scale
         steps = _GROWTH_STEPS if growth_steps is None else growth_steps
@@ -72,6 +72,6 @@ def _make_scale_manager(dynamic, initial_scale, growth_steps):
         raise ValueError(message(where, "initial_scale is missing", "a number with dynamic=False", "None", fix))
     if growth_steps is not None:
         fix = "Leave it out, or pass dynamic=True."
-        problem = "a fixed scale does not grow"
-        raise ValueError(message(where, problem, "no dynamic_growth_steps", repr(growth_steps), fix))
+        problem = "dynamic_growth_steps does not fit a fixed scale"
+        raise ValueError(message(where, problem, "None", repr(growth_steps), fix))
     return FixedLossScaleManager(initial_scale)
