@@ -113,8 +113,8 @@ class Bisection:
         found = find_minimal_float32_set(operators, self._does_run_pass)
         if found is None:
             self._print_always(
-                f"even with all {len(operators)} operators in float32 the run is outside: the difference is in no "
-                "operator of a session run that trains. "
+                f"even with all {len(operators)} operators in float32 the run does not pass: the difference is in no "
+                "operator of a training step. "
                 f"Compare {os.path.join(self._shown_folder, 'run-001')} with repeat-0."
             )
             return 2

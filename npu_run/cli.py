@@ -120,8 +120,8 @@ def _check_finite(context: click.Context, option: click.Parameter, number: float
     help="Number of ranks. Default: slots of the hosts, or 1.",
 )
 @click.option("-H", "hosts", metavar="HOST:SLOTS,...", help="Hosts to start ranks on: h1:4,h2:4.")
-@click.option("--hostfile", metavar="FILE", help="The same from lines such as h1 slots=4.")
-@click.option("--rank-table", metavar="FILE", help="The same from a rank table (JSON).")
+@click.option("--hostfile", metavar="FILE", help="Hosts from lines such as h1 slots=4.")
+@click.option("--rank-table", metavar="FILE", help="Hosts from a rank table (JSON).")
 @click.option(
     "--restarts",
     type=click.IntRange(min=0),
@@ -134,7 +134,7 @@ def _check_finite(context: click.Context, option: click.Parameter, number: float
     type=click.FloatRange(min=0),
     callback=_check_finite,
     metavar="SECS",
-    help="End the job when a rank has waited so long; 0: never. Default: when all ranks have waited for 600 s.",
+    help="End the job when a rank has waited SECS; 0: never. Default: when all ranks have waited for 600 s.",
 )
 @click.option("--min-np", "least", type=click.IntRange(min=1), metavar="N", help="Continue while N ranks are left.")
 @click.option("--max-np", "most", type=click.IntRange(min=1), metavar="N", help="Take in ranks up to N. Default: -np.")
@@ -155,7 +155,7 @@ def _check_finite(context: click.Context, option: click.Parameter, number: float
     metavar="SECS",
     help="Avoid a slot that lost a rank for SECS. Default: 60.",
 )
-@click.option("-o", "--out", metavar="DIR", help="Folder for these. Default: logs, timeline, repeats.")
+@click.option("-o", "--out", metavar="DIR", help="Output folder. Default: logs, timeline or repeats.")
 @click.option("--logs", is_flag=True, help="Keep what each rank prints, in rank_<n>.log.")
 @click.option("--timeline", metavar="FIRST:LAST", help="Record these steps on every rank, and draw them.")
 @click.option(

@@ -218,7 +218,7 @@ def _prepare_process(name: str) -> None:
         except (ValueError, OSError):
             fail(
                 f"{name}: this process can open only {soft} files. Expected at least {LEAST_OPEN_FILES}; run "
-                f"ulimit -n 1024 before it."
+                f"ulimit -n 1024 first."
             )
 
 
@@ -253,7 +253,9 @@ def source_options(command: Callable) -> Callable:
     """Adds `--tf1`, `--tf2`, `--as-installed` (argument `era`: 1, 2, 3 or None) and `--tree` (`trees`) to a command."""
     for option in (
         click.option("--tree", "trees", multiple=True, metavar="DIR", help="Modules in DIR are the script's own, too."),
-        click.option("--as-installed", "era", flag_value=3, type=int, help="The same, without names of an older one."),
+        click.option(
+            "--as-installed", "era", flag_value=3, type=int, help="Use TensorFlow as installed, without older names."
+        ),
         click.option("--tf2", "era", flag_value=2, type=int, help="The script is written for TensorFlow 2."),
         click.option("--tf1", "era", flag_value=1, type=int, help="The script is written for TensorFlow 1."),
     ):

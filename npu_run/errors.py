@@ -18,5 +18,5 @@ def check_thread() -> None:
     if threading.current_thread() is not threading.main_thread():
         raise LaunchError(
             f"a job is started in the thread {threading.current_thread().name!r}. Expected the main thread, which "
-            f"alone gets the signals that stop a job. Start npu-run there, or as a process of its own."
+            f"alone gets the signals that stop a job. Start npu-run in the main thread, or as its own process."
         )

@@ -96,7 +96,7 @@ class Recording(NamedTuple):
         if not numbers or int(numbers[1]) >= int(numbers[2]):
             raise LaunchError(
                 f"--timeline is not a range of steps. Expected FIRST:LAST with FIRST < LAST, where LAST itself is not "
-                f"recorded; got {text[:60]!r}. Say --timeline 20:25 for steps 20 to 24."
+                f"recorded; got {text[:60]!r}. Pass --timeline 20:25 for steps 20 to 24."
             )
         return cls(int(numbers[1]), int(numbers[2]), os.path.abspath(folder))
 
@@ -157,7 +157,7 @@ def _explain_missing_steps(facts_of_ranks: list[dict[str, Any]]) -> str:
     if pace > 1:
         return (
             f"Only the last step of a run of {pace} steps can be recorded (iterations_per_loop). Expected such a step; "
-            f"got steps {first} to {last} at intervals of {pace}. Say --timeline {last}:{last + 1}, or set "
+            f"got steps {first} to {last} at intervals of {pace}. Pass --timeline {last}:{last + 1}, or set "
             f"iterations_per_loop=1."
         )
-    return f"Expected steps that are trained; got steps {first} to {last} in this run. Choose among these."
+    return f"This run trained steps {first} to {last}. Choose steps in this range."

@@ -152,7 +152,10 @@ def _comparison_notes(a: Sequence[Losses], b: Sequence[Losses]) -> list[str]:
             f"batch of a rank was changed, too."
         )
     if 2 in (len(a), len(b)) and max(len(a), len(b)) == 2:
-        notes.append("The band of two repeats is wide: B has to be hundreds of times as far away; take three or more.")
+        notes.append(
+            "The band of two repeats is wide: B differs only if it is hundreds of times as far away; make three "
+            "repeats or more."
+        )
     return notes
 
 
@@ -324,7 +327,7 @@ def _compare_without_band(a: Losses, b: Losses) -> Verdict:
     since = steps[min(first, len(steps) - 1)]
     sentence = (
         f"It cannot be told whether the losses agree: they differ from step {since} on, by at most "
-        f"{apart:.2g}, and how much harmless differences make was not measured. {_HOW_TO_GET_ONE}"
+        f"{apart:.2g}, and the effect of harmless differences was not measured. {_HOW_TO_GET_ONE}"
     )
     return Verdict("losses", None, sentence, facts)
 

@@ -124,7 +124,7 @@ def _judge_steps(a, b, steps, start: _TensorsAtStep, names, facts: dict) -> tupl
         return True, f"{said} are {how}.", found
     sentence = (
         f"It cannot be told whether the checkpoints agree: at step {worst.step} {worst.name} is {worst.distance:.2g} "
-        f"of its norm away, and how much harmless differences make was not measured; train A several times with "
+        f"of its norm away, and the effect of harmless differences was not measured; train A several times with "
         f"npu-run --repeat 3."
     )
     return None, sentence, found
@@ -229,7 +229,7 @@ def _describe_sizes(sizes: Sizes, stretch: tuple[int, int]) -> str:
     how_far = f"{math.exp(sizes.apart):.3g} times as far as A between steps {stretch[0]} and {stretch[1]}"
     spread, limit = _log_as_percent(sizes.spread), _log_as_percent(sizes.limit)
     noise = f"repeats differ by {spread}, and up to {limit} is noise with so few of them"
-    return f"All variables together, B went {how_far}; {noise}. Another learning rate does that."
+    return f"All variables together, B went {how_far}; {noise}. Another learning rate has this effect."
 
 
 def _log_as_percent(logarithm: float) -> str:

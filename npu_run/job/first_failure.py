@@ -202,7 +202,7 @@ def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
         words = re.sub("^was ", "were ", words) if len(ranks) > 1 else words
         lines.append(f"{name_ranks(ranks)} {words} after that")
     others = sorted(rank for ranks in list(ranks_by_words.values())[_MOST_WAYS:] for rank in ranks)
-    return lines + ([f"{name_ranks(others)} failed in other words after that"] if others else [])
+    return lines + ([f"{name_ranks(others)} failed with other errors after that"] if others else [])
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -82,11 +82,12 @@ def plan_job(
 def _check_bounds(plan: Plan) -> None:
     """Raises LaunchError for too many ranks, whose descriptions alone could fill the memory."""
     if plan.size > MOST_RANKS:
-        raise LaunchError(f"a job has too many ranks. Expected 1..{MOST_RANKS}; got {plan.size}. Name fewer.")
+        raise LaunchError(f"a job has too many ranks. Expected 1..{MOST_RANKS}; got {plan.size}. Start fewer ranks.")
     most = max([*plan.slots.values()] or [plan.size])
     if most > MOST_RANKS_OF_A_HOST:
         raise LaunchError(
-            f"a machine has too many ranks. Expected 1..{MOST_RANKS_OF_A_HOST}; got {most}. Name fewer, or more hosts."
+            f"a machine has too many ranks. Expected 1..{MOST_RANKS_OF_A_HOST}; got {most}. Start fewer "
+            "ranks, or name more hosts."
         )
 
 

@@ -35,10 +35,12 @@ _WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}
 @click.command(cls=Command)
 @click.option("--params", required=True, metavar="N", help="Trained parameters, float32: 110M, 1.3B.")
 @click.option("--bandwidth", required=True, metavar="RATE", help="Rate of each host's link: 1Gbit, 125MB/s.")
-@click.option("--latency", default="50us", show_default=True, metavar="TIME", help="One way: half of ping's time.")
-@click.option("--ranks", default="1..64", show_default=True, metavar="LIST", help="1,2,6 or 1..4096.")
+@click.option(
+    "--latency", default="50us", show_default=True, metavar="TIME", help="Latency one way: half of ping's time."
+)
+@click.option("--ranks", default="1..64", show_default=True, metavar="LIST", help="Numbers of ranks: 1,2,6 or 1..4096.")
 @click.option("--compute-secs", metavar="TIME", help="Time of a step on one rank: 0.2, 180ms.")
-@click.option("--from-summary", metavar="FILE", help="The same from summary.json of a run on one rank.")
+@click.option("--from-summary", metavar="FILE", help="Take this time from summary.json of a run on one rank.")
 @click.option("--wire", type=click.Choice(list(_WIRE_SHARES)), default="none", help="Format gradients are sent in.")
 @click.option("--tensors", default="100", show_default=True, metavar="N", help="Number of trained variables.")
 @click.option(
@@ -89,7 +91,7 @@ def _draw_plan(predictions, training, path: str) -> None:
 
 def _choose_compute_secs(compute_secs: str | None, from_summary: str | None) -> float:
     if compute_secs is not None and from_summary is not None:
-        raise LaunchError("--compute-secs and --from-summary exclude each other. Give only one of them.")
+        raise LaunchError("--compute-secs and --from-summary exclude each other. Give only one option.")
     if from_summary is not None:
         return _read_step_secs(from_summary)
     return parse_secs(compute_secs, "--compute-secs") if compute_secs is not None else 0.0
@@ -106,7 +108,7 @@ def _read_step_secs(path: str) -> float:
     if ranks != 1:
         raise LaunchError(
             f"--from-summary {path} is of a run on {ranks} ranks, whose steps include communication. Expected a run on "
-            f"one rank. Make such a run, or give --compute-secs."
+            f"one rank. Run the script on one rank, or give --compute-secs."
         )
     if not is_number(steps_per_sec) or not 1e-9 <= steps_per_sec <= 1e9:
         raise LaunchError(

@@ -89,7 +89,7 @@ class Tasks:
         first = environment.read_variable(environment.FIRST_TASK)
         self._secret = environment.read_variable(environment.JOB_SECRET) if first else secrets.token_hex(16)
         if not self._secret:
-            raise LaunchError(f"{environment.FIRST_TASK} is set. Expected {environment.JOB_SECRET} too; set it.")
+            raise LaunchError(f"{environment.FIRST_TASK} is set without {environment.JOB_SECRET}. Set both.")
         try:
             port = int(first.rpartition(":")[2]) if first else 0
             self._listener = socket.create_server((_LOCAL if task.is_local else "", port), backlog=1024)

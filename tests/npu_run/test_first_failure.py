@@ -153,7 +153,7 @@ def test_a_thousand_deaths_are_told_in_few_lines():
     differing = [RAISED._replace(rank=rank, summary=f"ValueError: rank {rank}") for rank in range(1000)]
     *_, fifth, rest = lines = describe_survivors(differing[0], differing)
     assert len(lines) == 6 and fifth == "rank 5 ended with ValueError: rank 5 after that"
-    assert rest == "ranks 6-999 failed in other words after that"
+    assert rest == "ranks 6-999 failed with other errors after that"
     secondary = [SECONDARY, *(DONE._replace(rank=rank) for rank in range(1, 999))]
     assert "Ranks 1-998 had ended normally by then" in describe_failure_of_job(SECONDARY, secondary, 1000)
     assert len(describe_failure_of_job(SECONDARY, [SECONDARY], 1000)) < 200

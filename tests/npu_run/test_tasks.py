@@ -232,7 +232,7 @@ def test_a_secret_is_needed_where_a_variable_names_the_first_task(tmp_path):
     write_script(tmp_path, SAYS)
     job = {"NPU_RUN_TASKS": "2", "NPU_RUN_FIRST": "localhost:1", "JOB_COMPLETION_INDEX": "0"}
     code, output = npu_run("train.py", cwd=tmp_path, **job)
-    assert (code, output) == (2, "npu-run: NPU_RUN_FIRST is set. Expected NPU_RUN_SECRET too; set it.\n")
+    assert (code, output) == (2, "npu-run: NPU_RUN_FIRST is set without NPU_RUN_SECRET. Set both.\n")
 
 
 @pytest.mark.parametrize(
