@@ -42,7 +42,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
         if devices is None and count is not None:
             here = len(tf.config.list_physical_devices("GPU"))
             if count > here:
-                say_once(logging.WARNING, f"MirroredStrategy: {count} GPUs asked for, {here} available.")
+                say_once(logging.WARNING, f"MirroredStrategy: the script needs {count} GPUs, but {here} are available.")
             devices = [f"/gpu:{each}" for each in range(min(count, here))] or ["/cpu:0"]
         super().__init__(devices=devices, cross_device_ops=cross_device_ops or cross_tower_ops)
 
