@@ -56,7 +56,7 @@ def _class(node: ast.ClassDef, owners: dict[str, str]) -> str:
     """Returns a class with its docstring, its constructor if a table declares it, and its other public parts."""
     lines = [f"class {node.name}({', '.join(ast.unparse(base) for base in node.bases)}):", *_docstring(node, 4)]
     for decorator in node.decorator_list:
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "declared":
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "declare_constructor":
             lines += _constructor(owners[ast.unparse(decorator.args[0])])
     for member in node.body:
         if isinstance(member, ast.Assign):

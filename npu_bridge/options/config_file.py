@@ -107,7 +107,7 @@ class TomlReader:
         values = {}
         for key, value in content.items():
             if key not in names:
-                raise self.with_location(self._table.unknown(ValueError, owner, key), section)
+                raise self.with_location(self._table.unknown_option_error(ValueError, owner, key), section)
             if key not in skip:
                 values[key] = self._value(key, value, section)
         return values

@@ -29,7 +29,7 @@ BASE_PARAMETERS = (
 )
 
 
-def declared(owner: str, table: OptionTable = OPTIONS) -> Callable[[type], type]:
+def declare_constructor(owner: str, table: OptionTable = OPTIONS) -> Callable[[type], type]:
     """Returns a class decorator that gives a config class the constructor that its options describe.
 
     The constructor calls `_set_up(values)` of the class with the bound values. Its signature and the `Args` of the
@@ -82,7 +82,7 @@ def format_call(config: Any, **defaults: Any) -> str:
     """Returns the call that makes a config object, with only the values that differ from the defaults.
 
     Args:
-      config: an object of a class that `declared` decorates.
+      config: an object of a class that `declare_constructor` decorates.
       **defaults: default values that differ from those of the table.
     """
     parts = []

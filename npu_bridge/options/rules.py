@@ -68,7 +68,7 @@ class Settings(NamedTuple):
             raise self.error(name, "{} is not usable", self.table[name].expected, f"Correct it: {reason}.") from reason
 
 
-def one_precision_mode(s: Settings) -> None:
+def check_only_one_precision_mode(s: Settings) -> None:
     """Refuses `precision_mode` together with `precision_mode_v2`."""
     if s.values["precision_mode"] is not None and s.values["precision_mode_v2"] is not None:
         spelling = s.place.spelling(s.table["precision_mode"])
@@ -76,7 +76,7 @@ def one_precision_mode(s: Settings) -> None:
         raise s.error("precision_mode_v2", problem, "only one of the two", "Keep precision_mode_v2.")
 
 
-def mixlist_needs_mixed_precision(s: Settings) -> None:
+def check_mixlist_has_mixed_precision(s: Settings) -> None:
     """Refuses `modify_mixlist` without mixed precision, as only mixed precision has lists that can be modified."""
     if s.values["modify_mixlist"] is None or _requested_precision_mode(s) in MIXED_PRECISION_MODES:
         return
@@ -85,7 +85,7 @@ def mixlist_needs_mixed_precision(s: Settings) -> None:
     raise s.error("modify_mixlist", problem, "no mixlist, or a mixed precision mode", fix)
 
 
-def acceleration_fits_precision(s: Settings) -> None:
+def check_acceleration_fits_precision(s: Settings) -> None:
     """Refuses `accelerate_train_mode` with a precision mode that already lowers the precision."""
     if not s.values["accelerate_train_mode"]:
         return
@@ -105,7 +105,7 @@ def _requested_precision_mode(s: Settings) -> str | None:
     return s.values["precision_mode_v2"] or s.values["precision_mode"]
 
 
-def dump_is_complete(s: Settings) -> None:
+def check_dump_is_complete(s: Settings) -> None:
     """Refuses a dump without a directory, or with both of its switches on."""
     dumps, debugs = s.values["enable_dump"], s.values["enable_dump_debug"]
     if dumps and debugs:
@@ -125,13 +125,13 @@ def dump_is_complete(s: Settings) -> None:
     s.check_one_of("dump_debug_mode", ("aicore_overflow", "atomic_overflow", "all"))
 
 
-def dump_directory_exists(s: Settings) -> None:
+def check_dump_directory(s: Settings) -> None:
     """Checks the dump directory when a training uses it: a script can make a `DumpConfig` that no training uses."""
     if s.values["enable_dump"] or s.values["enable_dump_debug"]:
         s.check_parses("dump_path", usable_directory)
 
 
-def profiling_is_complete(s: Settings) -> None:
+def complete_profiling(s: Settings) -> None:
     """If profiling is on, replaces missing profiling options by the defaults, and checks the options."""
     if not s.values["enable_profiling"]:
         return
@@ -140,20 +140,20 @@ def profiling_is_complete(s: Settings) -> None:
     s.check_parses("profiling_options", grammar.parse_profiling_options)
 
 
-def compile_cache_exists(s: Settings) -> None:
+def check_compile_cache_exists(s: Settings) -> None:
     """Refuses a cache directory for compiled graphs that does not exist."""
     if s.values["graph_compiler_cache_dir"] is not None:
         s.check_parses("graph_compiler_cache_dir", usable_directory)
 
 
-def implementation_types_need_a_mode(s: Settings) -> None:
+def check_implementation_types_have_mode(s: Settings) -> None:
     """Refuses `optypelist_for_implmode` without `op_select_implmode`, the mode of these operator types."""
     if s.values["optypelist_for_implmode"] is not None and s.values["op_select_implmode"] is None:
         fix = "Set op_select_implmode='high_precision' or 'high_performance', or leave optypelist_for_implmode out."
         raise s.error("optypelist_for_implmode", "{} is set without op_select_implmode", "both or neither", fix)
 
 
-def one_way_to_compress(s: Settings) -> None:
+def check_only_one_compression(s: Settings) -> None:
     """Refuses `enable_compress_weight` and `compress_weight_conf` together, whatever their values."""
     if "enable_compress_weight" in s.given and "compress_weight_conf" in s.given:
         raise s.error(
@@ -165,7 +165,7 @@ def one_way_to_compress(s: Settings) -> None:
         )
 
 
-def dynamic_dims_are_complete(s: Settings) -> None:
+def check_dynamic_dims(s: Settings) -> None:
     """Refuses an incomplete set of the three options for dynamic dimensions, and options that exclude the set."""
     set_names = [name for name in _DYNAMIC_TRIO if name in s.given]
     if set_names and len(set_names) < len(_DYNAMIC_TRIO):
@@ -178,7 +178,7 @@ def dynamic_dims_are_complete(s: Settings) -> None:
         raise s.error("compile_hybrid_mode", problem, expected, "Set compile_hybrid_mode=0.")
     if not set_names:
         return
-    _profiles_fit_shapes(s)
+    _check_profiles_fit_shapes(s)
     for excluded in ("mix_compile_mode", "compile_dynamic_mode"):
         if s.values.get(excluded):
             raise s.error(excluded, "{} does not go with dynamic_dims", "False", "Leave one of them out.")
@@ -192,7 +192,7 @@ def dynamic_dims_are_complete(s: Settings) -> None:
         s.values["dynamic_inputs_shape_range"] = None
 
 
-def _profiles_fit_shapes(s: Settings) -> None:
+def _check_profiles_fit_shapes(s: Settings) -> None:
     shapes = grammar.parse_input_shape(s.values["input_shape"])
     dynamic = sum(dim < 0 for dims in shapes.values() for dim in dims)
     profile = grammar.parse_dynamic_dims(s.values["dynamic_dims"])[0]
@@ -202,7 +202,7 @@ def _profiles_fit_shapes(s: Settings) -> None:
         raise s.error("dynamic_dims", problem, f"profiles of {dynamic}", fix)
 
 
-def dynamic_input_fits_the_loop(s: Settings) -> None:
+def check_dynamic_input(s: Settings) -> None:
     """For dynamic inputs, checks the execution mode; lazy recompilation needs one step per run."""
     if not s.values["dynamic_input"]:
         return
@@ -213,7 +213,7 @@ def dynamic_input_fits_the_loop(s: Settings) -> None:
         raise s.error("iterations_per_loop", problem, "1", fix)
 
 
-def mixed_compiling_runs_single_steps(s: Settings) -> None:
+def check_mix_compile_mode(s: Settings) -> None:
     """Checks that `mix_compile_mode` has one step per run; checks options that need `mix_compile_mode`."""
     if s.values["mix_compile_mode"]:
         if s.values["iterations_per_loop"] != 1:
@@ -227,7 +227,7 @@ def mixed_compiling_runs_single_steps(s: Settings) -> None:
         )
 
 
-def shape_generalisation_applies(s: Settings) -> None:
+def warn_of_unused_shape_generalisation(s: Settings) -> None:
     """Warns about `shape_generalization_mode` if static shapes are not compiled, so that the mode has no effect."""
     if s.values["shape_generalization_mode"] == "STRICT":
         return
@@ -241,13 +241,13 @@ def shape_generalisation_applies(s: Settings) -> None:
         )
 
 
-def tuning_directory_is_usable(s: Settings) -> None:
+def check_tuning_directory(s: Settings) -> None:
     """Checks the tuning directory if tuning is on."""
     if s.values["aoe_mode"] is not None:
         s.check_parses("work_path", usable_directory)
 
 
-def inference_has_small_channels(s: Settings) -> None:
+def set_small_channels_for_inference(s: Settings) -> None:
     """Sets `enable_small_channel=1` for `graph_run_mode=0`."""
     if s.values["graph_run_mode"] == 0:
         s.values["enable_small_channel"] = 1
@@ -268,21 +268,25 @@ def usable_directory(path: str) -> str:
 
 
 # Rules within a single helper object: its constructor runs them, so that the error is raised there.
-HELPER_RULES = {DUMP: (dump_is_complete,), PROFILING: (profiling_is_complete,), EXPERIMENTAL: (compile_cache_exists,)}
+HELPER_RULES = {
+    DUMP: (check_dump_is_complete,),
+    PROFILING: (complete_profiling,),
+    EXPERIMENTAL: (check_compile_cache_exists,),
+}
 RULES = (
-    one_precision_mode,
-    mixlist_needs_mixed_precision,
-    acceleration_fits_precision,
-    dump_is_complete,
-    dump_directory_exists,
-    profiling_is_complete,
-    compile_cache_exists,
-    implementation_types_need_a_mode,
-    one_way_to_compress,
-    dynamic_dims_are_complete,
-    dynamic_input_fits_the_loop,
-    mixed_compiling_runs_single_steps,
-    shape_generalisation_applies,
-    tuning_directory_is_usable,
-    inference_has_small_channels,
+    check_only_one_precision_mode,
+    check_mixlist_has_mixed_precision,
+    check_acceleration_fits_precision,
+    check_dump_is_complete,
+    check_dump_directory,
+    complete_profiling,
+    check_compile_cache_exists,
+    check_implementation_types_have_mode,
+    check_only_one_compression,
+    check_dynamic_dims,
+    check_dynamic_input,
+    check_mix_compile_mode,
+    warn_of_unused_shape_generalisation,
+    check_tuning_directory,
+    set_small_channels_for_inference,
 )

@@ -218,7 +218,7 @@ class OptionTable:
             raise unknown_name_error(UnknownKeyError, "NpuOptimizer parameter_map", key, self._by_key, fix)
         return self._by_key[key]
 
-    def unknown(self, kind: type[Exception], owner: str, name: str) -> Exception:
+    def unknown_option_error(self, kind: type[Exception], owner: str, name: str) -> Exception:
         """Returns the error for a name that `owner` lacks; the error mentions another owner that has the name."""
         other = self._by_name.get(name)
         fix = f"It belongs to {other.owner}." if other else ""
@@ -244,7 +244,7 @@ class OptionTable:
         names = [option.name for option in self.of(owner)]
         for name in [name for name in kwargs if name not in names]:
             if name not in self or self[name].former_owner != owner:
-                raise self.unknown(TypeError, owner, name)
+                raise self.unknown_option_error(TypeError, owner, name)
             problem = f"{name} is a keyword of older NPU stacks and is left out"
             kwargs = {**kwargs}
             value = kwargs.pop(name)

@@ -9,7 +9,7 @@ import pytest
 
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.options import OPTIONS, make_session_config, read_run_config, read_session_config
-from npu_bridge.options.construction import declared
+from npu_bridge.options.construction import declare_constructor
 from npu_bridge.options.environment_table import VARIABLES
 from npu_bridge.options.kinds import Integer
 from npu_bridge.options.table import RUN_CONFIG, Option, OptionTable, recorded
@@ -21,7 +21,7 @@ FAKE = Option(89, "fake_level", Integer(0, 3), "A made-up level.", recorded("Mad
 def test_one_entry_is_enough_for_a_new_option():
     table = OPTIONS.with_options(FAKE)
 
-    @declared(RUN_CONFIG, table)
+    @declare_constructor(RUN_CONFIG, table)
     class Extended(NPURunConfig):
         """One option more."""
 

@@ -17,7 +17,7 @@ from npu_bridge.base.tf_internals.training import distribute_config, restrict_wr
 from npu_bridge.collective.exchanges import wait_for_ranks
 from npu_bridge.gradients import collections
 from npu_bridge.options import construction, from_shell, make_session_config, read_run_config
-from npu_bridge.options.construction import DeclaredConfig, declared
+from npu_bridge.options.construction import DeclaredConfig, declare_constructor
 from npu_bridge.options.table import DUMP, DYNAMIC_INPUT, EXPERIMENTAL, GRAPH_MEMORY, MEMORY, PROFILING, RUN_CONFIG
 from npu_bridge.session import precision
 from npu_bridge.session.determinism import choose_seed
@@ -46,7 +46,7 @@ class NpuExecutePlacement(enum.Enum):
     HOST = "host"
 
 
-@declared(PROFILING)
+@declare_constructor(PROFILING)
 class ProfilingConfig(DeclaredConfig):
     """The profile of a run: whether to write it, and its options.
 
@@ -55,7 +55,7 @@ class ProfilingConfig(DeclaredConfig):
     """
 
 
-@declared(DUMP)
+@declare_constructor(DUMP)
 class DumpConfig(DeclaredConfig):
     """Which tensors to dump in which steps, or whether to look for overflow.
 
@@ -65,7 +65,7 @@ class DumpConfig(DeclaredConfig):
     """
 
 
-@declared(MEMORY)
+@declare_constructor(MEMORY)
 class MemoryConfig(DeclaredConfig):
     """Memory policies of the device.
 
@@ -74,7 +74,7 @@ class MemoryConfig(DeclaredConfig):
     """
 
 
-@declared(DYNAMIC_INPUT)
+@declare_constructor(DYNAMIC_INPUT)
 class DynamicInputConfig(DeclaredConfig):
     """Profiles of inputs with dynamic dimensions; has an effect only if all four values are set.
 
@@ -83,7 +83,7 @@ class DynamicInputConfig(DeclaredConfig):
     """
 
 
-@declared(GRAPH_MEMORY)
+@declare_constructor(GRAPH_MEMORY)
 class GraphMemoryOptimizeConfig(DeclaredConfig):
     """Recomputation and slicing of the graph.
 
@@ -92,7 +92,7 @@ class GraphMemoryOptimizeConfig(DeclaredConfig):
     """
 
 
-@declared(EXPERIMENTAL)
+@declare_constructor(EXPERIMENTAL)
 class ExperimentalConfig(DeclaredConfig):
     """Experimental switches, among them `accelerate_train_mode`.
 
@@ -101,7 +101,7 @@ class ExperimentalConfig(DeclaredConfig):
     """
 
 
-@declared(RUN_CONFIG)
+@declare_constructor(RUN_CONFIG)
 class NPURunConfig(tf.estimator.RunConfig):
     """The configuration of a training, for `NPUEstimator` and for a plain `tf.estimator.Estimator`.
 
