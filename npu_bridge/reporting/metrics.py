@@ -121,7 +121,7 @@ class MetricsHook(StepHook):
         elif self._entries.add(values, self._skipped, observation.precision):
             self._entries.write(self.read_step(session))
 
-    def leave_out(self, secs: float) -> None:
+    def exclude_secs(self, secs: float) -> None:
         """Excludes some seconds since the last entry (an evaluation, say) from the steps per second."""
         self._entries.paused += secs
 

@@ -109,9 +109,9 @@ class ProgressHook(StepHook):
             self._print_progress(session, self._now)  # without the time that other hooks take at the end
         self._output.close()
 
-    def leave_out(self, secs: float) -> None:
+    def exclude_secs(self, secs: float) -> None:
         """Excludes some seconds since the last step (an evaluation, say) from the pace."""
-        self._pace.leave_out(secs)
+        self._pace.exclude_secs(secs)
 
     @property
     def steps_per_sec(self) -> float | None:
@@ -216,7 +216,7 @@ class Pace:
             self._first = (steps, now_secs)
         self._marks.append((steps, now_secs))
 
-    def leave_out(self, secs: float) -> None:
+    def exclude_secs(self, secs: float) -> None:
         """Excludes `secs` seconds since the last mark from the pace, by moving all marks forward by `secs`."""
         self._first = self._first and (self._first[0], self._first[1] + secs)
         self._marks = collections.deque([(steps, now + secs) for steps, now in self._marks], self._marks.maxlen)

@@ -104,9 +104,9 @@ class ReportHook(tf.estimator.SessionRunHook):
         for part, results in zip(self._parts, run_values.results):
             part.after_run(run_context, run_values._replace(results=results))
 
-    def leave_out(self, secs: float) -> None:
+    def exclude_secs(self, secs: float) -> None:
         """Excludes some seconds since the last step (an evaluation, say) from step times."""
-        self._page.leave_out(secs)
+        self._page.exclude_secs(secs)
 
     def end(self, session):
         """Makes the page, and prints a summary and the path of the page."""
@@ -284,7 +284,7 @@ class _Page:
         ):  # not only at the end, as other ranks can end before this one
             self._update_peaks()
 
-    def leave_out(self, secs: float) -> None:
+    def exclude_secs(self, secs: float) -> None:
         """Excludes some seconds from the duration of the current run."""
         self._run_began += secs
 

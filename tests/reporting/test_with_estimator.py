@@ -81,7 +81,7 @@ class LeavesOut(tf.estimator.SessionRunHook):
     def __init__(self):
         self.secs = []
 
-    def leave_out(self, secs):
+    def exclude_secs(self, secs):
         self.secs.append(secs)
 
 

@@ -204,7 +204,7 @@ class NPUEstimator(tf.estimator.Estimator):
         if self._logs_progress:
             report_evaluation(self.model_dir, metrics, self._history, name, counted, sys.stderr, not self._timed)
         for hook in self._timed:  # hooks of a training that this evaluation interrupts
-            hook.leave_out(time.monotonic() - began)
+            hook.exclude_secs(time.monotonic() - began)
         return metrics
 
     def predict(self, input_fn, predict_keys=None, hooks=None, checkpoint_path=None, yield_single_examples=True):
@@ -273,7 +273,7 @@ class NPUEstimator(tf.estimator.Estimator):
             report = ReportHook(self.model_dir, self._history, self._places, sys.stderr, **settings)
             self._history = report.history
             hooks = [*hooks, report]
-        self._timed = [hook for hook in dict.fromkeys((*given, *hooks)) if hasattr(hook, "leave_out")]
+        self._timed = [hook for hook in dict.fromkeys((*given, *hooks)) if hasattr(hook, "exclude_secs")]
         every_n_steps = self.config.log_step_count_steps
         if collective.current().rank > 0 and every_n_steps:
             # The base class, which logs only on rank 0, adds its hook at this place.
