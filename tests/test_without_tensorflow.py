@@ -210,7 +210,7 @@ def test_of_tensorflow_only_greetings_and_the_absence_of_a_driver_are_hidden():
     text = "\n".join([*hidden, *shown])
     code = (
         "import os; from npu_bridge.base import tensorflow_start as start\n"
-        f"with start._without_lines(start._GREETING, start._NO_DRIVER): os.write(2, {text!r}.encode())"
+        f"with start._hide_stderr_lines(start._GREETING, start._NO_DRIVER): os.write(2, {text!r}.encode())"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert done.stderr.splitlines() == shown

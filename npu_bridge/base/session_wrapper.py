@@ -134,7 +134,7 @@ def change_constructors(change: Callable[[Callable], Callable]) -> list[Any]:
     return [kind.__init__ for kind in kinds]
 
 
-def change_settings(change: Callable[[str, Any], tuple[str, Any]]) -> None:
+def change_session_settings(change: Callable[[str, Any], tuple[str, Any]]) -> None:
     """Changes the target and the settings of all sessions made from now on.
 
     Args:

@@ -159,19 +159,19 @@ def _quiet_loading() -> Iterator[None]:
         if given == "0" or names.HAS_ESTIMATORS:
             yield
         elif gpus.may_use_gpus():
-            with _without_lines(_GREETING):
+            with _hide_stderr_lines(_GREETING):
                 yield
         else:
             from npu_bridge.base.tf_internals import sessions
 
-            with _without_lines(_GREETING, _NO_DRIVER):
+            with _hide_stderr_lines(_GREETING, _NO_DRIVER):
                 yield
                 with contextlib.suppress(ImportError):  # another version, which is refused afterwards
                     sessions.find_devices()  # here, and not at the first use, where its messages would be shown
 
 
 @contextlib.contextmanager
-def _without_lines(*hidden: re.Pattern[bytes]) -> Iterator[None]:
+def _hide_stderr_lines(*hidden: re.Pattern[bytes]) -> Iterator[None]:
     """Buffers this process's standard error, also from C++, and passes on all lines but those of these patterns."""
     with contextlib.ExitStack() as stack:
         try:

@@ -197,7 +197,7 @@ class _KerasUpdates:
         self.depth = 0
         self._before: weakref.WeakKeyDictionary[Any, Exchanges] = weakref.WeakKeyDictionary()
 
-    def note_made(self, optimizer):
+    def note_new_optimizer(self, optimizer):
         self._before[optimizer] = count_exchanges()
 
     def check_update(self, optimizer, pairs):
@@ -213,7 +213,7 @@ _WATCH = _KerasUpdates()
 def _watch_once() -> None:
     count_exchanges()
     for watch in (watch_keras_optimizers, keras3.watch_optimizers):
-        watch(_WATCH.note_made, _WATCH.check_update)
+        watch(_WATCH.note_new_optimizer, _WATCH.check_update)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from npu_bridge.base import environment, reading
 from npu_bridge.base.address import address_towards
 from npu_bridge.base.errors import message, say_once
-from npu_bridge.base.session_wrapper import change_settings
+from npu_bridge.base.session_wrapper import change_session_settings
 from npu_bridge.base.tf_internals.servers import serve_from_first_use, start_serving
 from npu_bridge.base.tf_internals.sessions import default_session_config, has_eager_context
 from npu_bridge.collective import engine_of_ranks, rendezvous
@@ -67,7 +67,7 @@ class Server:
         self.target = f"grpc://{own}"
         self._addresses.put(self._rank, own)
         serve_from_first_use(self._describe, self._accept_hosts_only)
-        change_settings(self._settings_with_server)
+        change_session_settings(self._settings_with_server)
 
     def start(self) -> None:
         """Starts the server, unless it runs. Waits until all ranks have chosen a port, not until they listen on it."""
