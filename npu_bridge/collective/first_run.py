@@ -37,7 +37,7 @@ class Check:
         """Returns whether the check must still be made in a session; called at each run of the session."""
         raise NotImplementedError
 
-    def concerns(self, run: Run) -> bool:
+    def is_needed_for(self, run: Run) -> bool:
         """Returns whether the check must be made before this run; called while the check is due."""
         return bool(self.transfers & collectives_in(run))
 
@@ -122,7 +122,7 @@ def _make_due_checks(session, find_run):
     run = find_run() if due else None
     receiving: list[tuple[Check, list[tf.Tensor]]] = []
     for check in due:
-        if check.concerns(run):
+        if check.is_needed_for(run):
             with wire_names.use_label(session.graph):
                 tensors = check.make_check(session, run)
             receiving += [] if tensors is None else [(check, tensors)]

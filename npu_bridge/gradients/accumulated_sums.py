@@ -65,7 +65,7 @@ class AccumulationWindow:
         # In the order in which the backward pass delivers gradients: the all-reduce of the sums expects this order.
         for position in sorted(range(len(kept)), key=backward_order_key(gradients)):
             if kept[position] is not None:
-                self._sums[position] = kept[position].plus(
+                self._sums[position] = kept[position].add_gradient(
                     addend(gradients[position], kept[position].sum.dtype, self._counted)
                 )
 
@@ -110,7 +110,7 @@ class _SumVariable(tf.Module):
             name = f"accumulated/{self._name}_rows"
             self.touched = state_variable(lambda: tf.zeros(self.sum.shape[:1], tf.bool), name)
 
-    def plus(self, addend):
+    def add_gradient(self, addend):
         """Adds a gradient; returns an object for the new sum, whose method `keep` stores the sum in the variable."""
         return (_SparseSum if isinstance(addend, tf.IndexedSlices) else _DenseSum)(self, addend)
 

@@ -50,7 +50,7 @@ def record_update_operators() -> Iterator[None]:
     graph.get_collection_ref(UPDATES).extend(graph.get_operations()[before:])
 
 
-def publish(name: Any, tensor: Any) -> None:
+def publish_tensor(name: Any, tensor: Any) -> None:
     """Adds a tensor or variable to a collection of the current TF 1 graph.
 
     Does nothing in eager execution, in a function, and inside a `tf.cond` or a loop, where tensors cannot be fetched.
@@ -73,5 +73,5 @@ def publish_learning_rate(optimizer: Any) -> None:
         # Tensors made inside the gate of loss scaling cannot be fetched.
         is_fetchable = isinstance(tensor, tf.Tensor) and tensor.graph is graph and graph.is_fetchable(tensor)
         if is_fetchable or isinstance(rate, float):
-            publish(LEARNING_RATE, tensor if is_fetchable else rate)
+            publish_tensor(LEARNING_RATE, tensor if is_fetchable else rate)
             return

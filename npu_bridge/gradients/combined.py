@@ -48,7 +48,7 @@ class CombinedGradients:
             made[position] = None if made[position] is None else in_true_units(made[position], step.divisor)
         step.grads_and_vars = [(made[position], variable) for position, (_, variable) in enumerate(pairs)]
 
-    def joined(self, tensors: Sequence[tf.Tensor]) -> list:
+    def join_tensors(self, tensors: Sequence[tf.Tensor]) -> list:
         """Joins tensors into flat tensors; returns the flat tensors, then the tensors that cannot be joined."""
         joins = self._positions_to_join([(tensor, None) for tensor in tensors])
         alone = [tensor for position, tensor in enumerate(tensors) if not any(position in join for join in joins)]

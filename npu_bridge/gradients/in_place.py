@@ -100,10 +100,10 @@ class _AveragingMethods:
 
         def method(original, pipeline, grads_and_vars):
             pairs = list(grads_and_vars)
-            went_before = [earlier.forget(pairs) for earlier in self._pipelines]
+            went_before = [earlier.close_step(pairs) for earlier in self._pipelines]
             if not any(went_before):
                 pairs = self._average_pairs(pipeline, pairs)
-                pipeline.forget(pairs)
+                pipeline.close_step(pairs)
             return original(pairs)
 
         self._replace(optimizer, method_name, name, method)

@@ -33,7 +33,7 @@ class Losses:
     usable: dict = dataclasses.field(default_factory=dict)
     is_backward_by_optimizer: bool = False
 
-    def record_usable(self, number: int, gradients: Sequence, scale: Any) -> None:
+    def record_finiteness(self, number: int, gradients: Sequence, scale: Any) -> None:
         """Records whether the gradients of a loss or group are finite: True only if all its recorded gradients are.
 
         Args:
@@ -53,7 +53,7 @@ class Losses:
         pairs = list(grads_and_vars)
         if len(self.scales) < 2:
             return pairs
-        self.record_usable(number, [grad for grad, _ in pairs if grad is not None], self.scales[number])
+        self.record_finiteness(number, [grad for grad, _ in pairs if grad is not None], self.scales[number])
         ratio = self.scales[number] / self.common_scale
         return [(grad if grad is None else in_true_units(grad, ratio), variable) for grad, variable in pairs]
 

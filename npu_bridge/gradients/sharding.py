@@ -69,7 +69,7 @@ class ShardedOptimizer(InnerOptimizer):
         if new:
             self._prepared.update(variable.ref() for variable in new)
             by_owner = [[v for v in new if self._owner_of(v) == rank] for rank in range(ranks.size)]
-            self._parts.append(remote_slots.of_default_graph(ranks).add(self._inner, by_owner))
+            self._parts.append(remote_slots.find_or_make_remote_slots(ranks).add(self._inner, by_owner))
 
     def make_slots(self, variables):
         if collective.current().size == 1:

@@ -52,7 +52,7 @@ class FlatSlots:
     """The slots of a batch of variables, with one flat variable for each slot name.
 
     Attributes:
-      handles: resource handles of the flat variables by slot name, usable only inside `opened`.
+      handles: resource handles of the flat variables by slot name, usable only inside `lock_for_update`.
       key: references of all slot variables, which identify the batch.
       name: a name that is unique in a session.
     """
@@ -83,7 +83,7 @@ class FlatSlots:
                 add_control_inputs(slot.handle.op, [released])
 
     @contextlib.contextmanager
-    def opened(self, inputs: Sequence[tf.Tensor], written: list):
+    def lock_for_update(self, inputs: Sequence[tf.Tensor], written: list):
         """Moves the slots into the flat variables, and locks the flat variables for the ops inside the context.
 
         Args:

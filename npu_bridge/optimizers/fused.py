@@ -30,7 +30,7 @@ def check_fused(owner: str, fused: Any) -> bool:
 
 
 @dataclasses.dataclass
-class Pending:
+class PendingUpdate:
     """A variable to update, with its dense gradient, its slots by name, and its treatment (rule and settings)."""
 
     variable: Any
@@ -52,7 +52,9 @@ class _PerRow(PerTensor):
 
 
 def update_together(
-    pending: Sequence[Pending], updates_done: tf.Tensor, rate_of: Callable[[Treatment], Any] = lambda treatment: None
+    pending: Sequence[PendingUpdate],
+    updates_done: tf.Tensor,
+    rate_of: Callable[[Treatment], Any] = lambda treatment: None,
 ) -> list:
     """Updates variables and their slots.
 
@@ -165,7 +167,7 @@ def _compute_change(batch, parameter, gradient, hypers, sizes):
         ]
         return -amount, written
     written = []
-    with flat.opened([gradient] if parameter is None else [gradient, parameter], written):
+    with flat.lock_for_update([gradient] if parameter is None else [gradient, parameter], written):
         if kernels.has_kernel(rule):
             change = kernels.update_slots(
                 parameter, gradient, flat.handles, rule, hypers, _PerRow(), f"{flat.name}_change"

@@ -10,7 +10,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import plain_value
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
-from npu_bridge.optimizers.fused import Pending, batch_key, check_fused, update_together
+from npu_bridge.optimizers.fused import PendingUpdate, batch_key, check_fused, update_together
 from npu_bridge.optimizers.groups import name_of
 from npu_bridge.optimizers.hypers import from_config, hyper_value_at
 from npu_bridge.optimizers.keras_optimizer import COMMON_ARGUMENTS, KerasOptimizerBase
@@ -93,7 +93,7 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
             super()._distributed_tf_update_step(distribution, grads_and_vars, learning_rate)
             return
         pending = [
-            Pending(variable, as_dense(grad), self._slots_of(variable), self._groups.treatment_of(variable))
+            PendingUpdate(variable, as_dense(grad), self._slots_of(variable), self._groups.treatment_of(variable))
             for grad, variable in grads_and_vars
         ]
         update_together(pending, self._counter, self._settable_rate)

@@ -13,7 +13,7 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.collective.exchanges import watch_updates
 from npu_bridge.optimizers import states
-from npu_bridge.optimizers.fused import Pending, batch_key, check_fused, update_together
+from npu_bridge.optimizers.fused import PendingUpdate, batch_key, check_fused, update_together
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import from_config, hyper_values_at, to_config
 from npu_bridge.optimizers.rule import Rule
@@ -181,7 +181,7 @@ class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
         if not self._is_fused or distribution.num_replicas_in_sync > 1:
             return super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **keywords)
         pending = [
-            Pending(variable, as_dense(grad), self._slots_of(variable), self._groups.treatment_of(variable))
+            PendingUpdate(variable, as_dense(grad), self._slots_of(variable), self._groups.treatment_of(variable))
             for grad, variable in grads_and_vars
         ]
         update_together(pending, self.iterations, self._settable_rate)

@@ -8,7 +8,7 @@ from typing import Any
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.optimizers import states
-from npu_bridge.optimizers.fused import Pending, batch_key, check_fused, update_together
+from npu_bridge.optimizers.fused import PendingUpdate, batch_key, check_fused, update_together
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import hyper_values_at
 from npu_bridge.optimizers.rule import Rule
@@ -40,7 +40,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         self.rule = self.rule_class(**arguments)
         self._groups = ParameterGroups(self.rule, groups)
         self._is_fused = check_fused(self.rule_class.__name__, fused)
-        self._pending: list[Pending] = []
+        self._pending: list[PendingUpdate] = []
         self._updated: list[Any] = []
         self._lr = self.rule.learning_rate  # the attribute of TF 1 optimizers, for code that shows it
 
@@ -107,7 +107,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         slots = self._slots_of(var)
         # A constraint is applied after the variable's own update.
         if self._is_fused and getattr(var, "constraint", None) is None:
-            self._pending.append(Pending(var, grad, slots, treatment))
+            self._pending.append(PendingUpdate(var, grad, slots, treatment))
             return None
         hypers = hyper_values_at(treatment, self._count_before, working_dtype(var))
         return update(var, grad, slots, treatment, hypers)

@@ -233,7 +233,7 @@ def test_what_is_joined(rule, expected):
     with tf.Graph().as_default():
         variables = [v1.get_variable(f"v{i}", shape, use_resource=True) for i, shape in enumerate(SHAPES)]
         treatment = ParameterGroups(rule).treatment_of(variables[0])
-        pending = [fused_module.Pending(v, tf.zeros(v.shape), {"m": v, "v": v}, treatment) for v in variables]
+        pending = [fused_module.PendingUpdate(v, tf.zeros(v.shape), {"m": v, "v": v}, treatment) for v in variables]
         joined = fused_module._group_into_batches(pending)
     assert [[one.variable.op.name for one in batch] for batch in joined] == expected
 

@@ -61,7 +61,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
             # Values that differ between ranks after the first batch, such as parts of a sum, are not broadcast.
             self._broadcast(getattr(self.model.optimizer, "variables_of_this_rank", ()))
         if self._first_batch is not None:
-            self._first_batch.compare()
+            self._first_batch.compare_recorded_batch()
             self._first_batch = None
         self._warnings.end_batch(self.model, batch, logs)
 

@@ -84,7 +84,7 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
 
     def begin(self):
         self._broadcast = broadcast_global_variables(self._root_rank) if collective.current().size > 1 else None
-        self._remote_slots = remote_slots.of_graph(tf.compat.v1.get_default_graph())
+        self._remote_slots = remote_slots.find_remote_slots(tf.compat.v1.get_default_graph())
 
     def after_create_session(self, session, coord):
         if self._broadcast is not None:

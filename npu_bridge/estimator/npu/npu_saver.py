@@ -49,12 +49,12 @@ class NPUSaver(tf.compat.v1.train.Saver):
           ModelDirInUseError: (a RuntimeError) another job trains in the folder.
         Ranks: collective if weight updates are sharded, else local.
         """
-        slots = remote_slots.of_graph(sess.graph)
+        slots = remote_slots.find_remote_slots(sess.graph)
         if slots is not None and slots.ranks.rank > 0:
-            slots.listen(sess)
+            slots.send_on_request(sess)
             return None
         self._hold_folder(os.path.dirname(save_path) or ".")
-        with contextlib.nullcontext() if slots is None else slots.while_others_listen(sess):
+        with contextlib.nullcontext() if slots is None else slots.allow_remote_reads(sess):
             return super().save(
                 sess,
                 save_path,

@@ -136,7 +136,7 @@ class RestoreOwnValues(first_run.Check):
     def __init__(self, values: RankValues, transfers: set[str]):
         super().__init__(transfers)
         self.done_in: weakref.WeakSet = weakref.WeakSet()
-        self.filling = _RowsFilled(self)
+        self.filling = _FilledRowsCheck(self)
         graph = tf.compat.v1.get_default_graph()
         for check in (self, self.filling):
             first_run.find_or_add_check(graph, check, lambda check=check: check)
@@ -155,7 +155,7 @@ class RestoreOwnValues(first_run.Check):
         self.done_in.add(session)
 
 
-class _RowsFilled(first_run.Check):
+class _FilledRowsCheck(first_run.Check):
     """A check of runs that fill the rows; makes the session restore its values from the rows before it trains again."""
 
     def __init__(self, restore_own):
@@ -172,7 +172,7 @@ class _RowsFilled(first_run.Check):
 _RESTORE_CHECKS: weakref.WeakKeyDictionary[tf.Graph, list[RestoreOwnValues]] = weakref.WeakKeyDictionary()
 
 
-def expect_restored_rows(graph: tf.Graph | None, session: Any) -> None:
+def reread_restored_rows(graph: tf.Graph | None, session: Any) -> None:
     """Makes a session read this rank's values from the rows again, because a restore may have changed the rows."""
     for restore_own in _RESTORE_CHECKS.get(graph, ()) if graph is not None else ():
         restore_own.done_in.discard(session)

@@ -8,8 +8,8 @@ sharding, and jobs with any number of ranks, sharding or not, can resume from th
 
 Scripts save with any saver, at any time, on rank 0 alone. So reading a staging variable must itself gather the slots:
 by a broadcast of 1 from rank 0, then one all-to-all for each sharded optimizer. The owners of the slots must take part:
-in sessions with hooks they call `end_round` after steps, otherwise `listen`. A broadcast of 0 ends either call. A read
-while the owners do not listen must fail instead of waiting for ever or saving an outdated slot.
+in sessions with hooks they call `end_round` after steps, otherwise `send_on_request`. A broadcast of 0 ends either
+call. A read while the owners do not listen must fail instead of waiting for ever or saving an outdated slot.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _NEEDS_HOROVOD = message(
 )
 
 
-def of_graph(graph: tf.Graph) -> RemoteSlots | None:
+def find_remote_slots(graph: tf.Graph) -> RemoteSlots | None:
     """Returns the remote slots of a graph; None if the graph has no sharded optimizer."""
     kept = graph.get_collection_ref(_COLLECTION)
     return kept[0] if kept else None
 
 
-def of_default_graph(ranks: Communicator) -> RemoteSlots:
+def find_or_make_remote_slots(ranks: Communicator) -> RemoteSlots:
     """Returns the remote slots of the default graph; makes them at the first call."""
     kept = tf.compat.v1.get_default_graph().get_collection_ref(_COLLECTION)
     if not kept:
@@ -72,7 +72,7 @@ def broadcast_with_slots(variables: Sequence, ranks: Communicator, root_rank: in
       ValueError: there are sharded slots, and `root_rank` is not 0.
     Ranks: collective.
     """
-    whole = None if tf.executing_eagerly() else of_graph(tf.compat.v1.get_default_graph())
+    whole = None if tf.executing_eagerly() else find_remote_slots(tf.compat.v1.get_default_graph())
     if whole is None:
         return ranks.broadcast_variables(variables, root_rank)
     if root_rank != 0:
@@ -110,9 +110,9 @@ class RemoteSlots:
             )
             self.refreshed = tf.group(self.asked, name="refreshed")
 
-    def add(self, inner: InnerOptimizer, variables_by_owner: list[list]) -> Part:
+    def add(self, inner: InnerOptimizer, variables_by_owner: list[list]) -> SlotGroup:
         """Creates slots of variables on their owners, and staging variables on rank 0; every rank must call this."""
-        part = Part(self, inner, variables_by_owner, len(self._parts))
+        part = SlotGroup(self, inner, variables_by_owner, len(self._parts))
         self._parts.append(part)
         return part
 
@@ -153,14 +153,17 @@ class RemoteSlots:
         if self.ranks.rank == 0:
             self._end_listening(session)
         else:
-            self.listen(session)
+            self.send_on_request(session)
         if is_last:
             session.run(self._forget_move)
         return True
 
     @contextlib.contextmanager
-    def while_others_listen(self, session):
-        """Allows reads of staging variables on rank 0 inside the context; other ranks call `listen`; collective."""
+    def allow_remote_reads(self, session):
+        """Allows reads of staging variables on rank 0 inside the context; collective.
+
+        Other ranks call `send_on_request`.
+        """
         session.run(self._listen_to)
         try:
             yield
@@ -168,7 +171,7 @@ class RemoteSlots:
             session.run(self._unlisten)
             self._end_listening(session)
 
-    def listen(self, session) -> None:
+    def send_on_request(self, session) -> None:
         """Sends the slots of this rank to rank 0 on each request, until rank 0 has no more requests; collective."""
         while session.run(self.asked):
             session.run([part.sent for part in self._parts])
@@ -191,7 +194,7 @@ class RemoteSlots:
             return tf.cond(self._is_done | self.is_stale, broadcast_request, lambda: tf.constant(0))
 
 
-class Part:
+class SlotGroup:
     """Sharded slots of one optimizer that were made together.
 
     Attributes:

@@ -106,7 +106,7 @@ def _restore(restore, saver, session, path):
         restore(saver, session, path)
     else:
         _restore_by_plan(plan, saver, session, os.fspath(path))
-    rank_values.expect_restored_rows(graph, session)
+    rank_values.reread_restored_rows(graph, session)
     if plan is not None:
         _log_plan(plan, os.path.basename(path))
 

@@ -35,7 +35,7 @@ def list_batch_tensors(run: Run) -> list[tf.Tensor]:
     return [tensor for tensor in read if tensor.name in run.values and tensor.name not in run.fed_names]
 
 
-def compare(values: Iterable[Any]) -> None:
+def compare_first_batches(values: Iterable[Any]) -> None:
     """Compares the first batches of all ranks; rank 0 warns once if all batches are equal, bit for bit.
 
     Args:
@@ -70,9 +70,9 @@ class FirstBatchOfFit:
         if steps_per_execution(model) == 1:
             model.train_function = first_call
 
-    def compare(self) -> None:
-        """Passes the recorded batch to the function `compare`; call this method after the first step."""
-        compare(self._values)
+    def compare_recorded_batch(self) -> None:
+        """Passes the recorded batch to the function `compare_first_batches`; call this method after the first step."""
+        compare_first_batches(self._values)
         self._values = []
 
     def _record_first_batch(self, iterator):

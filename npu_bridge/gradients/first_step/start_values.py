@@ -193,7 +193,7 @@ class _GraphCheck(first_run.Check):
 
     def make_check(self, session, run):
         new = self.watched[self._done.get(session, 0) :]
-        slots = remote_slots.of_graph(session.graph)
+        slots = remote_slots.find_remote_slots(session.graph)
         apart = set() if slots is None else {id(slot) for slot in slots.variables()}
         all_variables = _comparable_variables(variable for _, give, _ in new for variable in give())
         variables = [variable for variable in all_variables if id(variable) not in apart]
@@ -211,7 +211,7 @@ class _GraphCheck(first_run.Check):
         return None if has_looked else same_batches.list_batch_tensors(run)
 
     def receive(self, fetched, fed):
-        same_batches.compare([*fetched, *fed])
+        same_batches.compare_first_batches([*fetched, *fed])
 
 
 def _eager_access(variables):

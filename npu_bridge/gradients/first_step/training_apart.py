@@ -60,7 +60,7 @@ class _FirstTrainingCheck(first_run.Check):
         graph = session.graph
         return graph not in self._seen and bool(graph.get_collection_ref(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES))
 
-    def concerns(self, run):
+    def is_needed_for(self, run):
         # Assignments without gradients and without an optimizer's kernel can be the clipping of weights.
         is_training = run.trains or run.loss is not None
         return bool(run.trained) and (is_training or bool(collections.pipelines_in(run.ops[0].graph)))

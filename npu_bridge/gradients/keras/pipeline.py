@@ -64,7 +64,7 @@ class KerasPipeline:
             def scaled():
                 return self.pipeline.scale(loss(), step)
         else:
-            collections.publish(collections.UNSCALED_LOSS, loss)
+            collections.publish_tensor(collections.UNSCALED_LOSS, loss)
             with contextlib.nullcontext() if tape is None or not self.pipeline.scales_loss else tape:
                 scaled = self.pipeline.scale(loss, step)
         return self._combine(step, self.pipeline.prepare_gradients(step, differentiate(scaled, tape)))
@@ -95,7 +95,7 @@ class KerasPipeline:
             step = self._begin_unscaled_step()
         return self._combine(step, pairs, may_be_abandoned=True)
 
-    def forget(self, grads_and_vars: Sequence) -> bool:
+    def close_step(self, grads_and_vars: Sequence) -> bool:
         """Closes the step of these gradients; returns whether the gradients went through the pipeline before."""
         return self._open_steps.take(list(grads_and_vars)) is not None
 

@@ -118,7 +118,7 @@ class Accumulate(SummingStage):
         step.is_due = window.is_last
         losses = step.losses
         if self._scales_batches and losses.scales and not losses.usable:
-            losses.record_usable(losses.latest, step.gradients, step.divisor)
+            losses.record_finiteness(losses.latest, step.gradients, step.divisor)
 
     def before_reduce(self, step):
         if not self._reduces_batches:

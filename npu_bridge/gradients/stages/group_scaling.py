@@ -37,11 +37,11 @@ class GroupScaling(Scaling):
         losses = step.losses
         losses.scales, losses.common_scale = tuple(tf.unstack(scales)), smallest_scale(scales)
         step.record_factor(losses.common_scale)
-        collections.publish(collections.LOSS_SCALE, losses.common_scale)
+        collections.publish_tensor(collections.LOSS_SCALE, losses.common_scale)
         pairs = step.grads_and_vars
         for number, scale in enumerate(losses.scales):
             of_group = [grad for group, (grad, _) in zip(groups, pairs) if group == number and grad is not None]
-            losses.record_usable(number, of_group, scale)
+            losses.record_finiteness(number, of_group, scale)
         ratios = [scale / losses.common_scale for scale in losses.scales]
         step.grads_and_vars = [
             (grad if grad is None else in_true_units(grad, ratios[group]), variable)

@@ -90,7 +90,7 @@ class OverflowCheck(Stage):
         with tf.name_scope(f"{self._name}_Allreduce"):
             # Only values: adding up rows here again would check other tensors than the tensors that are sent.
             sent = [values_of(grad) for grad in step.on_wire if grad is not None]
-            sent = sent if self._combined is None else self._combined.joined(sent)
+            sent = sent if self._combined is None else self._combined.join_tensors(sent)
             usable = _are_usable([in_true_units(values, step.divisor) for values in sent], step)
             is_early = self._decides_early and bool(step.gradients)
             step.check = RankCheck(usable, self._agree(usable, "early") if is_early else None)
@@ -104,7 +104,7 @@ class OverflowCheck(Stage):
         with tf.name_scope(f"{self._name}_OverflowCheck"):
             (step.should_apply,) = step.when_due(lambda: [self._decide(step)], lambda: [tf.constant(False)])
             if building_graph():
-                collections.publish(collections.STEP_SKIPPED, overflow_of(step))
+                collections.publish_tensor(collections.STEP_SKIPPED, overflow_of(step))
         if building_graph():
             tf.identity(step.should_apply, name=_FETCHED_NAME)
         return run_if(step.should_apply, update)

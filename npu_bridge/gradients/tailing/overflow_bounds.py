@@ -45,7 +45,7 @@ class OverflowBounds:
         self._known: dict = {}
         self._arriving: dict = {}
 
-    def is_true(self, tensor: tf.Tensor) -> tf.Tensor:
+    def is_surely_true(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a boolean scalar for this rank. If the scalars of all ranks are True, all of `tensor` is True.
 
         Raises:
@@ -53,7 +53,7 @@ class OverflowBounds:
         """
         return self._build_once("true", tensor, self._build_is_true)
 
-    def is_false(self, tensor: tf.Tensor) -> tf.Tensor:
+    def is_surely_false(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a boolean scalar for this rank. If the scalars of all ranks are True, all of `tensor` is False.
 
         Raises:
@@ -101,9 +101,9 @@ class OverflowBounds:
         if op.type == "IsFinite":
             return tf.math.is_finite(self.norm_bound(op.inputs[0]))
         if op.type == "LogicalNot":
-            return self.is_false(op.inputs[0])
+            return self.is_surely_false(op.inputs[0])
         if op.type in _ALL_OF:
-            return self._all_boolean_inputs(self.is_true, op)
+            return self._all_boolean_inputs(self.is_surely_true, op)
         votes = _votes_compared_with_zero(op)
         if votes is not None:
             return self._is_vote_zero(votes)
@@ -116,9 +116,9 @@ class OverflowBounds:
         if op.type in ("IsNan", "IsInf"):
             return tf.math.is_finite(self.norm_bound(op.inputs[0]))
         if op.type == "LogicalNot":
-            return self.is_true(op.inputs[0])
+            return self.is_surely_true(op.inputs[0])
         if op.type in _ANY_OF:
-            return self._all_boolean_inputs(self.is_false, op)
+            return self._all_boolean_inputs(self.is_surely_false, op)
         raise UnknownCheckError(f"{op.name} ({op.type})")
 
     def _all_boolean_inputs(self, is_certain, op):
@@ -135,7 +135,7 @@ class OverflowBounds:
             votes = votes.op.inputs[0]
         if votes.op.type != "Cast" or votes.op.inputs[0].dtype != tf.bool:
             raise UnknownCheckError(f"{votes.op.name} ({votes.op.type})")
-        return self.is_false(votes.op.inputs[0])
+        return self.is_surely_false(votes.op.inputs[0])
 
     def _build_bound(self, tensor):
         op = tensor.op

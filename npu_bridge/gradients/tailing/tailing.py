@@ -144,7 +144,7 @@ def _decide_step_early(decision, name, index, bounds, communicator, report):
     readers = index.readers(decision)
     context = control_flow_context(decision.op)
     try:
-        sure_here = bounds.is_true(decision)
+        sure_here = bounds.is_surely_true(decision)
     except UnknownCheckError as error:
         if bounds.is_made_of_transfers(decision):
             report.kept[decision.op.name] = f"{error} is known only when the last gradient has arrived"

@@ -65,7 +65,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
             problem, expected = "ranks differ in their state", "sync=SyncBeforeSavingHook(...) on every rank"
             fix = "Put the SyncBeforeSavingHook before this hook, too."
             raise ValueError(message("MemoryCheckpointHook", problem, expected, "sync=None", fix))
-        is_alike = not is_apart and remote_slots.of_graph(graph) is None
+        is_alike = not is_apart and remote_slots.find_remote_slots(graph) is None
         if ranks.rank == 0 or (ranks.local_rank == 0 and is_alike):
             self._copies = memory_checkpoints(self._checkpoint_dir, only_of_job=True)
         self._size_bytes = size_of_variables(graph)

@@ -56,7 +56,7 @@ class Exchange:
             self.arrived, self.outcome = arrived, check(arrived)
             transfer = Transfer(arrived.op, arrived.op, ((0, 0),), 1.0, tf.float32)
             dependent = GraphIndex(self.graph).descendants([arrived.op])
-            self.certain = OverflowBounds({arrived.op.name: transfer}, dependent, RANKS).is_true(self.outcome)
+            self.certain = OverflowBounds({arrived.op.name: transfer}, dependent, RANKS).is_surely_true(self.outcome)
             self.session = tf1.Session()
 
     def is_certain(self, local):
@@ -114,7 +114,7 @@ def test_numbers_that_only_move_may_fill_their_dtype(graph, adds_up):
     outcome = all_finite(tf.reshape(arrived, [2, 2]))
     transfer = Transfer(arrived.op, arrived.op, ((0, 0),), 1.0, tf.float16, adds_up)
     dependent = GraphIndex(graph).descendants([arrived.op])
-    certain = OverflowBounds({arrived.op.name: transfer}, dependent, RANKS).is_true(outcome)
+    certain = OverflowBounds({arrived.op.name: transfer}, dependent, RANKS).is_surely_true(outcome)
     with tf1.Session() as session:
         assert session.run(certain) == (not adds_up)
 
