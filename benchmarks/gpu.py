@@ -27,7 +27,7 @@ import numpy as np  # noqa: E402
 
 from npu_bridge.npu_init import ExponentialUpdateLossScaleManager, NPUOptimizer, tf  # noqa: E402
 from npu_bridge.options import read_session_config, with_optimizer_entry  # noqa: E402
-from npu_bridge.session.precision import Precision, attach  # noqa: E402
+from npu_bridge.session.precision import Precision, attach_precision  # noqa: E402
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 FIRST_SCALE, GROWTH_STEPS = 2.0**15, 2000  # the defaults of the peer
@@ -110,7 +110,7 @@ def build_step(model, way, small):
         precision = Precision(read_session_config(with_optimizer_entry(None, {"precision_mode_v2": mode or "origin"})))
         precision.prepare(config)
         session = tf.Session(graph=graph, config=config)
-        attach(session, precision)
+        attach_precision(session, precision)
         session.run(tf.global_variables_initializer())
     tf.config.optimizer.set_experimental_options({"auto_mixed_precision": False})  # the stock way sets it for all
     return lambda: session.run(train_op)

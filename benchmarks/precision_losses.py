@@ -21,7 +21,7 @@ import numpy as np  # noqa: E402
 
 from npu_bridge.npu_init import ExponentialUpdateLossScaleManager, NPUOptimizer, tf  # noqa: E402
 from npu_bridge.options import read_session_config, with_optimizer_entry  # noqa: E402
-from npu_bridge.session.precision import Precision, attach  # noqa: E402
+from npu_bridge.session.precision import Precision, attach_precision  # noqa: E402
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 MODES = {"float32": "origin", "float16, imitated": "mixed_float16", "bfloat16, imitated": "mixed_bfloat16"}
@@ -86,7 +86,7 @@ def train(name, mode, steps, seed):
         train_op = optimizer.minimize(loss)
         precision.prepare(config := tf.ConfigProto())
         with tf.Session(graph=graph, config=config) as session:
-            attach(session, precision)
+            attach_precision(session, precision)
             session.run(tf.global_variables_initializer())
             return [
                 session.run([loss, train_op], {fed[key]: value for key, value in draw(random).items()})[0]

@@ -25,7 +25,7 @@ import tensorflow as tf  # noqa: E402
 
 from npu_bridge.base import environment  # noqa: E402
 from npu_bridge.options import read_session_config, with_optimizer_entry  # noqa: E402
-from npu_bridge.session.precision import Precision, attach, list_builds  # noqa: E402
+from npu_bridge.session.precision import Precision, attach_precision, list_builds  # noqa: E402
 
 tf1 = tf.compat.v1
 PLANS = {"float16": "fast|step|0.5", "bfloat16": "fast1|step|0.5"}
@@ -82,7 +82,7 @@ def one_round(arguments):
     ours, stock = [], []
     environment.write_variable("TOTAL_STEP", arguments.steps)
     with tf1.Session(graph=graph, config=config) as session, tf1.Session(graph=stock_graph) as stock_session:
-        attach(session, precision)
+        attach_precision(session, precision)
         session.run(init)
         stock_session.run(stock_init)
         for step in range(arguments.steps):

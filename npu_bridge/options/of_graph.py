@@ -24,7 +24,7 @@ class _OptionsOfGraph:
     built_with: dict[str, Any] = field(default_factory=dict)
 
 
-def publish(options: TrainingOptions, graph: Any = None) -> None:
+def record_options(options: TrainingOptions, graph: Any = None) -> None:
     """Records the options with which a graph will run, for `options_of`; works for a finalized graph, too.
 
     Args:

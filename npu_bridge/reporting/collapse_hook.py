@@ -125,9 +125,9 @@ class LossScaleCollapseHook(StepHook):
         with opened_for_changes(graph), graph.as_default(), tf.control_dependencies(None):
             checks = [tf.raw_ops.DebugNumericSummaryV2(input=each, tensor_debug_mode=_CONCISE_HEALTH) for each in seen]
             for check in checks:
-                precision.mark(check.op)
+                precision.exempt_operator(check.op)
         losses = [tensor for tensor in seen if tensor is self._fetches.get("loss")]
-        with precision.following_last_step(session):
+        with precision.with_policy_of_last_step(session):
             counts, loss = session.run([checks, losses], self._feeds)
         worst = {tensor.name: _worst_of_counts(*count[2:]) for tensor, count in zip(seen, counts)}
         return _LocalValues(local, run.fed, worst, float(np.mean(loss)) if loss else None)

@@ -43,7 +43,7 @@ class RankLink:
         self._process = os.getpid()
         self._unread = b""
         self._stop_request = stop_request.stop_request_of_process()
-        self._stop_request.attach(self.send)
+        self._stop_request.connect_launcher(self.send)
         self._sampler = MainThreadSampler(threading.main_thread().ident or 0)
         atexit.register(self._sampler.end)  # registered first, so it runs after the exit handlers that wait for ranks
         name_horovods_threads()

@@ -233,7 +233,7 @@ class Thread:
 
     def __init__(self, barrier, pause):
         self.request, self.begun, self.process, self.steps = StopRequest(), None, self, 0
-        self.request.attach(lambda message: setattr(self, "begun", message["begun"]))
+        self.request.connect_launcher(lambda message: setattr(self, "begun", message["begun"]))
         self._barrier, self._pause = barrier, pause
         self._thread = threading.Thread(target=self._train, daemon=True)
 

@@ -35,7 +35,7 @@ def _model(**values):
 
 
 def test_functions_belong_to_the_graph_they_are_built_in(graph):
-    of_graph.publish(_options(debug_dir="here"))
+    of_graph.record_options(_options(debug_dir="here"))
     seen = []
     tf.while_loop(lambda i: i < 2, lambda i: (seen.append(of_graph.options_of_current_graph()), i + 1)[1:], (0,))
     assert {options.debug_dir for options in seen} == {"here"}
@@ -50,7 +50,7 @@ def test_eager_execution_has_no_options():
 
 def test_other_graphs_know_nothing():
     with tf.Graph().as_default():
-        of_graph.publish(_options())
+        of_graph.record_options(_options())
     with tf.Graph().as_default():
         assert of_graph.options_of_current_graph() is None
 
@@ -85,7 +85,7 @@ def test_sessions_without_an_entry_demand_nothing(graph):
 
 @pytest.mark.parametrize("hcom_parallel", [False, True])
 def test_gradients_wait_for_each_other_only_when_told_to(graph, hcom_parallel):
-    of_graph.publish(_options(hcom_parallel=hcom_parallel))
+    of_graph.record_options(_options(hcom_parallel=hcom_parallel))
     dense = tf.constant(1.0, name="dense")
     sparse = tf.IndexedSlices(tf.constant([2.0], name="rows"), tf.constant([0]))
     travelling = wait_for_all_gradients([dense, None, sparse])

@@ -93,7 +93,7 @@ def wrap_model_fn(model_fn, options, has_params):
 
     @tf.autograph.experimental.do_not_convert  # strategies of tf.distribute convert all functions that they call
     def build(features, labels, mode, params, config):
-        of_graph.publish(options)
+        of_graph.record_options(options)
         session.prepare_graph(options, tf.compat.v1.get_default_graph(), is_of_this_run=True)
         given = {"labels": labels, "mode": mode, "params": params, "config": config}
         given = {name: value for name, value in given.items() if takes_any or name in parameters}

@@ -28,7 +28,7 @@ from npu_bridge.gradients.collections import STEP_SKIPPED
 from npu_bridge.gradients.first_step.training_apart import watch_sessions
 from npu_bridge.options import announce_ineffective_options, of_graph, read_session_config
 from npu_bridge.session.devices import check_placement
-from npu_bridge.session.precision import Precision, attach
+from npu_bridge.session.precision import Precision, attach_precision
 from npu_bridge.session.skips_hook import SkipsHook
 
 __all__ = ["decorate_sessions", "decorator_tf_session"]
@@ -68,7 +68,7 @@ def decorator_tf_session(func: Callable) -> Callable:
             config = effects.prepare_session_config(options, config)
             precision.prepare(config)
             if has_optimizer_entry and options.use_off_line and isinstance(graph, tf.Graph):
-                of_graph.publish(options, graph)
+                of_graph.record_options(options, graph)
                 effects.prepare_graph(options, graph, is_of_this_run=False)
                 check_placement(options, graph)
         if __init__.places_softly and isinstance(  # type: ignore[attr-defined]
@@ -85,7 +85,7 @@ def decorator_tf_session(func: Callable) -> Callable:
             announce_ineffective_options(options)
         if has_optimizer_entry or is_imposed:
             effects.apply_determinism(self, options)
-            attach(self, precision)
+            attach_precision(self, precision)
             is_training = isinstance(graph, tf.Graph) and graph.get_collection_ref(STEP_SKIPPED)
             effects.run_with_hooks(self, [*effects.hooks_for(options), *([SkipsHook()] if is_training else [])])
         else:

@@ -83,7 +83,7 @@ def keep_tensors_dtypes(graph: tf.Graph, input_tensors: Iterable[str]) -> None:
         expected = "a list or tuple of tensor names"
         raise ValueError(message(where, "input_tensors is not a list", expected, shown(input_tensors), "Pass [name]."))
     for name in input_tensors:
-        precision.mark(graph.get_tensor_by_name(name).op)
+        precision.exempt_operator(graph.get_tensor_by_name(name).op)
 
 
 def variable_initializer_in_host(var_list: Iterable[tf.Variable]) -> tf.Operation:

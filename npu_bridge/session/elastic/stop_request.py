@@ -33,7 +33,7 @@ class StopRequest:
         self._handles_requests = self._is_held = False
         self._last: int | None = None
 
-    def attach(self, send: Callable[[dict[str, Any]], None]) -> None:
+    def connect_launcher(self, send: Callable[[dict[str, Any]], None]) -> None:
         """Lets the launcher decide, from now on, when the training ends; `send` sends a message to the launcher."""
         self._send = send
 

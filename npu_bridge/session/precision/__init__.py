@@ -1,22 +1,22 @@
 """Mixed precision: decides which operators compute in 16 bits, and can switch to float32 in the middle of a training.
 
 A `Precision` holds the mixed precision that the options of a run ask for. `Precision.prepare` changes session settings,
-and `attach` applies the precision to a session; `PrecisionHook` does so for sessions that others make. TensorFlow's own
-rewriter lowers the operators, controlled by `rewriter.py`. A dtype to which the rewriter cannot lower on this machine
-is imitated (`imitation.py`).
+and `attach_precision` applies the precision to a session; `PrecisionHook` does so for sessions that others make.
+TensorFlow's own rewriter lowers the operators, controlled by `rewriter.py`. A dtype to which the rewriter cannot lower
+on this machine is imitated (`imitation.py`).
 """
 
 from npu_bridge.base.lazy import lazy_getattr
 
 _PLACES = {
-    "exemptions": ("KEEP_DTYPE", "mark"),
+    "exemptions": ("KEEP_DTYPE", "exempt_operator"),
     "functions": ("lower_functions",),
     "hook": ("PrecisionHook", "PrecisionSummaryHook"),
     "keras_callback": ("AccelerateTrainCallback",),
     "live_session": (
         "Build",
-        "following_last_step",
-        "attach",
+        "with_policy_of_last_step",
+        "attach_precision",
         "list_builds",
         "sharing_one_policy",
         "policy_of_last_step",

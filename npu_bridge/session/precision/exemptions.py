@@ -18,7 +18,7 @@ from npu_bridge.session.precision.rewriter import MATRIX_TYPES
 KEEP_DTYPE = "_keep_dtype"  # operators with this attribute are exempt from every change of dtype
 
 
-def mark(op: tf.Operation) -> None:
+def exempt_operator(op: tf.Operation) -> None:
     """Marks an operator as exempt from every change of dtype."""
     set_attribute(op, KEEP_DTYPE, tf.compat.v1.AttrValue(i=1))
 

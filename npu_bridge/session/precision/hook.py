@@ -7,7 +7,7 @@ import tensorflow as tf
 from npu_bridge.base.arguments import check_count
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.session.precision.accelerate import Progress
-from npu_bridge.session.precision.live_session import attach, policy_of_last_step
+from npu_bridge.session.precision.live_session import attach_precision, policy_of_last_step
 from npu_bridge.session.precision.policy import Precision
 
 
@@ -44,7 +44,7 @@ class PrecisionHook(tf.estimator.SessionRunHook):
     def after_create_session(self, session, coord):
         """Attaches the session to the precision."""
         del coord
-        attach(session, self._precision)
+        attach_precision(session, self._precision)
         if self._is_training and self._precision.switch is not None and self._global_step is not None:
             self._precision.switch.set_step_fallback(self._progress_counter(session))
 

@@ -44,7 +44,7 @@ class Build(NamedTuple):
     secs: float
 
 
-def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
+def attach_precision(session: tf.compat.v1.Session, precision: Precision) -> None:
     """Makes a session follow the precision of a training; no effect on a session that already follows one.
 
     The session's settings must have gone through `Precision.prepare`. Runs made before keep their executors.
@@ -62,13 +62,13 @@ def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
 
 
 def precision_of_session(session: tf.compat.v1.Session) -> Precision | None:
-    """Returns the precision that a session follows; None for a session that was not passed to `attach`."""
+    """Returns the precision that a session follows; None for a session that was not passed to `attach_precision`."""
     executors = find_engine(session, _PrecisionEngine)
     return executors.precision if executors is not None else None
 
 
 def list_builds(session: tf.compat.v1.Session) -> list[Build]:
-    """Returns a `Build` for each executor of a session, in order; [] if the session was not passed to `attach`."""
+    """Returns a `Build` for each executor of a session, in order; [] for a session without `attach_precision`."""
     executors = find_engine(session, _PrecisionEngine)
     return list(executors.builds) if executors is not None else []
 
@@ -76,7 +76,7 @@ def list_builds(session: tf.compat.v1.Session) -> list[Build]:
 def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
     """Returns the policy that the latest training run of a session has really followed.
 
-    Returns None before the first training run, and for a session without `attach`.
+    Returns None before the first training run, and for a session without `attach_precision`.
     """
     executors = find_engine(session, _PrecisionEngine)
     return executors.precision.effective_policy(executors.last_training) if executors is not None else None
@@ -100,7 +100,7 @@ def sharing_one_policy(session: tf.compat.v1.Session) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def following_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
+def with_policy_of_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
     """Gives the policy of the session's latest training run to all runs of the block that do not train."""
     executors = find_engine(session, _PrecisionEngine)
     if executors is None:

@@ -80,7 +80,7 @@ class Precision:
 
     @property
     def is_active(self) -> bool:
-        """Whether sessions need `prepare` and `attach`."""
+        """Whether sessions need `prepare` and `attach_precision`."""
         return self.low_dtype is not None or self._dtypes.has_rounding
 
     def prepare(self, session_config: Any) -> None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from npu_bridge.base import environment
 from npu_bridge.options import read_session_config, with_optimizer_entry
-from npu_bridge.session.precision import Precision, attach
+from npu_bridge.session.precision import Precision, attach_precision
 
 tf1 = tf.compat.v1
 MATRIX_KERNELS = ("MatMul", "Conv2D")
@@ -28,7 +28,7 @@ def session_of(graph, precision=None, config=None):
         precision.prepare(config)
     session = tf1.Session(graph=graph, config=config)
     if precision is not None:
-        attach(session, precision)
+        attach_precision(session, precision)
     return session
 
 

@@ -14,7 +14,7 @@ from npu_bridge.estimator.npu.npu_scope import keep_dtype_scope
 from npu_bridge.session.precision import imitation, rewriter
 from npu_bridge.session.precision.functions import policy_applied
 from npu_bridge.session.precision.hook import PrecisionHook
-from npu_bridge.session.precision.live_session import attach
+from npu_bridge.session.precision.live_session import attach_precision
 from npu_bridge.session.precision.lowering import lowered_ops
 from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import (
@@ -153,7 +153,7 @@ def test_a_session_with_a_loop_that_is_attached_after_its_first_runs(graph_with_
 def test_runs_with_a_loop_that_go_past_the_precision(graph_with_a_loop):
     precision, config, outputs, train = graph_with_a_loop
     with tf1.Session(config=config) as session:
-        attach(session, precision)
+        attach_precision(session, precision)
         session.run(tf1.global_variables_initializer())
         session.run(train)
         assert np.isfinite(run_without_engines(session, [outputs])[0]).all()

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base import environment
-from npu_bridge.session.precision import ORIGINAL, Policy, attach, list_builds, policy_of_last_step
+from npu_bridge.session.precision import ORIGINAL, Policy, attach_precision, list_builds, policy_of_last_step
 from tests.goldens.two_layers import assert_same_bits
 from tests.session.precision.small_models import (
     Dense,
@@ -244,7 +244,7 @@ def test_attaching_again_changes_nothing():
     model, precision = Dense(), accelerated()
     with session_of(model.graph, precision) as session:
         kind = type(session)
-        attach(session, precision)
+        attach_precision(session, precision)
         assert type(session) is kind
         assert isinstance(session, tf1.Session)
 
