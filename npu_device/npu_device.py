@@ -136,5 +136,6 @@ def set_npu_loop_size(loop_size: int) -> None:
         )
     if loop_size > 1:
         say_once(
-            logging.INFO, f"npu_device.set_npu_loop_size({loop_size}): loops in functions run as they are written."
+            logging.INFO,
+            f"npu_device.set_npu_loop_size({loop_size}) has no effect on loops in functions, which run as written.",
         )

@@ -119,7 +119,10 @@ def _describe_use(use: Use) -> str:
 
 
 def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
-    """Reads a script and the user's modules that it imports, without running them; returns the evidence."""
+    """Returns the evidence, in a script and the user's modules that it imports, for TensorFlow 1 or 2.
+
+    Reads the files without running them.
+    """
     return evidence_in(read_tree(script, roots))
 
 

@@ -92,7 +92,7 @@ class JobStarts:
 def read_owner(path: str, own_file: str) -> Owner | None:
     """Reads a lock file's owner; returns None if there is no such file.
 
-    The present time by the file system's clock is the time of the file `own_file`, which this function updates.
+    It touches the file `own_file` to learn the present time by the file system's clock.
     """
     try:
         os.utime(own_file)

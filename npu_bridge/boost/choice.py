@@ -159,7 +159,7 @@ class _Choice:
             self.leave_out("loss_scale_group", "no GroupLossScaleManager is given")
 
     def with_fewer_norms(self, changed, is_model):
-        """Returns a model with fewer batch normalisations and, if configured, a cosine head; an optimizer unchanged."""
+        """Replaces batch normalisations of a model and, if configured, its head; returns an optimizer unchanged."""
         if not is_model:
             self.add_line("less_bn", "the model is not known here; call boost.less_batch_norm on it, or on the graph")
             return changed

@@ -30,13 +30,13 @@ class BackwardPasses:
 
     def open_step(self) -> Step:
         """Returns the step to which backward passes are added; begins a new step after each update."""
-        step = self._open_steps.take_scaled() or self.pipeline.begin()
+        step = self._open_steps.take_scaled_step() or self.pipeline.begin()
         self._open_steps.keep_scaled(step)
         return step
 
     def drop(self) -> None:
         """Discards the passes since the last update."""
-        self._open_steps.take_scaled()
+        self._open_steps.take_scaled_step()
 
     def add(self, step: Step, grads_and_vars: Sequence, loss_id: int, delays_unscale: bool = False) -> None:
         """Adds the gradients of a backward pass to the step that `open_step` returned.
@@ -61,7 +61,7 @@ class BackwardPasses:
           ValueError: there was no pass, or the last pass of a loss had `delays_unscale`.
         Ranks: collective where the pipeline communicates.
         """
-        step = self._open_steps.take_scaled()
+        step = self._open_steps.take_scaled_step()
         delayed = {} if step is None else self._delayed_gradients(step)
         if step is None or not (step.grads_and_vars or delayed):
             problem, expected = "there are no gradients", "a backward pass since the last update"

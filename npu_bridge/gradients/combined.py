@@ -100,12 +100,12 @@ def check_pieces(owner: str, flat: tf.Tensor, singles: Sequence[tf.Tensor], name
         end = start + single.shape.num_elements()
         if single.dtype != flat.dtype or end > size:
             problem = f"{name} does not fit the {what}"
-            expected, got = f"{single.dtype.name} values {start} to {end}", f"{size} values of {flat.dtype.name}"
+            expected, got = f"at least {end} values of {single.dtype.name}", f"{size} values of {flat.dtype.name}"
             raise ValueError(message(owner, problem, expected, got, "Combine the gradients again."))
         start = end
     if start != size:
         problem, expected = f"the {what} have another size than {', '.join(names)}", f"{start} values"
-        raise ValueError(message(owner, problem, expected, str(size), "Combine the gradients again."))
+        raise ValueError(message(owner, problem, expected, f"{size} values", "Combine the gradients again."))
     pieces = split_flat(flat, [single.shape for single in singles])
     alike = tf.stack([_are_equal_or_nan(piece, single) for piece, single in zip(pieces, singles)])
     first = tf.gather(tf.constant(list(names)), tf.argmin(tf.cast(alike, tf.int32)))

@@ -34,7 +34,7 @@ class OpenSteps:
         ]
         self._scaled.append((place, step))
 
-    def take_scaled(self, is_nested: bool = False) -> Step | None:
+    def take_scaled_step(self, is_nested: bool = False) -> Step | None:
         """Removes and returns the step whose loss was scaled in the current function or graph, or None.
 
         With `is_nested`, also takes a step of an enclosing function or graph.

@@ -68,7 +68,7 @@ class HistoryHook(StepHook):
         """Adds the rows that are due."""
         if not self._writes:
             return
-        self._note_comparison()
+        self._record_rank_comparison()
         steps = steps_per_run(session)
         if self._thinning is not None:
             self._thinning.add(observation, self.history.now, steps)
@@ -94,10 +94,10 @@ class HistoryHook(StepHook):
         if self._writes and self._thinning is not None:
             self._thinning.write(self.history, step, is_over=True)
         if self._writes:
-            self._note_comparison(is_last=True)
+            self._record_rank_comparison(is_last=True)
         self.history.close()
 
-    def _note_comparison(self, is_last: bool = False):
+    def _record_rank_comparison(self, is_last: bool = False):
         before, found = self._recorded_comparison, latest_comparison(self._graph)
         if found not in (None, before) and (is_last or before is None or before.slow != found.slow):
             self.history.note_comparison(found)

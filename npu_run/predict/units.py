@@ -44,7 +44,10 @@ def parse_secs(text: str, name: str) -> float:
 
 
 def parse_ranks(text: str, name: str) -> list[int]:
-    """Parses numbers of ranks, returned sorted: 1,2,6, or 1..4096 for both ends and all powers of two between."""
+    """Parses numbers of ranks and returns them sorted.
+
+    `1,2,6` is a list; `1..4096` stands for both ends and all powers of two between them.
+    """
     numbers: set[int] = set()
     for part in text.split(","):
         found = _RANGE.fullmatch(part)

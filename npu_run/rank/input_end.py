@@ -92,7 +92,7 @@ class _InputWatch(SessionEngine):
         self._session = weakref.ref(session)
 
     def _reached_step(self):
-        """Returns the global step of the latest graph, else the runs of its longest training; 0 if it did not train."""
+        """Returns the latest graph's global step; without one, the most runs of a training; 0 if nothing trained."""
         graph, counts = self._graph(), {}
         if graph is None:
             return 0

@@ -162,7 +162,7 @@ def in_step(groups):
         (
             lambda: npu_keras_optimizer(tf.keras.optimizers.SGD(), [GroupLossScaleManager(["a"])]),
             ValueError,
-            ["managers of one scale each", "GroupLossScaleManager"],
+            ["one scale for each loss", "GroupLossScaleManager"],
         ),
     ],
 )

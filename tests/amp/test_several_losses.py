@@ -160,7 +160,7 @@ def refused(managers=None, losses=None, **arguments):
         (refused(managers=lambda: two()[:1] * 2), ValueError, ["share a loss-scale manager", "twice"]),
         (refused(managers=lambda: [two()[0], 8.0]), TypeError, ["loss_scale_manager", "8.0"]),
         (refused(managers=lambda: []), TypeError, ["loss_scale_manager", "[]"]),
-        (refused(managers=lambda: [two()[:1], two()[1]]), ValueError, ["managers of one scale each"]),
+        (refused(managers=lambda: [two()[:1], two()[1]]), ValueError, ["one scale for each loss"]),
         (lambda: scale_loss(tf.constant(1.0), tf.keras.optimizers.SGD()), TypeError, ["cannot scale losses", "SGD"]),
         (lambda: unscaled_gradients(tf.keras.optimizers.SGD()), TypeError, ["cannot scale losses", "NPUOptimizer"]),
     ],

@@ -83,7 +83,7 @@ class KerasPipeline:
           ValueError: `scale_loss` was called in another function, where the loss scale can differ.
         """
         pairs = list(grads_and_vars)
-        step = self._open_steps.take_scaled(is_nested=True)
+        step = self._open_steps.take_scaled_step(is_nested=True)
         if step is None:
             if self._open_steps.find(pairs) is not None:
                 return pairs
@@ -126,7 +126,7 @@ class KerasPipeline:
             expected, got = "pairs of gradients and variables", "only the gradients of get_unscaled_gradients"
             fix = "Call minimize or compute_gradients, or give the tape's gradients to apply_gradients."
             raise ValueError(message(self._owner, problem, expected, got, fix))
-        step = self._open_steps.take_scaled()
+        step = self._open_steps.take_scaled_step()
         if step is None:  # the caller has multiplied the loss by the scale
             step = self.pipeline.begin()
             self.pipeline.scale(tf.ones([]), step)
@@ -157,7 +157,7 @@ class KerasPipeline:
 
     def _begin_unscaled_step(self):
         """Returns a new `Step` for gradients of an unscaled loss that have not gone through the pipeline yet."""
-        if self._open_steps.take_scaled() is not None:
+        if self._open_steps.take_scaled_step() is not None:
             problem = "these gradients are still multiplied by the loss scale"
             expected, got = "get_unscaled_gradients after get_scaled_loss", "get_scaled_loss alone"
             fix = "Write gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled_loss, variables))."

@@ -18,8 +18,8 @@ class LARS(Rule):
 
     Args:
       learning_rate, momentum, trust, epsilon: as in the formula.
-      nesterov: the amount is `momentum * v` plus the last term added to `v`.
-      lr_in_momentum: False keeps learning rate and ratio out of `v`: the amount is `learning_rate * ratio * v`.
+      nesterov: subtracts `momentum * v` plus the last term added to `v` from `p`.
+      lr_in_momentum: False keeps learning rate and ratio out of `v`, and subtracts `learning_rate * ratio * v`.
       weight_decay: as in the formula; for `decay="coupled"` and "decoupled" see `Rule`.
       exclude_from_weight_decay: variables without weight decay.
       exclude_from_layer_adaptation: variables whose ratio is always 1; None excludes the variables without weight

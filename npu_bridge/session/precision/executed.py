@@ -60,7 +60,7 @@ def count(nodes: Iterable[Any], low_dtype: str) -> OperatorCounts:
 
 
 @contextlib.contextmanager
-def requesting_graphs(options: Any, metadata: Any) -> Iterator[tuple[Any, Any, ExecutedGraphs]]:
+def request_executed_graphs(options: Any, metadata: Any) -> Iterator[tuple[Any, Any, ExecutedGraphs]]:
     """Yields options and metadata to run a session with, and an object that holds the executed graphs after the block.
 
     Args:

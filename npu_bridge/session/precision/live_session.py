@@ -144,7 +144,7 @@ class _PrecisionEngine(SessionEngine):
             self.precision.record_counts(policy, imitation.count_rounded(policy, run.ops))
             results = self._execute_or_build(session, request, policy)
         else:
-            with executed.requesting_graphs(request.options, request.metadata) as (options, metadata, answer):
+            with executed.request_executed_graphs(request.options, request.metadata) as (options, metadata, answer):
                 results = self._execute_or_build(session, request._replace(options=options, metadata=metadata), policy)
             self.precision.record_counts(policy, answer.count(policy.low_dtype))
         if self._unscaled == policy:
