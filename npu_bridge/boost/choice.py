@@ -67,7 +67,7 @@ def apply(
             message("boost.apply", problem, expected, f"{model_or_optimizer.name} without an optimizer", fix)
         )
     if "dim_reduce" in choice.features and not is_model:
-        problem, expected = "dim_reduce has to evaluate the loss", "a compiled Keras model"
+        problem, expected = "dim_reduce evaluates the loss of a model", "a compiled Keras model"
         fix = "Replace an optimizer of TensorFlow 1 by SubspaceNewton(basis)."
         raise ValueError(message("boost.apply", problem, expected, type(model_or_optimizer).__name__, fix))
     made = model_or_optimizer

@@ -40,7 +40,7 @@ class TestArguments:
             keras.SGD(0.1, nesterov=True, **given)
 
     def test_choices_and_flags_are_checked(self):
-        with pytest.raises(ValueError, match="decay is unknown. Expected 'coupled' or 'decoupled'"):
+        with pytest.raises(ValueError, match="decay has an unknown value. Expected 'coupled' or 'decoupled'"):
             keras.Adam(decay="none")
         with pytest.raises(TypeError, match="amsgrad is not a boolean"):
             keras.Adam(amsgrad=1)
