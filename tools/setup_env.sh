@@ -43,7 +43,7 @@ check_path() {
     case $PWD in
         *[!\ -~]*)
             "$1" -c 'import os, sys; sys.exit(os.getcwdb().decode() != os.getcwd())' >/dev/null 2>&1 ||
-                fail "the path of this checkout cannot be read here. Expected ASCII, or UTF-8 in a locale for it; got $PWD \
+                fail "the path of this checkout cannot be decoded. Expected ASCII, or UTF-8 in a UTF-8 locale; got $PWD \
 in the locale ${LC_ALL:-${LC_CTYPE:-${LANG:-C}}}. Set LC_ALL=C.UTF-8 and unset PYTHONUTF8, or move the checkout."
             ;;
     esac

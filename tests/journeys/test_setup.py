@@ -214,7 +214,7 @@ def test_a_path_that_the_locale_cannot_read_is_refused(machine, is_ready):
         (machine.checkout / ".venv" / "bin" / "python").symlink_to(sys.executable)
     ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     code, lines = machine.make("venv", **ascii_alone)
-    problem = "make venv: the path of this checkout cannot be read here. Expected ASCII, or UTF-8 in a locale for it"
+    problem = "make venv: the path of this checkout cannot be decoded. Expected ASCII, or UTF-8 in a UTF-8 locale"
     assert code != 0 and len(lines) == 1
     assert lines[0].startswith(f"{problem}; got {machine.checkout} in the locale C. Set LC_ALL=C.UTF-8 and unset ")
     assert machine.make("venv", LC_ALL="C.UTF-8") == (0, [])
