@@ -108,7 +108,7 @@ def _folder(given, out):
     if not given.copy:
         return "."
     shutil.rmtree(out / "folder", ignore_errors=True)
-    ignore, here = functools.partial(_without, out), pathlib.Path.cwd()
+    ignore, here = functools.partial(_ignore_out_folder, out), pathlib.Path.cwd()
     top = here
     while (top / "__init__.py").exists() and (top.parent / "__init__.py").exists():
         top = top.parent  # a script inside a package imports from all of it
@@ -117,7 +117,7 @@ def _folder(given, out):
     return copy / here.relative_to(top)
 
 
-def _without(folder, where, names):
+def _ignore_out_folder(folder, where, names):
     return [name for name in names if pathlib.Path(where, name).absolute() == folder]
 
 
@@ -157,7 +157,7 @@ def compare(recorded: pathlib.Path, replayed: pathlib.Path, tolerance: float) ->
         print(f"not there: {', '.join(missing)}")
     if not any(loss is not None for loss in facts["losses"]):
         del kinds["loss"]  # the loss is not a scalar
-    return [_largest(kind, arrays, tolerance) for kind, arrays in kinds.items()]
+    return [_find_largest_difference(kind, arrays, tolerance) for kind, arrays in kinds.items()]
 
 
 def without_gradient(trained: list[str], values: dict[str, np.ndarray]) -> list[str]:
@@ -177,7 +177,7 @@ def without_gradient(trained: list[str], values: dict[str, np.ndarray]) -> list[
     return sorted(variable for variable, is_small in small.items() if is_small)
 
 
-def _largest(kind, arrays, tolerance):
+def _find_largest_difference(kind, arrays, tolerance):
     apart = {name: relative(*pair) for name, pair in arrays.items()}
     where = max(apart, key=lambda name: apart[name], default="nothing")
     beyond = [name for name, far in apart.items() if not far <= tolerance]
@@ -202,13 +202,13 @@ def first_operator(out: pathlib.Path, tolerance: float) -> str:
         for name in here.files:
             # With another shape it is another operator, for example one that reduces gradients before it multiplies.
             is_same = name in there.files and here[name].shape == there[name].shape
-            apart = relative(_unscaled(here, there, name), there[name]) if is_same else 0.0
+            apart = relative(_remove_loss_scale(here, there, name), there[name]) if is_same else 0.0
             if apart > tolerance:
                 return f"the first operator is {name} ({types[name]}), {apart:.2g} off in step {int(path.stem[-5:])}"
     return "no operator differs that much by itself"
 
 
-def _unscaled(here, there, name):
+def _remove_loss_scale(here, there, name):
     """Divides a gradient by the loss scale, a power of two, which TensorFlow 1.15 does not have."""
     largest = [float(np.abs(each[name]).max(initial=0)) for each in (here, there)]
     if "gradients" not in name or not all(0 < each < np.inf for each in largest):

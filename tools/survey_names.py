@@ -73,7 +73,7 @@ class Names(ast.NodeVisitor):
         self._scopes: list[dict[str, str | None]] = [{}]
         self._forgiven = 0
 
-    def _ask(self, name: str, line: int) -> None:
+    def _record_name(self, name: str, line: int) -> None:
         if not self._forgiven and name.split(".")[0] in ROOTS:
             self.found.setdefault(name, line)
 
@@ -97,7 +97,7 @@ class Names(ast.NodeVisitor):
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
-            self._ask(alias.name, node.lineno)
+            self._record_name(alias.name, node.lineno)
             name = alias.asname or alias.name.split(".")[0]
             self._scopes[-1][name] = alias.name if alias.asname else name
 
@@ -106,11 +106,11 @@ class Names(ast.NodeVisitor):
             return
         for alias in node.names:
             if alias.name == "*":
-                self._ask(node.module, node.lineno)
+                self._record_name(node.module, node.lineno)
                 if node.module == "npu_bridge.npu_init":
                     self._scopes[-1].setdefault("tf", "tensorflow")
                 continue
-            self._ask(f"{node.module}.{alias.name}", node.lineno)
+            self._record_name(f"{node.module}.{alias.name}", node.lineno)
             self._scopes[-1][alias.asname or alias.name] = f"{node.module}.{alias.name}"
 
     def visit_Try(self, node: ast.Try) -> None:
@@ -192,7 +192,7 @@ class Names(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         dotted = self._dotted(node) if isinstance(node.ctx, ast.Load) else None
         if dotted:
-            self._ask(dotted, node.lineno)
+            self._record_name(dotted, node.lineno)
         else:
             self.visit(node.value)
 
