@@ -99,7 +99,7 @@ class TensorFlowChoice(NamedTuple):
                 return False
             older = evidence.packages_in_older_version
         if rank > 0:
-            journal.silence()
+            journal.stop_printing()
         start.prepare_process(roots, sys.path[1:], found, older)
         if found == 1:
             child.redirect_python3(roots)

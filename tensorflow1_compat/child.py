@@ -62,7 +62,7 @@ def _main(roots: list[str], arguments: list[str]) -> None:
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = ["-c", *given[2:]] if is_code else given
     sys.path[0] = "" if is_code else os.path.dirname(os.path.realpath(given[0]))
-    journal.silence()  # the parent has printed it
+    journal.stop_printing()  # the parent has printed it
     start.prepare_process(roots, sys.path[1:])
     if is_code:
         code = compile_source(given[1].encode(), "<string>")

@@ -20,12 +20,12 @@ from npu_bridge.base.terminal import path_for_message
 from tensorflow1_compat.era import Evidence, evidence_in, evidence_of, explain_older_keras
 from tensorflow1_compat.installed import find_missing, names_of_same_module
 from tensorflow1_compat.journal import Place
-from tensorflow1_compat.missing import advice_for, shortened
+from tensorflow1_compat.missing import advise_replacement, shortened
 from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.reach import names_reached_from
 from tensorflow1_compat.reading import ANY, SET, FileFacts, Use, read_file
 from tensorflow1_compat.reading_tree import likely_path_additions, read_tree
-from tensorflow1_compat.signatures import complaint_about
+from tensorflow1_compat.signatures import find_call_problem
 from tensorflow1_compat.tables import MODULES, NAMES, OF_1
 from tensorflow1_compat.tree import SourceTree
 
@@ -194,7 +194,7 @@ def _check_tensorflow_name(use: Use) -> Iterator[Finding]:
     short = shortened(missing or use.name)
     if missing is not None:
         kind = "ignored" if use.is_guarded else "cannot work"
-        yield Finding(kind, short, advice_for(missing, names_of_same_module(missing)), use.place)
+        yield Finding(kind, short, advise_replacement(missing, names_of_same_module(missing)), use.place)
     elif (complaint := _describe_call_error(use)) is not None:
         yield Finding("cannot work", f"{short}(...)", f"it {complaint}", use.place)
     elif use.name in NAMES:
@@ -205,7 +205,7 @@ def _check_tensorflow_name(use: Use) -> Iterator[Finding]:
 
 def _describe_call_error(use: Use) -> str | None:
     """Returns why a call cannot work; None if the call can work, or is inside `try`."""
-    return None if use.call is None or use.is_guarded else complaint_about(use.name, use.call)
+    return None if use.call is None or use.is_guarded else find_call_problem(use.name, use.call)
 
 
 def _find_missing_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from npu_bridge.base.terminal import echo, path_for_message
 
-__all__ = ["Entry", "Place", "place_of_caller", "entries", "note", "say_once", "silence"]
+__all__ = ["Entry", "Place", "place_of_caller", "entries", "record_use", "say_once", "stop_printing"]
 
 # Modules below `contrib` count as callers.
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -57,7 +57,7 @@ def place_of_caller(frame: types.FrameType | None = None) -> Place:
     return Place(frame.f_code.co_filename, frame.f_lineno)
 
 
-def note(kind: str, what: str, remark: str = "") -> None:
+def record_use(kind: str, what: str, remark: str = "") -> None:
     """Records the first use of a name; later uses have no effect."""
     if (kind, what) not in _ENTRIES:
         _ENTRIES[kind, what] = Entry(kind, what, remark, place_of_caller(sys._getframe(1)))
@@ -65,7 +65,7 @@ def note(kind: str, what: str, remark: str = "") -> None:
 
 def say_once(what: str, remark: str) -> None:
     """Records a replaced name or behaviour; at its first use prints a line to standard error, on rank 0 only."""
-    note("friction", what, remark)
+    record_use("friction", what, remark)
     place = zlib.crc32(what.encode()) % len(_PRINTED)
     if _PRINTS and not _PRINTED[place]:
         _PRINTED[place] = 1
@@ -77,7 +77,7 @@ def entries() -> list[Entry]:
     return list(_ENTRIES.values())
 
 
-def silence() -> None:
+def stop_printing() -> None:
     """Stops printing, in ranks above 0 and in child processes, whose parent has printed the lines."""
     global _PRINTS
     _PRINTS = False

@@ -9,10 +9,10 @@ from tensorflow1_compat import journal
 from tensorflow1_compat.insides import inner_module
 from tensorflow1_compat.tables import GONE, OF_1, Tables
 
-__all__ = ["advice_for", "describe", "import_error", "shortened"]
+__all__ = ["advise_replacement", "describe_missing_name", "import_error", "shortened"]
 
 
-def describe(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
+def describe_missing_name(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
     """Records a missing name; returns a message: where the name is used, its replacement, and where to report it.
 
     Args:
@@ -20,8 +20,8 @@ def describe(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -
       neighbours: other names of the same module.
       tables: further names that could replace `name`.
     """
-    advice = advice_for(name, neighbours, tables)
-    journal.note("missing", name, advice)
+    advice = advise_replacement(name, neighbours, tables)
+    journal.record_use("missing", name, advice)
     return (
         f"{journal.place_of_caller()}: {shortened(name)} is not available under npu-run. {advice} If the script needs "
         f"it, please open an issue of the npu_bridge project."
@@ -32,7 +32,7 @@ def import_error(
     name: str, neighbours: Iterable[str], tables: Tables, kind: type[ImportError] = ImportError
 ) -> ImportError:
     """Returns the error for an import of a missing name; `is_described` marks the error as explained in full."""
-    error = kind(describe(name, neighbours, tables), name=name)
+    error = kind(describe_missing_name(name, neighbours, tables), name=name)
     error.is_described = True
     return error
 
@@ -45,7 +45,7 @@ def shortened(name: str) -> str:
     return name
 
 
-def advice_for(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
+def advise_replacement(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
     """Returns a sentence with the nearest replacement of a missing name. If none exists, the sentence says so."""
     parts = name.split(".")
     if inner_module(".".join(parts[:4])):  # inner modules of contrib are known by their short names

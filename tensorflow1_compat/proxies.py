@@ -20,7 +20,16 @@ from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.tables import INSIDES, OF_1, Tables
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["MENTIONS", "ROOTS", "ModuleProxy", "is_of_tree", "is_plain", "proxy", "names_removed_from", "serve_proxies"]
+__all__ = [
+    "MENTIONS",
+    "ROOTS",
+    "ModuleProxy",
+    "is_user_file",
+    "is_plain",
+    "proxy",
+    "names_removed_from",
+    "serve_proxies",
+]
 
 _TENSORFLOW_ROOTS = ("tensorflow", "keras")
 _CONTRIB = "tensorflow.contrib"
@@ -72,7 +81,7 @@ def is_plain(name: str) -> bool:
     return not _has_removed_names(name)
 
 
-def is_of_tree(path: str) -> bool:
+def is_user_file(path: str) -> bool:
     """Returns whether a file belongs to the user's files, whose imports get proxies."""
     return _tree is not None and _tree.holds(path)
 
@@ -119,7 +128,7 @@ class ModuleProxy(types.ModuleType):
         except _NameMissing:
             if name.startswith("__"):
                 raise AttributeError(f"module {self._name!r} has no attribute {name!r}") from None
-            raise AttributeError(missing.describe(f"{self._name}.{name}", dir(self), _tables)) from None
+            raise AttributeError(missing.describe_missing_name(f"{self._name}.{name}", dir(self), _tables)) from None
         if self._is_constant:
             self.__dict__[name] = value
         return value
@@ -184,7 +193,7 @@ def _find_value(at: ModuleProxy, name: str) -> Any:
     if _canonical_name(full) != full:
         return proxy(full)
     if full in _tables.names:
-        journal.note("name", full, _tables.names[full])
+        journal.record_use("name", full, _tables.names[full])
         return _proxy_if_module(full, _import_value(_tables.names[full]))
     if full in removed_names.WRAPPED:
         return _import_value(removed_names.WRAPPED[full])
@@ -266,7 +275,7 @@ def _find_in_version_2(full: str) -> Any:
         value = getattr(value, part, None)
     if value is None or isinstance(value, types.ModuleType):
         raise _NameMissing
-    journal.note("name", full, f"tensorflow 2's {'.'.join(path)}")
+    journal.record_use("name", full, f"tensorflow 2's {'.'.join(path)}")
     return value
 
 
@@ -275,7 +284,7 @@ def _proxy_if_module(full: str, value: Any) -> Any:
     if not isinstance(value, types.ModuleType) or isinstance(value, ModuleProxy):
         return value
     if full.startswith(_CONTRIB):
-        journal.note("name", full, value.__name__)
+        journal.record_use("name", full, value.__name__)
     if full.partition(".")[0] in _TENSORFLOW_ROOTS or _has_removed_names(full):
         return _proxies.setdefault(full, ModuleProxy(full, value))
     return value

@@ -201,7 +201,7 @@ class _Reader(ast.NodeVisitor):
         """
         chosen = set.intersection(*({*map(_single_imported_name, part)} for part in (node.body, node.orelse))) - {None}
         asks_version = any(getattr(each, "attr", "") in _VERSIONS for each in ast.walk(node.test))
-        with self._guarding_tested(node.test):
+        with self._guard_tested_names(node.test):
             self.visit(node.test)
             for statement in (*node.body, *node.orelse):
                 is_guarded = asks_version or _single_imported_name(statement) in chosen
@@ -210,11 +210,11 @@ class _Reader(ast.NodeVisitor):
                 self._guards -= is_guarded
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
-        with self._guarding_tested(node.test):
+        with self._guard_tested_names(node.test):
             self.generic_visit(node)
 
     @contextlib.contextmanager
-    def _guarding_tested(self, test: ast.expr) -> Iterator[None]:
+    def _guard_tested_names(self, test: ast.expr) -> Iterator[None]:
         """Treats names as guarded inside the `with` block if the condition `test` checks that they exist."""
         before = len(self._tested)
         self._tested.extend(names_tested_in(test))

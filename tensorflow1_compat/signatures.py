@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tensorflow1_compat.installed import defined_in, locate, locate_definition
 from tensorflow1_compat.reading import Call
 
-__all__ = ["complaint_about"]
+__all__ = ["find_call_problem"]
 
 # Decorators that keep a function's signature; the effect of other decorators is not known.
 _KEEP_SIGNATURES = (
@@ -44,7 +44,7 @@ class _Parameters(NamedTuple):
     takes_any_name: bool
 
 
-def complaint_about(name: str, call: Call) -> str | None:
+def find_call_problem(name: str, call: Call) -> str | None:
     """Returns why a call cannot work, in a few words; None if the call can work, or its signature is unknown.
 
     Args:

@@ -49,7 +49,7 @@ def prepare_process(
     note_version_is_known()
     tree = SourceTree(roots, known_paths)
     proxies.serve_proxies(tree, OF_1 if era == 1 else tables_of(older))
-    tree.watch(UserLoader, UserExtensionLoader)
+    tree.install_import_hook(UserLoader, UserExtensionLoader)
     spawn.prepare_spawned_children(tree, (era, sorted(older)), _prepare_child)
     if era == 2:
         old_attributes.add_attributes_of_2()
@@ -71,7 +71,7 @@ def _prepare_child(
 ) -> str:
     """Prepares a spawned child process while it unpickles its parent's data, before it loads the script."""
     sys.path[:] = search_path
-    journal.silence()  # the parent has printed it
+    journal.stop_printing()  # the parent has printed it
     prepare_process(roots, known_paths, *description)
     spawn.load_main_of_parent()
     return path

@@ -65,7 +65,7 @@ class SourceTree:
         places = [spec.origin] if spec.origin and spec.has_location else list(spec.submodule_search_locations or ())
         return any(self.holds(place) for place in places)
 
-    def watch(
+    def install_import_hook(
         self,
         loader: type[importlib.machinery.SourceFileLoader],
         extension_loader: type[importlib.machinery.ExtensionFileLoader],

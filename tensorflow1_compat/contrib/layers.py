@@ -187,4 +187,4 @@ def bow_encoder(
         return tf.reduce_mean(tf.nn.embedding_lookup(table, ids), axis=1)
 
 
-patches.apply()
+patches.add_missing_names()

@@ -11,4 +11,4 @@ set_intersection = tf.sets.intersection
 set_size = tf.sets.size
 set_union = tf.sets.union
 
-patches.apply()
+patches.add_missing_names()

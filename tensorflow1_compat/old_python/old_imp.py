@@ -145,10 +145,10 @@ def load_module(name: str, file: Any, filename: str, details: tuple[str, str, in
 
 def _source_loader(name: str, path: str) -> Any:
     """Returns the loader that an import of the file would use: `UserLoader` for the user's files."""
-    from tensorflow1_compat.proxies import is_of_tree
+    from tensorflow1_compat.proxies import is_user_file
     from tensorflow1_compat.source import UserLoader
 
-    return (UserLoader if is_of_tree(path) else importlib.machinery.SourceFileLoader)(name, path)
+    return (UserLoader if is_user_file(path) else importlib.machinery.SourceFileLoader)(name, path)
 
 
 def _load(name: str, path: str, loader: Any, places: list[str] | None = None) -> types.ModuleType:

@@ -134,4 +134,4 @@ def fuse_op(graph_def, input_nodes, output_nodes, output_dtypes, output_quantize
     return made
 
 
-patches.apply()
+patches.add_missing_names()

@@ -4,4 +4,4 @@ from tf_slim.losses import *
 
 from tensorflow1_compat.contrib.slim import patches
 
-patches.apply()
+patches.add_missing_names()

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from tensorflow1_compat.contrib.rnn.wrappers import check_cell
 from tensorflow1_compat.contrib.seq2seq.decoder import Decoder
-from tensorflow1_compat.contrib.seq2seq.structure import lookup_in
+from tensorflow1_compat.contrib.seq2seq.structure import make_lookup_function
 
 BeamSearchDecoderState = collections.namedtuple(
     "BeamSearchDecoderState",
@@ -118,7 +118,7 @@ class BeamSearchDecoder(Decoder):
         check_cell("BeamSearchDecoder", cell)
         self._coverage_weight = coverage_penalty_weight
         self._cell, self._output_layer, self._beam_width = cell, output_layer, beam_width
-        self._embedding_fn = lookup_in(embedding)
+        self._embedding_fn = make_lookup_function(embedding)
         self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32)
         self._end_token = tf.convert_to_tensor(end_token, tf.int32)
         self._length_penalty_weight = length_penalty_weight

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from npu_bridge.base.tf_internals.contrib import flatten_up_to
 from tensorflow1_compat.contrib.rnn.loops import transpose_batch_time
 from tensorflow1_compat.contrib.rnn.wrappers import check_cell
-from tensorflow1_compat.contrib.seq2seq.structure import rows_where
+from tensorflow1_compat.contrib.seq2seq.structure import select_rows
 
 _transpose_batch_time = transpose_batch_time
 
@@ -145,7 +145,7 @@ def dynamic_decode(
             tf.nest.assert_same_structure(state, next_state)
             lengths = tf.where(tf.logical_not(finished), tf.fill(tf.shape(lengths), time + 1), lengths)
             if impute_finished:
-                outputs = tf.nest.map_structure(lambda out, zero: rows_where(finished, zero, out), outputs, zeros)
+                outputs = tf.nest.map_structure(lambda out, zero: select_rows(finished, zero, out), outputs, zeros)
                 next_state = tf.nest.pack_sequence_as(state, [
                     _freeze_state(finished, new, old)
                     for new, old in zip(tf.nest.flatten(next_state), tf.nest.flatten(state))
@@ -173,4 +173,4 @@ def _freeze_state(finished, new, old):
     """Returns the old state for finished sequences, else the new state; scalars and TensorArrays are always new."""
     if isinstance(old, tf.TensorArray) or new.shape.rank == 0:
         return new
-    return rows_where(finished, old, new)
+    return select_rows(finished, old, new)

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tensorflow1_compat.contrib.rnn.loops import transpose_batch_time
-from tensorflow1_compat.contrib.seq2seq.structure import lookup_in, rows_where, unstack_ta
+from tensorflow1_compat.contrib.seq2seq.structure import make_lookup_function, select_rows, unstack_ta
 
 _transpose_batch_time, _unstack_ta = transpose_batch_time, unstack_ta
 
@@ -173,7 +173,7 @@ class ScheduledEmbeddingTrainingHelper(TrainingHelper):
         scheduling_seed=None, name=None,
     ):  # fmt: skip
         super().__init__(inputs, sequence_length, time_major, name)
-        self._embedding = lookup_in(embedding)
+        self._embedding = make_lookup_function(embedding)
         self._probability, self._seed, self._scheduling_seed = sampling_probability, seed, scheduling_seed
 
     def sample(self, time, outputs, state, name=None):
@@ -186,7 +186,7 @@ class ScheduledEmbeddingTrainingHelper(TrainingHelper):
         """Implements `Helper.next_inputs`."""
         finished, inputs, state = super().next_inputs(time, outputs, state, sample_ids)
         own = self._embedding(tf.maximum(sample_ids, 0))
-        return finished, rows_where(sample_ids > -1, own, inputs), state
+        return finished, select_rows(sample_ids > -1, own, inputs), state
 
 
 class ScheduledOutputTrainingHelper(TrainingHelper):
@@ -214,7 +214,7 @@ class ScheduledOutputTrainingHelper(TrainingHelper):
         own = outputs if self._next_inputs_fn is None else self._next_inputs_fn(outputs)
         if self._auxiliary_width:
             own = tf.concat([own, inputs[:, -self._auxiliary_width :]], -1)
-        return finished, rows_where(tf.cast(sample_ids, tf.bool), own, inputs), state
+        return finished, select_rows(tf.cast(sample_ids, tf.bool), own, inputs), state
 
 
 class GreedyEmbeddingHelper(_MostLikelyHelper):
@@ -227,7 +227,7 @@ class GreedyEmbeddingHelper(_MostLikelyHelper):
     """
 
     def __init__(self, embedding, start_tokens, end_token):
-        self._embedding_fn = lookup_in(embedding)
+        self._embedding_fn = make_lookup_function(embedding)
         self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32, name="start_tokens")
         self._end_token = tf.convert_to_tensor(end_token, tf.int32, name="end_token")
         if self._start_tokens.shape.rank != 1 or self._end_token.shape.rank != 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 
 
-def lookup_in(embedding):
+def make_lookup_function(embedding):
     """Returns a function from ids to embeddings, given such a function or an embedding table."""
     return embedding if callable(embedding) else lambda ids: tf.nn.embedding_lookup(embedding, ids)
 
@@ -16,7 +16,7 @@ def unstack_ta(tensor):
     return array.unstack(tensor)
 
 
-def rows_where(condition, chosen, other):
+def select_rows(condition, chosen, other):
     """Returns the rows of `chosen` where `condition` [batch] is true, else the rows of `other`."""
     rank = chosen.shape.rank
     shape = tf.concat([tf.shape(condition), tf.ones([max(rank - 1, 0)], tf.int32)], 0)

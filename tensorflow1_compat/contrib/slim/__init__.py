@@ -11,4 +11,4 @@ from tf_slim.ops.framework_ops import get_name_scope
 
 from tensorflow1_compat.contrib.slim import patches
 
-patches.apply()
+patches.add_missing_names()

@@ -35,7 +35,7 @@ def _gradient_of_a_lower_bound(op, grad):
     return tf.cast(moves, grad.dtype) * grad, None
 
 
-def apply() -> None:
+def add_missing_names() -> None:
     """Adds missing names to the modules of TF-Slim; the modules of TensorFlow do not change."""
     with contextlib.suppress(KeyError):  # registered by an earlier call
         tf.RegisterGradient("GDNLowerBound")(_gradient_of_a_lower_bound)  # TF-Slim's `gdn` looks it up by name

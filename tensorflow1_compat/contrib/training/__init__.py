@@ -26,4 +26,4 @@ from tensorflow1_compat.contrib.training.bucketing import bucket, bucket_by_sequ
 from tensorflow1_compat.contrib.training.devices import GreedyLoadBalancingStrategy, RandomStrategy, byte_size_load_fn
 from tensorflow1_compat.contrib.training.hparam import HParams, parse_values
 
-patches.apply()
+patches.add_missing_names()
