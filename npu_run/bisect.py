@@ -258,7 +258,7 @@ class Bisection:
         lines = [f"\noperators, exactly: customize_dtypes={path_for_message(names)!r}"]
         lines += [f"  {operator.name} ({operator.type})" for operator in found.kept[:20]]
         lines += [f"  and {len(found.kept) - 20} more"] if len(found.kept) > 20 else []
-        lines += [f"\nthe same in the script, with npu_scope:\n{_scope_code(found.kept)}"]
+        lines += [f"\nthe same in the script, with npu_scope:\n{_format_scope_code(found.kept)}"]
         lines += [f"\nall operators of their types: modify_mixlist={path_for_message(mixlist)!r} ({', '.join(types)})"]
         echo("\n".join(lines))
         if not self._low.startswith("allow_mix"):
@@ -285,7 +285,7 @@ class Bisection:
         echo(f"npu-run bisect: {text}", err=True)
 
 
-def _scope_code(kept_operators: Sequence[Operator]) -> str:
+def _format_scope_code(kept_operators: Sequence[Operator]) -> str:
     """Returns script code that keeps operators in float32: a block for each script line that makes any of them."""
     lines: dict[str, list[str]] = {}
     for operator in kept_operators:

@@ -226,7 +226,7 @@ def run_script(
                 raise LaunchError(describe_missing_script(script))
             announce_settings(settings)
             log_dir = (out or "logs") if logs else None
-            recording = None if timeline is None else Recording.of_text(timeline, out or "timeline")
+            recording = None if timeline is None else Recording.parse(timeline, out or "timeline")
             plan = tasks.plan() if tasks else plan_job(size, hosts, hostfile, rank_table)
             elastic, plan = _elastic_bounds(click.get_current_context().params, plan, bool(tasks))
             is_on_one_machine = plan.is_local or len(plan.slots) == 1
@@ -255,7 +255,7 @@ def run_script(
                 _run_alone(script, given, plan)
             code = job.run(given)
             if recording is not None:
-                echo(recording.conclude(plan.size), err=True)
+                echo(recording.draw_tail(plan.size), err=True)
             sys.exit(code)
         except (LaunchError, NotOursError) as error:
             fail(f"npu-run: {escape_in_line(str(error))}")

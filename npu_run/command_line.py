@@ -76,7 +76,7 @@ class Command(click.Command):
 
     def make_context(self, info_name, args, parent=None, **extra):
         """Parses the words as click does; prints help through `echo`."""
-        with _errors_as_sentence(info_name):
+        with _exit_on_stream_errors(info_name):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -84,7 +84,7 @@ class Command(click.Command):
 
         If the output is closed, the exit code is not 1, because commands that compare use 1 for a result.
         """
-        with _errors_as_sentence(ctx.command_path):
+        with _exit_on_stream_errors(ctx.command_path):
             if ctx.meta.get(_VERBOSE) or environment.is_flag_on(environment.VERBOSE):
                 environment.write_variable(environment.VERBOSE, 1)
                 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")
@@ -177,7 +177,7 @@ def _print_facts(command: click.Command, exit_code: int, facts: Mapping[str, Any
 
 
 @contextlib.contextmanager
-def _errors_as_sentence(name: str) -> Iterator[None]:
+def _exit_on_stream_errors(name: str) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
@@ -266,11 +266,11 @@ def source_options(command: Callable) -> Callable:
 def settings_option(command: Callable) -> Callable:
     """Adds `--set` to a command, which gets `settings`, a sequence of `NAME=VALUE` for `announce_settings`."""
     doc = "Change an option of its NPURunConfig; repeatable."
-    settings = {"multiple": True, "metavar": "NAME=VALUE", "help": doc, "shell_complete": _options_like}
+    settings = {"multiple": True, "metavar": "NAME=VALUE", "help": doc, "shell_complete": _complete_option}
     return click.option("--set", "settings", **settings)(command)
 
 
-def _options_like(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _complete_option(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from npu_bridge.options.catalogue import OPTIONS
     from npu_bridge.options.table import RUN_CONFIG
 
@@ -294,7 +294,7 @@ def script_arguments(command: Callable, endings: Sequence[str] = (".py",)) -> Ca
     """
 
     def complete_script(context: click.Context, parameter: click.Parameter, incomplete: str) -> list:
-        return scripts_like(incomplete, endings)
+        return complete_script_path(incomplete, endings)
 
     def complete_argument(context: click.Context, parameter: click.Parameter, incomplete: str) -> list:
         return [CompletionItem(incomplete, type="file")]
@@ -304,7 +304,7 @@ def script_arguments(command: Callable, endings: Sequence[str] = (".py",)) -> Ca
     return click.argument("script", shell_complete=complete_script)(command)
 
 
-def scripts_like(incomplete: str, endings: Sequence[str] = (".py",)) -> list[CompletionItem]:
+def complete_script_path(incomplete: str, endings: Sequence[str] = (".py",)) -> list[CompletionItem]:
     """Returns completions for the path of a script: folders, and files with one of the endings."""
     found = sorted(path for ending in endings for path in glob.glob(f"{glob.escape(incomplete)}*{ending}"))
     return [CompletionItem(incomplete, type="dir"), *map(CompletionItem, found)]

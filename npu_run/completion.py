@@ -6,7 +6,7 @@ import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
 
 from npu_bridge.base.terminal import echo
-from npu_run.command_line import Command, scripts_like
+from npu_run.command_line import Command, complete_script_path
 from npu_run.commands import COMMANDS, GROUPS, find_command
 
 
@@ -47,7 +47,7 @@ class CompletionGroup(click.Group):
             return click.Command.shell_complete(self, ctx, incomplete)
         lines = {name: entry.line for group in GROUPS.values() for name, entry in group.items()}
         commands = [CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(incomplete)]
-        return [*scripts_like(incomplete), *commands]
+        return [*complete_script_path(incomplete), *commands]
 
 
 @click.command(cls=Command)

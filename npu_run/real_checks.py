@@ -163,7 +163,7 @@ def find_call_error(function: Callable[..., Any], arguments: Arguments) -> Excep
     try:
         bound = (signature.bind_partial if is_open else signature.bind)(*positional, **named)
     except TypeError:
-        return error_of_call(function, *positional, **named)  # the call fails before the function does anything
+        return try_call(function, *positional, **named)  # the call fails before the function does anything
     if not _can_be_checked(function):
         return None
     if getattr(function, "_declared_as", None):
@@ -171,7 +171,7 @@ def find_call_error(function: Callable[..., Any], arguments: Arguments) -> Excep
     return _find_argument_error(function, _replace_job_arguments(bound), is_open)
 
 
-def error_of_call(function: Callable[..., Any], *positional: Any, **named: Any) -> Exception | None:
+def try_call(function: Callable[..., Any], *positional: Any, **named: Any) -> Exception | None:
     """Calls a function and returns the error with which it refuses its arguments.
 
     Returns None if the function works, needs an unknown value, or fails for another reason.
@@ -193,7 +193,7 @@ def broken_rules(settings: Settings, unknown: Mapping[str, Any], rules: tuple = 
     """Yields an error for each broken rule between options, if no value of the `unknown` options can fix it."""
     values = {**settings.values, **unknown}
     settings = settings._replace(values=values, given=_GivenNames(settings.given.difference(unknown), unknown))
-    yield from filter(None, (error_of_call(rule, settings) for rule in rules))
+    yield from filter(None, (try_call(rule, settings) for rule in rules))
 
 
 class _GivenNames(frozenset):
@@ -232,7 +232,7 @@ def _replace_job_arguments(given: inspect.BoundArguments) -> inspect.BoundArgume
 
 def _find_argument_error(function: Any, arguments: inspect.BoundArguments, is_open: bool) -> Exception | None:
     parameters = arguments.signature.parameters.values()
-    error = error_of_call(function, *arguments.args, **arguments.kwargs)
+    error = try_call(function, *arguments.args, **arguments.kwargs)
     more = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), "")
     named = {**arguments.arguments, **arguments.arguments.get(more, {})}
     known = {name: value for name, value in named.items() if is_known(value)}
@@ -242,9 +242,7 @@ def _find_argument_error(function: Any, arguments: inspect.BoundArguments, is_op
     plain = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     needed = [each.name for each in parameters if each.default is each.empty and each.name in plain]
     for name, value in () if is_sure else known.items():  # one by one: another argument can hide the error
-        error = (
-            error_of_call(function, **{**{each: Unknown() for each in needed}, name: value}) if name != more else None
-        )
+        error = try_call(function, **{**{each: Unknown() for each in needed}, name: value}) if name != more else None
         if error is not None and _names_argument(error, {name: value}):
             return error
     return None
@@ -264,16 +262,16 @@ def _find_config_error(cls: Any, given: dict[str, Any], is_open: bool) -> Except
     """Returns the error with which a configuration class refuses its options; None if they can work."""
     owner, known = cls._declared_as, {name: value for name, value in given.items() if is_known(value)}
     if not is_open and len(known) == len(given):
-        return error_of_call(cls, **given)
+        return try_call(cls, **given)
     for name, value in known.items():
-        if (error := error_of_call(OPTIONS[name].check, value, IN_OBJECT)) is not None:
+        if (error := try_call(OPTIONS[name].check, value, IN_OBJECT)) is not None:
             return error
     values = {option.name: known.get(option.name, option.default) for option in OPTIONS.of(owner)}
     from npu_bridge.options.construction import check_run_config
     from npu_bridge.options.reading import collect_settings
 
     if owner == RUN_CONFIG:
-        error = error_of_call(check_run_config, values)
+        error = try_call(check_run_config, values)
         if error is not None and getattr(error, "option", None) in known:
             return error
     plain, unknown = _split_options(

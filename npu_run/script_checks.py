@@ -154,7 +154,7 @@ def _find_session_error(settings: Iterable[_Setting], values: Values) -> Excepti
     for setting in settings:
         value = values.value_of(setting.value)
         if setting.key is not None and is_known(value):
-            error = real_checks.error_of_call(setattr, entry.parameter_map[setting.key], setting.target.attr, value)
+            error = real_checks.try_call(setattr, entry.parameter_map[setting.key], setting.target.attr, value)
             if error is not None:
                 return error
     try:
@@ -178,7 +178,7 @@ def _find_attribute_error(setting: _Setting, values: Values) -> Exception | None
         return None
     for name in names[:-1]:
         options = getattr(options, name, None)
-    return real_checks.error_of_call(setattr, options, names[-1], values.value_of(setting.value))
+    return real_checks.try_call(setattr, options, names[-1], values.value_of(setting.value))
 
 
 def _all_settings(facts: FileFacts) -> Iterator[_Setting]:

@@ -75,7 +75,7 @@ class TensorFlowChoice(NamedTuple):
         more = functools.partial(findings_of, calls=calls)
         return survey(script, self.find_roots(script), min(self.era, 2), self.era != AS_INSTALLED, more)
 
-    def enter(self, script: str, rank: int) -> bool:
+    def apply_to_script(self, script: str, rank: int) -> bool:
         """Gives the script's files the TensorFlow they are written for; called in a rank before the script runs.
 
         A script of TensorFlow 1 sees TensorFlow 1.15. A script of TensorFlow 2 sees the installed TensorFlow, with
@@ -108,7 +108,7 @@ class TensorFlowChoice(NamedTuple):
                 echo(f"npu-run: {use.place}: {remark}; --as-installed keeps the installed Keras", err=True)
         return True
 
-    def conclude(self, script: str, rank: int) -> None:
+    def write_report(self, script: str, rank: int) -> None:
         """Writes and prints the migration report, if requested; called in a rank after the script."""
         if self.report is None or rank > 0:
             return
@@ -132,7 +132,7 @@ def folders_above_package(folder: str) -> list[str]:
     return folders
 
 
-def take_choice() -> TensorFlowChoice:
+def pop_choice() -> TensorFlowChoice:
     """Returns the settings that the launcher passed to this rank, and hides them from child processes."""
     text = os.environ.pop(_CHOICE, None)
     if text is None:

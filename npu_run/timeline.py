@@ -59,7 +59,7 @@ class Recording(NamedTuple):
         environment.write_variable(_STEPS, f"{self.first}:{self.last}")
         environment.write_variable(_FOLDER, self.folder)
 
-    def conclude(self, ranks: int) -> str:
+    def draw_tail(self, ranks: int) -> str:
         """Draws the tail (communication after the backward pass) from the files of all ranks.
 
         Returns:
@@ -86,7 +86,7 @@ class Recording(NamedTuple):
         )
 
     @classmethod
-    def of_text(cls, text: str, folder: str) -> Recording:
+    def parse(cls, text: str, folder: str) -> Recording:
         """Reads the value of the option, such as "20:25".
 
         Raises:
@@ -101,12 +101,12 @@ class Recording(NamedTuple):
         return cls(int(numbers[1]), int(numbers[2]), os.path.abspath(folder))
 
 
-def take_recording() -> Recording | None:
+def pop_recording() -> Recording | None:
     """Returns the steps that a rank must record, or None; removes this setting from the environment of children."""
     text, folder = environment.read_variable(_STEPS), environment.read_variable(_FOLDER)
     for name in (_STEPS, _FOLDER):
         os.environ.pop(name, None)
-    return Recording.of_text(text, folder or "timeline") if text else None
+    return Recording.parse(text, folder or "timeline") if text else None
 
 
 def record_training(recording: Recording, rank: int) -> None:

@@ -29,7 +29,7 @@ def checkpoints_in(path: str) -> dict[int, str]:
       path: a folder, whose subfolders are searched too, or a checkpoint, without `.index`.
     """
     if not os.path.isdir(path):
-        return {_number_at_end(path): path} if os.path.isfile(f"{path}.index") else {}
+        return {_find_trailing_number(path): path} if os.path.isfile(f"{path}.index") else {}
     below = (
         entry.path
         for entry in os.scandir(path)
@@ -40,7 +40,7 @@ def checkpoints_in(path: str) -> dict[int, str]:
         for name in sorted(os.listdir(folder)):
             if name.endswith(".index"):
                 prefix = os.path.join(folder, name[: -len(".index")])
-                found.setdefault(_number_at_end(prefix), prefix)
+                found.setdefault(_find_trailing_number(prefix), prefix)
     return dict(sorted(found.items()))
 
 
@@ -63,7 +63,7 @@ class SavedTensor:
         Raises:
           NotComparableError: the checkpoint is damaged.
         """
-        with _damage_as_cannot_tell(self._prefix):
+        with _convert_read_errors(self._prefix):
             return np.ravel(self._reader.get_tensor(self._key))
 
 
@@ -81,7 +81,7 @@ def read_checkpoint(prefix: str) -> dict[str, SavedTensor]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow logs when it is loaded
     import tensorflow as tf
 
-    with _damage_as_cannot_tell(prefix):
+    with _convert_read_errors(prefix):
         reader = tf.train.load_checkpoint(prefix)
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     return {
@@ -92,7 +92,7 @@ def read_checkpoint(prefix: str) -> dict[str, SavedTensor]:
 
 
 @contextlib.contextmanager
-def _damage_as_cannot_tell(prefix: str) -> Iterator[None]:
+def _convert_read_errors(prefix: str) -> Iterator[None]:
     import tensorflow as tf
 
     try:
@@ -102,6 +102,6 @@ def _damage_as_cannot_tell(prefix: str) -> Iterator[None]:
         raise NotComparableError(f"{prefix} cannot be read: {reason}.") from None
 
 
-def _number_at_end(prefix: str) -> int:
+def _find_trailing_number(prefix: str) -> int:
     found = re.search(r"[-_](\d+)$", os.path.basename(prefix))
     return int(found[1]) if found else -1

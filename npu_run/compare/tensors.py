@@ -203,9 +203,9 @@ def _measure_noise(a: Dump, repeats: Sequence[Dump], tolerance: float | None) ->
 
 
 def _compare_tensor(
-    a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: float | None, room: float = 0.0
+    a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: float | None, noise_tolerance: float = 0.0
 ) -> TensorRow:
-    """Compares two tensors; `room` is a relative error, above the tolerance, that noise can cause."""
+    """Compares two tensors; `noise_tolerance` is a relative error, above the tolerance, that noise can cause."""
     row = TensorRow(place, other, a.types.get(place.op) or b.types.get(other.op, ""), (), None, "", how)
     try:
         x, y = a.array(place), b.array(other)
@@ -214,7 +214,7 @@ def _compare_tensor(
             problem = f"{place.op!r} has the shape {list(x.shape)} in A and {list(y.shape)} in B"
             return row._replace(problem=problem)
         allowed = choose_tolerance(x) if tolerance is None else tolerance
-        return row._replace(agreement=compare_arrays(x, y, max(allowed, room)))
+        return row._replace(agreement=compare_arrays(x, y, max(allowed, noise_tolerance)))
     except NotComparableError as error:
         return row._replace(problem=str(error).rstrip("."))
 

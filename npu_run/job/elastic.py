@@ -84,7 +84,7 @@ def check_numbers(
     return least, most
 
 
-class HostsFrom:
+class HostsCommand:
     """Runs a command regularly that prints hosts, as Horovod's discovery scripts do; a call returns the latest slots.
 
     Args:

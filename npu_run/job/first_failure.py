@@ -119,12 +119,12 @@ def describe_failure_of_job(cause: Ending, endings: list[Ending], size: int) -> 
     text = f"rank {cause.rank} of {size} {_describe_ending(cause)}; exit code {choose_exit_code(cause)}."
     finished = sorted(ending.rank for ending in endings if ending.exit_code == 0)
     if is_consequence(cause) and finished:
-        who = name_ranks(finished).capitalize()
+        who = format_ranks(finished).capitalize()
         text += f" {who} had ended normally by then: every rank must take part in the same collectives. {_CURE}"
     elif cause.is_secondary and len(endings) < size:
         silent = sorted(set(range(size)) - {ending.rank for ending in endings})
         they = "it was" if len(silent) == 1 else "they were"
-        text += f" {name_ranks(silent).capitalize()} did not answer: look at what {they} doing."
+        text += f" {format_ranks(silent).capitalize()} did not answer: look at what {they} doing."
     elif "Mismatched" in cause.summary:
         text += " The ranks disagree: all must build the same variables, with the same shapes and dtypes."
     elif size > 1:
@@ -155,7 +155,7 @@ def earliest_input_end(input_ends: Mapping[int, InputEnd]) -> int:
 
 def describe_input_end(rank: int, input_ends: Mapping[int, InputEnd], size: int, code: int) -> str:
     """Returns a line of text: which rank's input ended, when, which ranks continued, and the cure."""
-    others = name_ranks(sorted(set(range(size)) - set(input_ends)))
+    others = format_ranks(sorted(set(range(size)) - set(input_ends)))
     steps = input_ends[rank].steps
     where = "another step" if steps is None else f"step {steps + 1}"
     return (
@@ -200,12 +200,12 @@ def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
     lines = []
     for words, ranks in list(ranks_by_words.items())[:_MOST_WAYS]:
         words = re.sub("^was ", "were ", words) if len(ranks) > 1 else words
-        lines.append(f"{name_ranks(ranks)} {words} after that")
+        lines.append(f"{format_ranks(ranks)} {words} after that")
     others = sorted(rank for ranks in list(ranks_by_words.values())[_MOST_WAYS:] for rank in ranks)
-    return lines + ([f"{name_ranks(others)} failed with other errors after that"] if others else [])
+    return lines + ([f"{format_ranks(others)} failed with other errors after that"] if others else [])
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """Returns sorted ranks as text: consecutive ranks as a range; of very many ranks only the first."""
     rows: list[list[int]] = []
     for rank in ranks:

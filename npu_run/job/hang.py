@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Callable, NamedTuple
 
-from npu_run.job.first_failure import Ending, InputEnd, name_ranks
+from npu_run.job.first_failure import Ending, InputEnd, format_ranks
 
 # The exit code of timeout(1).
 HANG_EXIT_CODE = 124
@@ -86,7 +86,7 @@ class HangDetector:
         """
         if self._limit_secs != 0 and not endings and is_deadlock(calls, stopped):
             return True
-        since = waiting_since(calls)
+        since = find_longest_wait_start(calls)
         if since is None:
             self._stopped_at.clear()
             return False
@@ -96,11 +96,11 @@ class HangDetector:
             until = "" if self._limit_secs == 0 else f" until every rank has been idle for {IDLE_LIMIT_SECS:.0f} s"
             self._warn(f"{text} The job continues{until}; --stall-secs N would end it.")
         if self._limit_secs is None:
-            idle = idle_since(calls, stopped)
+            idle = find_idle_start(calls, stopped)
             is_over = idle is not None and now - idle >= IDLE_LIMIT_SECS
         else:
             is_over = self._limit_secs > 0 and now - since >= self._limit_secs
-        short = uneven_wait_since(calls, stopped, input_ends or {})
+        short = find_uneven_wait_start(calls, stopped, input_ends or {})
         if self._limit_secs != 0 and short is not None:
             is_over |= now - short >= SHORT_LIMIT_SECS
         # A rank that waits for a stopped process waits for ever.
@@ -110,7 +110,7 @@ class HangDetector:
         return is_over or (long_stopped and bool(waiting.difference(stopped)))
 
 
-def waiting_since(calls: Mapping[int, StuckCall | None]) -> float | None:
+def find_longest_wait_start(calls: Mapping[int, StuckCall | None]) -> float | None:
     """Returns when the longest wait of a rank inside TensorFlow or Horovod began; None if no rank waits.
 
     A rank that computes does not wait: a single run can hold many training steps.
@@ -119,7 +119,7 @@ def waiting_since(calls: Mapping[int, StuckCall | None]) -> float | None:
     return min((max(call.since, call.busy_at) for call in waiting), default=None)
 
 
-def idle_since(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -> float | None:
+def find_idle_start(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -> float | None:
     """Returns the time since which every rank has waited without computing; None if any rank can still continue.
 
     A rank in a call outside TensorFlow and Horovod, such as a download, can continue. So can a rank that computes: a
@@ -140,7 +140,7 @@ def is_deadlock(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -
     return not stopped and bool(calls) and all(call is not None and call.is_blocked for call in calls.values())
 
 
-def uneven_wait_since(
+def find_uneven_wait_start(
     calls: Mapping[int, StuckCall | None], stopped: Sequence[int], input_ends: Mapping[int, InputEnd]
 ) -> float | None:
     """Returns the time since which all ranks have waited, if the input has ended on some ranks but not on others.
@@ -149,7 +149,7 @@ def uneven_wait_since(
     """
     is_behind = {rank in input_ends for rank in calls}
     is_reading = any(call is not None and call.pipeline for call in calls.values())
-    return None if is_reading or len(is_behind) < 2 else idle_since(calls, stopped)
+    return None if is_reading or len(is_behind) < 2 else find_idle_start(calls, stopped)
 
 
 def describe_hang(
@@ -177,7 +177,7 @@ def describe_hang(
         input_end = (input_ends or {}).get(rank)
         words = words if input_end is None else f"{input_end}, and is {words}"
         ranks_by_words.setdefault(words, []).append(rank)
-    parts = [f"{name_ranks(ranks)} {words}" for words, ranks in ranks_by_words.items()]
+    parts = [f"{format_ranks(ranks)} {words}" for words, ranks in ranks_by_words.items()]
     cure = _CERTAIN if is_deadlock(calls, stopped) else _CAUSES
     return f"no progress for {secs:.0f} s: {'; '.join(parts)}. {cure}"
 

@@ -19,7 +19,7 @@ Limit = tuple[int, int]
 
 
 @contextlib.contextmanager
-def allow_open_files(count: int, what: str) -> Iterator[Limit | None]:
+def raise_open_file_limit(count: int, what: str) -> Iterator[Limit | None]:
     """Raises this process's limit on open files during a block, with a reserve for the process itself.
 
     Args:
@@ -49,14 +49,14 @@ def allow_open_files(count: int, what: str) -> Iterator[Limit | None]:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def restore_open_files(process: int, limit: Limit | None) -> None:
-    """Restores the user's original limit in a new process; `limit` is the result of `allow_open_files`."""
+def restore_open_file_limit(process: int, limit: Limit | None) -> None:
+    """Restores the user's original limit in a new process; `limit` is the result of `raise_open_file_limit`."""
     if limit is not None:
         with contextlib.suppress(OSError):  # it can have ended already
             resource.prlimit(process, resource.RLIMIT_NOFILE, limit)
 
 
-def describe_no_process(error: OSError) -> str:
+def describe_process_limit(error: OSError) -> str:
     """Returns the message for a process that cannot start because of a limit on processes."""
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     most = "no limit" if soft == resource.RLIM_INFINITY else soft
@@ -66,8 +66,8 @@ def describe_no_process(error: OSError) -> str:
     )
 
 
-def allow_files(slots: Sequence[Any], log_dir: str | None) -> contextlib.AbstractContextManager[Limit | None]:
+def allow_job_files(slots: Sequence[Any], log_dir: str | None) -> contextlib.AbstractContextManager[Limit | None]:
     """Allows the open files of a job: a connection and a log for each rank, pipes for each local rank and host."""
     here, hosts = sum(not slot.host for slot in slots), len({slot.host for slot in slots})
     count = FILES_OF_A_RANK * (here + hosts) + (1 + bool(log_dir)) * len(slots)
-    return allow_open_files(count, f"{len(slots)} ranks")
+    return raise_open_file_limit(count, f"{len(slots)} ranks")

@@ -18,7 +18,7 @@ from typing import Any, Callable
 
 from npu_bridge.base.machine import usable_cores
 from npu_run.errors import LaunchError
-from npu_run.job.limits import Limit, describe_no_process, restore_open_files
+from npu_run.job.limits import Limit, describe_process_limit, restore_open_file_limit
 
 _CHUNK_BYTES = 65536
 # How often to check all processes for their end, in case the system has not reported it.
@@ -101,8 +101,8 @@ class RankProcess:
                 )
             except BlockingIOError as error:
                 self.close()
-                raise LaunchError(describe_no_process(error)) from error
-        restore_open_files(self.pid, open_files)
+                raise LaunchError(describe_process_limit(error)) from error
+        restore_open_file_limit(self.pid, open_files)
         for file in self._channels:
             os.set_blocking(file, False)
 
@@ -162,7 +162,7 @@ class RankProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
-    def ask(self, order: str) -> None:
+    def send_order(self, order: str) -> None:
         """Sends the rank one of the orders that `rank/link.py` carries out, such as "hold"."""
         for file, name in list(self._channels.items()):
             if name == "link":
@@ -176,7 +176,7 @@ class RankProcess:
         self._channels.clear()
 
 
-class Watch:
+class OutputWatch:
     """Watches the output and the ends of many processes, at a cost that depends only on processes with news.
 
     A source is a `RankProcess`, or another object with methods `files` and `read`, such as a connection to a host.

@@ -10,7 +10,7 @@ from typing import Any
 from npu_bridge.base import environment
 from npu_bridge.base.lock_owners import JobStarts
 from npu_bridge.base.terminal import echo
-from npu_run.job.elastic import AvailableSlots, Bounds, HostsFrom, run_elastic
+from npu_run.job.elastic import AvailableSlots, Bounds, HostsCommand, run_elastic
 from npu_run.job.hosts import Plan
 from npu_run.job.supervisor import Outcome, run_ranks
 from npu_run.remote.tasks import Tasks
@@ -62,7 +62,7 @@ class RestartableJob:
 
     def _find_slots(self) -> Callable[[], dict[str, int]]:
         if self.hosts_from:
-            return HostsFrom(self.hosts_from, self.say)
+            return HostsCommand(self.hosts_from, self.say)
         if self.tasks:
             return self.tasks.slots
         return lambda: self.plan.slots or {"": self.plan.size}

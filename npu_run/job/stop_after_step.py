@@ -35,11 +35,11 @@ class StopAfterStep:
         """Whether all ranks are in a training that can end after a step; otherwise there is nothing to save."""
         return bool(self._ranks) and all(rank.is_running and rank.can_stop_after_step for rank in self._ranks)
 
-    def ask(self, now: float) -> None:
+    def request_stop(self, now: float) -> None:
         """Asks all ranks to begin no further training run, and to report how many runs they have begun."""
         self.is_asked, self._asked_at = True, now
         for rank in self._ranks:
-            rank.process.ask("hold")
+            rank.process.send_order("hold")
 
     def announce_if_ready(self, now: float) -> bool:
         """Tells the ranks after which run to end, as soon as all ranks have answered; call it repeatedly.
@@ -53,5 +53,5 @@ class StopAfterStep:
             # One more than any rank has begun: a rank between two runs has already checked whether to end.
             self._last = max(rank.begun or 0 for rank in self._ranks) + 1
             for rank in self._ranks:
-                rank.process.ask(f"end_after {self._last}")
+                rank.process.send_order(f"end_after {self._last}")
         return self._last is not None or now < self._asked_at + _ANSWER_SECS

@@ -31,23 +31,23 @@ from npu_run.job.first_failure import (
     earliest_input_end,
     find_short_rank,
     first_failure,
+    format_ranks,
     is_cause_certain,
     is_consequence,
-    name_ranks,
 )
 from npu_run.job.hang import (
     HANG_EXIT_CODE,
     HangDetector,
     StuckCall,
     describe_hang,
+    find_longest_wait_start,
+    find_uneven_wait_start,
     is_deadlock,
-    uneven_wait_since,
-    waiting_since,
 )
 from npu_run.job.hosts import Plan
-from npu_run.job.limits import Limit, allow_files
+from npu_run.job.limits import Limit, allow_job_files
 from npu_run.job.output import JointStream, RankLog, ReaderGoneError
-from npu_run.job.rank_process import RankProcess, Watch, rank_command, rank_defaults
+from npu_run.job.rank_process import OutputWatch, RankProcess, rank_command, rank_defaults
 from npu_run.job.slots import Slot, open_slots
 from npu_run.job.stop_after_step import StopAfterStep
 from npu_run.job.watched_rank import WatchedRank
@@ -119,7 +119,7 @@ def run_ranks(
         thread, or a system limit does not allow so many ranks.
     """
     job = _Job(stall_secs, is_out_of_date, tasks)
-    with open_slots(plan, tasks) as (slots, server), allow_files(slots, log_dir) as limit, job.collecting_signals():
+    with open_slots(plan, tasks) as (slots, server), allow_job_files(slots, log_dir) as limit, job.collecting_signals():
         try:
             job.server, job.open_files = server, limit
             title = f"of {plan.size}: {script}"
@@ -163,7 +163,7 @@ class _Job:
         self._hang_detector = HangDetector(stall_secs, self.say)
         self.ranks: list[WatchedRank] = []
         self.hosts: list[RemoteHost] = []
-        self._watch = Watch()
+        self._watch = OutputWatch()
         self._hang_look_at = 0.0
         self._signals: list[int] = []
         self._is_told = False
@@ -179,7 +179,7 @@ class _Job:
         for slot in slots:
             rank = WatchedRank(slot.rank, self._streams, logs[slot.rank])
             variables = {**defaults, **slot.variables}
-            rank.process = RankProcess(command, variables, rank.take, rank.open_channel, self.open_files)
+            rank.process = RankProcess(command, variables, rank.receive, rank.open_channel, self.open_files)
             self.ranks.append(rank)
             self._watch.add(rank.process)
 
@@ -223,12 +223,12 @@ class _Job:
             if len(endings) == len(self.ranks) and not first_failure(endings):
                 self._drain_ranks()
                 self._report_refused_requests()
-                return self._outcome_of_stop() if any(ending.is_stopped for ending in endings) else Outcome(0, False)
+                return self._report_stop() if any(ending.is_stopped for ending in endings) else Outcome(0, False)
             is_leaving = self._stop_after_step.is_announced
             if (is_leaving or len(self.ranks) > 1) and not first_failure(endings) and self._is_hung(endings):
                 code = self._end_hung_job()
                 # The ranks have made all requested steps; the next start resumes from their checkpoint.
-                return self._outcome_of_stop() if is_leaving else Outcome(code, has_failed=True)
+                return self._report_stop() if is_leaving else Outcome(code, has_failed=True)
         else:
             return Outcome(self._stop_by_signal(), has_failed=False)
         cause = first_failure(endings)
@@ -247,19 +247,19 @@ class _Job:
                 by = f" (rank {told[0]} received it)" if self._is_told else ""
                 self._signals.clear()
                 self.say(f"SIGTERM{by}: the ranks end after this step and save; a second signal stops them at once")
-                self._stop_after_step.ask(time.monotonic())
+                self._stop_after_step.request_stop(time.monotonic())
             elif not self._signals:
                 self._resize = self._is_out_of_date()
                 if self._resize:
                     self.say(f"{self._resize}; the ranks end after this step and save")
-                    self._stop_after_step.ask(time.monotonic())
+                    self._stop_after_step.request_stop(time.monotonic())
         if not self._stop_after_step.announce_if_ready(time.monotonic()):
             silent = [rank.rank for rank in self.ranks if rank.begun is None]
-            self.say(f"{name_ranks(silent)} did not answer")
+            self.say(f"{format_ranks(silent)} did not answer")
             self._signals.append(signal.SIGTERM)
         return bool(self._signals)
 
-    def _outcome_of_stop(self) -> Outcome:
+    def _report_stop(self) -> Outcome:
         if not self._resize:
             told = (f" after step {rank.stopped_after}" for rank in self.ranks if rank.stopped_after is not None)
             self.say(f"ended{next(told, '')}; exit code {STOPPED_EXIT_CODE}. The same command resumes from there.")
@@ -304,16 +304,16 @@ class _Job:
         calls, stopped, input_ends = self._stuck_calls(), self._stopped_ranks(), self._input_ends()
         certain = is_deadlock(calls, stopped) and len(calls) == len(self.ranks)
         short = ""
-        if uneven_wait_since(calls, stopped, input_ends) is not None:
+        if find_uneven_wait_start(calls, stopped, input_ends) is not None:
             short = describe_input_end(earliest_input_end(input_ends), input_ends, len(self.ranks), 1)
             if not certain:
                 self._stop_ranks(signal.SIGTERM)
                 self.say(short)
                 return 1
         now = time.monotonic()
-        secs = now - (waiting_since(calls) or now)
+        secs = now - (find_longest_wait_start(calls) or now)
         for rank in self.ranks:
-            rank.process.ask("leave")
+            rank.process.send_order("leave")
         waiting = {rank for rank, call in calls.items() if call is None or call.waits}
         # Horovod cannot be shut down while a rank's process is stopped.
         limit = time.monotonic() + (0.0 if stopped else _LEAVE_SECS if certain else SECONDARY_GRACE_SECS)
@@ -350,7 +350,7 @@ class _Job:
         already = len(self._signals)
         for rank in self.ranks:
             if rank.is_running and rank.can_stop_after_step and number == signal.SIGTERM:
-                rank.process.ask("end")  # the rank would take the signal for a request to stop after a step
+                rank.process.send_order("end")  # the rank would take the signal for a request to stop after a step
             elif rank.is_running:
                 rank.process.send_signal(number)
         limit = time.monotonic() + STOP_SECS

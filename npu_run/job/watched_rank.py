@@ -42,7 +42,7 @@ class Process(Protocol):
     def send_signal(self, number: int) -> None:
         """Sends a signal to the process and to every process of its process session."""
 
-    def ask(self, order: str) -> None:
+    def send_order(self, order: str) -> None:
         """Sends the rank one of the orders that `rank/link.py` carries out, such as "hold"."""
 
     def drain(self, *names: str) -> None:
@@ -99,7 +99,7 @@ class WatchedRank:
     def is_running(self) -> bool:
         return self.ending is None
 
-    def take(self, channel: str, text: bytes, lead_secs: float = 0.0) -> None:
+    def receive(self, channel: str, text: bytes, lead_secs: float = 0.0) -> None:
         """Receives text from a channel of the rank's process.
 
         Args:

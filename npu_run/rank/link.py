@@ -73,7 +73,7 @@ class RankLink:
         if order == "leave":
             self.send({"position": self._sampler.position()})
             self.has_left_horovod = True
-            _leave_horovod()
+            _shut_down_horovod()
         elif order == "hold":
             self._stop_request.hold_runs()
         elif order == "end_after":
@@ -91,7 +91,7 @@ class RankLink:
                 self.send(news)
 
 
-def _leave_horovod() -> None:
+def _shut_down_horovod() -> None:
     """Shuts Horovod down on all ranks, so that a rank that waits in a collective raises an error with its name."""
     hvd = sys.modules.get("horovod.tensorflow")
     if hvd is not None and hvd.is_initialized():

@@ -36,10 +36,10 @@ from npu_run.rank.input_end import watch_input
 from npu_run.rank.link import RankLink
 from npu_run.rank.report import describe_exception
 from npu_run.rank.trace import format_traceback, script_frames
-from npu_run.tensorflow_choice import TensorFlowChoice, take_choice
-from npu_run.timeline import record_training, take_recording
+from npu_run.tensorflow_choice import TensorFlowChoice, pop_choice
+from npu_run.timeline import pop_recording, record_training
 from npu_run.trials.start import begin_trial
-from npu_run.trials.trial import take_trial
+from npu_run.trials.trial import pop_trial
 
 _ALONE = Placement(rank=0, size=1, local_rank=0, local_size=1)
 # Packages that this package needs, and whose names people give to their scripts.
@@ -66,12 +66,12 @@ def main(arguments: list[str]) -> None:
         )
     if place.rank == 0 and place.size > 1:
         call_when_loaded("tensorflow", _watch_updates)
-    recording = take_recording()
+    recording = pop_recording()
     if recording is not None:
         record_training(recording, place.rank)
-    trial = take_trial()
+    trial = pop_trial()
     end_trial = begin_trial(trial, place.rank) if trial is not None else None
-    choice = take_choice()
+    choice = pop_choice()
     try:
         tensorflow_server.announce_server_if_needed()
         _run_script(arguments[0], arguments, choice, place.rank)
@@ -98,7 +98,7 @@ def main(arguments: list[str]) -> None:
     finally:
         if end_trial is not None:
             end_trial()
-        choice.conclude(arguments[0], place.rank)
+        choice.write_report(arguments[0], place.rank)
 
 
 def _warn_about_unread_settings() -> None:
@@ -165,7 +165,7 @@ def _run_script(script: str, arguments: list[str], choice: TensorFlowChoice, ran
     for name in _HIDEABLE if rank == 0 else ():
         if os.path.isfile(os.path.join(sys.path[0], f"{name}.py")):
             echo(f"npu-run: {name}.py beside the script hides the package {name}. Rename that file.", err=True)
-    if choice.enter(script, rank):
+    if choice.apply_to_script(script, rank):
         from tensorflow1_compat.source import compile_source, prepare_namespace
 
         prepare_namespace(module.__dict__)

@@ -211,7 +211,7 @@ class RemoteHost:
                 self.codes[event["rank"]] = event["code"]
             else:
                 lead_secs = self.heard_at - event["now"]
-                self._ranks[event["rank"]].take(event["channel"], event["text"].encode("latin-1"), lead_secs)
+                self._ranks[event["rank"]].receive(event["channel"], event["text"].encode("latin-1"), lead_secs)
 
 
 class RemoteProcess:
@@ -247,7 +247,7 @@ class RemoteProcess:
         """Sends a signal to the rank and to every process of its session."""
         self._host.send_message(signal=number, rank=self._rank)
 
-    def ask(self, order: str) -> None:
+    def send_order(self, order: str) -> None:
         """Sends the rank one of the orders that `rank/link.py` carries out, such as "hold"."""
         self._host.send_message(order=order, rank=self._rank)
 

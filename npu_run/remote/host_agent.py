@@ -24,8 +24,8 @@ from npu_bridge.base.address import address_towards, find_interface
 from npu_bridge.base.environment import MEMORY_FOLDER
 from npu_bridge.base.memory_folders import MemoryFolder, folder_name, make_memory_folder
 from npu_run.errors import LaunchError
-from npu_run.job.limits import FILES_OF_A_RANK, Limit, allow_open_files
-from npu_run.job.rank_process import RankProcess, Watch, rank_command, rank_defaults
+from npu_run.job.limits import FILES_OF_A_RANK, Limit, raise_open_file_limit
+from npu_run.job.rank_process import OutputWatch, RankProcess, rank_command, rank_defaults
 
 LIFE_SIGN_SECS = 1.0
 _TICK_SECS = 0.05
@@ -40,7 +40,7 @@ def main() -> None:
         return
     count = len(job["ranks"])
     try:
-        with allow_open_files(count * FILES_OF_A_RANK, f"{count} ranks") as limit:
+        with raise_open_file_limit(count * FILES_OF_A_RANK, f"{count} ranks") as limit:
             run_job(job, messages, lambda: os._exit(0), limit)
     except LaunchError as error:
         sys.exit(str(error))
@@ -91,7 +91,7 @@ def _report_ranks(
     ranks: dict[int, RankProcess], codes: dict[int, int], signals: list[str], is_over: threading.Event
 ) -> None:
     """Reports the output and the exit codes of ranks, until all ranks have ended and the job is over."""
-    watch, numbers = Watch(), {process: rank for rank, process in ranks.items()}
+    watch, numbers = OutputWatch(), {process: rank for rank, process in ranks.items()}
     for process in ranks.values():
         watch.add(process)
     reported_at = 0.0
@@ -128,7 +128,7 @@ def _follow_messages(
         if "signal" in message:
             ranks[message["rank"]].send_signal(message["signal"])
         elif "order" in message:
-            ranks[message["rank"]].ask(message["order"])
+            ranks[message["rank"]].send_order(message["order"])
         elif is_job_over:
             break
     _kill_ranks(ranks, codes)

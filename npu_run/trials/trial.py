@@ -109,7 +109,7 @@ def _run_with_log(command: Sequence[str], environment: Mapping[str, str], log: s
         return process.wait()
 
 
-def take_trial() -> Trial | None:
+def pop_trial() -> Trial | None:
     """Returns the trial that a rank must run, or None; removes the trial from the environment of child processes."""
     text = os.environ.pop(_TRIAL, None)
     return None if text is None else Trial(**json.loads(text))

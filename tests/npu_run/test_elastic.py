@@ -16,7 +16,7 @@ from npu_bridge.session import GlobalBatches
 from npu_bridge.session.elastic.stop_request import StopRequest
 from npu_run.errors import LaunchError
 from npu_run.job import elastic
-from npu_run.job.elastic import AvailableSlots, Bounds, HostsFrom, check_numbers, run_elastic
+from npu_run.job.elastic import AvailableSlots, Bounds, HostsCommand, check_numbers, run_elastic
 from npu_run.job.hosts import Plan
 from npu_run.job.stop_after_step import StopAfterStep
 from npu_run.job.supervisor import Outcome, run_ranks
@@ -104,7 +104,7 @@ def test_a_command_that_names_no_hosts_is_told_once(monkeypatch, answer, says):
     monkeypatch.setattr(elastic, "_ANSWER_SECS", 1.0 if "sleep" in answer else LIMIT_SECS)
     monkeypatch.setattr(elastic, "_POLL_SECS", 0.01)
     told: list[str] = []
-    hosts = HostsFrom(answer, told.append)
+    hosts = HostsCommand(answer, told.append)
     wait_until(lambda: told)
     time.sleep(0.2)
     assert len(told) == 1 and says in told[0], told
@@ -115,7 +115,7 @@ def test_hosts_stay_when_the_command_fails_later(monkeypatch, tmp_path):
     monkeypatch.setattr(elastic, "_POLL_SECS", 0.01)
     (tmp_path / "hosts").write_text("# up\na:2\nb slots=1\n")
     told: list[str] = []
-    hosts = HostsFrom(f"cat {tmp_path}/hosts", told.append)
+    hosts = HostsCommand(f"cat {tmp_path}/hosts", told.append)
     wait_until(lambda: hosts() == {"a": 2, "b": 1})
     (tmp_path / "hosts").unlink()
     wait_until(lambda: told)
@@ -240,7 +240,7 @@ class Thread:
     def start(self):
         self._thread.start()
 
-    def ask(self, order):
+    def send_order(self, order):
         name, *words = order.split()
         {"hold": self.request.hold_runs, "end_after": self.request.end_after}[name](*map(int, words))
 
@@ -266,7 +266,7 @@ def test_ranks_that_are_in_different_places_end_after_the_same_step(seed):
     for rank in ranks:
         rank.start()
     time.sleep(random.random() / 50)
-    stop.ask(time.monotonic())
+    stop.request_stop(time.monotonic())
     while not stop.is_announced:
         assert stop.announce_if_ready(time.monotonic())
     assert all(rank.has_ended() for rank in ranks)

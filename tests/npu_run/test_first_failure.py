@@ -17,8 +17,8 @@ from npu_run.job.first_failure import (
     describe_survivors,
     find_short_rank,
     first_failure,
+    format_ranks,
     is_cause_certain,
-    name_ranks,
 )
 
 SECONDARY = Ending(rank=0, when=10.0, exit_code=1, summary="UnknownError: shut down", is_secondary=True)
@@ -138,7 +138,7 @@ def test_survivors_have_a_line_each_and_one_where_they_say_the_same():
     ],
 )
 def test_many_ranks_are_named_in_few_words(ranks, words):
-    assert name_ranks(ranks) == words
+    assert format_ranks(ranks) == words
 
 
 def test_a_thousand_deaths_are_told_in_few_lines():

@@ -27,8 +27,8 @@ from npu_run.job.hang import (
     Position,
     StuckCall,
     describe_hang,
-    idle_since,
-    waiting_since,
+    find_idle_start,
+    find_longest_wait_start,
 )
 from npu_run.rank.processor_time import _horovods_thread_name, processor_secs
 from npu_run.rank.stuck_call import MainThreadSampler, frames_of_threads
@@ -40,12 +40,12 @@ RAISED = Ending(rank=0, when=80.0, exit_code=1, tensor="grad_w", is_secondary=Tr
 
 
 def test_only_waiting_inside_a_runtime_counts():
-    assert waiting_since({0: None, 1: None}) is None
-    assert waiting_since({0: None, 1: SLEEPS}) is None
-    assert waiting_since({0: WAITS, 1: SLEEPS}) == 10.0
-    assert waiting_since({0: WAITS, 1: WAITS._replace(since=8.0)}) == 8.0
+    assert find_longest_wait_start({0: None, 1: None}) is None
+    assert find_longest_wait_start({0: None, 1: SLEEPS}) is None
+    assert find_longest_wait_start({0: WAITS, 1: SLEEPS}) == 10.0
+    assert find_longest_wait_start({0: WAITS, 1: WAITS._replace(since=8.0)}) == 8.0
     # Steps in one run: rank 1 computes, and rank 0 has waited for it since its own part was done.
-    assert waiting_since({0: WAITS._replace(busy_at=30.0), 1: WAITS._replace(busy_at=90.0)}) == 30.0
+    assert find_longest_wait_start({0: WAITS._replace(busy_at=30.0), 1: WAITS._replace(busy_at=90.0)}) == 30.0
 
 
 def test_description_names_who_waits_for_what_and_who_is_missing():
@@ -126,12 +126,12 @@ def test_waiting_for_a_stopped_process_ends_the_job_without_a_limit(stopped, sto
 
 def test_a_job_is_idle_when_every_rank_waits_and_none_computes():
     other = WAITS._replace(since=30.0)
-    assert idle_since({0: WAITS, 1: other}, []) == 30.0
-    assert idle_since({0: WAITS._replace(busy_at=40.0), 1: other}, []) == 40.0
-    assert idle_since({0: WAITS, 1: None}, []) is None
-    assert idle_since({0: WAITS, 1: SLEEPS}, []) is None  # a download, perhaps
-    assert idle_since({0: WAITS, 1: None}, stopped=[1]) == 10.0
-    assert idle_since({}, []) is None
+    assert find_idle_start({0: WAITS, 1: other}, []) == 30.0
+    assert find_idle_start({0: WAITS._replace(busy_at=40.0), 1: other}, []) == 40.0
+    assert find_idle_start({0: WAITS, 1: None}, []) is None
+    assert find_idle_start({0: WAITS, 1: SLEEPS}, []) is None  # a download, perhaps
+    assert find_idle_start({0: WAITS, 1: None}, stopped=[1]) == 10.0
+    assert find_idle_start({}, []) is None
 
 
 def test_a_job_ends_in_which_all_wait_and_some_have_no_input_left():

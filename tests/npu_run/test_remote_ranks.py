@@ -271,11 +271,11 @@ def test_times_of_another_clock_become_the_launchers():
     rank = WatchedRank(3, streams={})
     rank.process = RemoteProcess(3, types.SimpleNamespace(check_connection=lambda: None, codes={}, lost_because=""))
     stuck = b'{"stuck": {"since": 100.0, "where": "train.py:1", "waits": true}}\n{"ending": {"when"'
-    rank.take("link", stuck, lead_secs=50.0)
+    rank.receive("link", stuck, lead_secs=50.0)
     assert rank.stuck.since == 150.0
-    rank.take("link", b': 120.0, "code": 1, "summary": "ValueError: boom"}}\n', lead_secs=50.5)
+    rank.receive("link", b': 120.0, "code": 1, "summary": "ValueError: boom"}}\n', lead_secs=50.5)
     assert rank.poll().when == 170.5
-    rank.take("link", b'{"stuck": null}\n')
+    rank.receive("link", b'{"stuck": null}\n')
     assert rank.stuck is None
 
 

@@ -11,7 +11,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.output_folders import claim_output_folder
 from npu_run.errors import LaunchError
 from npu_run.outputs import MADE_BY
-from npu_run.timeline import Recording, take_recording
+from npu_run.timeline import Recording, pop_recording
 from tests.npu_run.launching import needs_horovod, npu_run, write_script
 
 PLAIN_SESSION = """
@@ -189,7 +189,7 @@ def test_steps_that_never_come_are_said(tmp_path):
     recording = Recording(50, 55, str(tmp_path))
     facts = {"rank": 0, "steps": [], "first_step_seen": 0, "last_step_seen": 3, "steps_per_run": 1}
     (tmp_path / "timeline_rank_0.json").write_text(json.dumps({"npu_bridge": facts}))
-    assert recording.conclude(1) == (
+    assert recording.draw_tail(1) == (
         "timeline: nothing was recorded of steps 50-54. This run trained steps 0 to 3. Choose steps in this range."
     )
     assert not (tmp_path / "tail.svg").exists()
@@ -206,7 +206,7 @@ def test_a_script_without_sessions_is_told_apart(tmp_path):
 @pytest.mark.parametrize("text", ["20", "25:20", "5:5", "-1:4", "a:b", "1:2:3", ""])
 def test_a_text_that_is_no_range_is_refused(text):
     with pytest.raises(LaunchError, match="Expected FIRST:LAST with FIRST < LAST") as refused:
-        Recording.of_text(text, "timeline")
+        Recording.parse(text, "timeline")
     assert f"got {text!r}" in str(refused.value)
 
 
@@ -217,16 +217,16 @@ def test_a_wrong_range_or_folder_starts_nothing(tmp_path):
     assert "npu-run: --timeline is not a range of steps." in output
     assert "started" not in output
     with pytest.raises(LaunchError, match="train.py/inside cannot be written"):
-        Recording.of_text("1:2", str(tmp_path / "train.py" / "inside")).announce(1)
+        Recording.parse("1:2", str(tmp_path / "train.py" / "inside")).announce(1)
 
 
 def test_ranks_get_what_the_launcher_announced_once(tmp_path, monkeypatch):
     monkeypatch.setattr(environment.os, "environ", {})
-    recording = Recording.of_text(" 3:9 ", str(tmp_path))
+    recording = Recording.parse(" 3:9 ", str(tmp_path))
     recording.announce(2)
-    assert take_recording() == recording == Recording(3, 9, str(tmp_path))
+    assert pop_recording() == recording == Recording(3, 9, str(tmp_path))
     assert recording.steps == range(3, 9)
-    assert take_recording() is None
+    assert pop_recording() is None
 
 
 OVERLAPPING = """

@@ -116,7 +116,7 @@ def test_a_range_between_the_last_steps_of_loops_is_told_which_steps_there_are(g
         add_engine(session, watch)
         for _ in range(2):
             session.run(train)
-    said = recording.conclude(1)
+    said = recording.draw_tail(1)
     assert said.startswith("timeline: nothing was recorded of steps 4-5. Only the last step of a run of 4 steps")
     assert "got steps 3 to 7 at intervals of 4" in said and "--timeline 7:8" in said
 
