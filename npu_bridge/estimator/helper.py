@@ -12,10 +12,10 @@ __all__ = ["get_gen_ops"]
 
 _MODULES = (npu_ops, npu_unary_ops, npu_aicore_ops, npu_cpu_ops, npu_cube_ops, npu_vector_ops)
 _OTHER_NAMES = {
-    "drop_out_do_mask": dropping.mask_with_bits,
-    "drop_out_do_mask_v3": dropping.mask_with_bytes,
-    "drop_out_gen_mask": dropping.packed_mask,
-    "drop_out_gen_mask_v3": dropping.byte_mask,
+    "drop_out_do_mask": dropping.apply_packed_mask,
+    "drop_out_do_mask_v3": dropping.apply_byte_mask,
+    "drop_out_gen_mask": dropping.draw_packed_mask,
+    "drop_out_gen_mask_v3": dropping.draw_byte_mask,
     "fast_gelu_grad": activations.fast_gelu_grad,
     "lars": npu_ops.LARS,
     "lars_v2": npu_ops.LARSV2,

@@ -43,7 +43,7 @@ def stateless_dropout(x: Any, noise_shape: Any, drop_prob: Any, seed: Any, offse
     return tf.nn.experimental.stateless_dropout(x, rate, stateless_seed(seed, offset), noise_shape=noise_shape)
 
 
-def packed_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name: str | None = None) -> tf.Tensor:
+def draw_packed_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name: str | None = None) -> tf.Tensor:
     """Returns a random mask of kept elements, with eight elements in each byte, the first in the lowest bit.
 
     Args:
@@ -52,7 +52,7 @@ def packed_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name:
       seed, seed2: both 0 for a new choice each time.
       name: scope of the ops.
     Returns:
-      Vector of uint8 for `mask_with_bits`, padded to a multiple of 128 bits.
+      Vector of uint8 for `apply_packed_mask`, padded to a multiple of 128 bits.
     """
     with tf.name_scope(name or "packed_mask"):
         count = tf.reduce_prod(tf.cast(shape, tf.int32))
@@ -61,18 +61,18 @@ def packed_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name:
         return tf.reduce_sum(tf.bitwise.left_shift(bits, _bit_numbers()), axis=1)
 
 
-def byte_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name: str | None = None) -> tf.Tensor:
+def draw_byte_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name: str | None = None) -> tf.Tensor:
     """Returns a random mask of kept elements, with a byte for each element, in the shape of the tensor to mask."""
     with tf.name_scope(name or "byte_mask"):
         return tf.cast(_draw_keep_mask(shape, keep_prob, seed, seed2), tf.uint8)
 
 
-def mask_with_bits(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -> tf.Tensor:
-    """Masks a tensor: elements that a `packed_mask` keeps are divided by `keep_prob`, the others become 0.
+def apply_packed_mask(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -> tf.Tensor:
+    """Masks a tensor: elements that a mask of `draw_packed_mask` keeps are divided by `keep_prob`, the others become 0.
 
     Args:
       x: float tensor.
-      mask: result of `packed_mask` for the shape of x.
+      mask: result of `draw_packed_mask` for the shape of x.
       keep_prob: the probability with which the mask was made.
       name: scope of the ops.
     Returns:
@@ -81,11 +81,11 @@ def mask_with_bits(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -
     x = tf.convert_to_tensor(x)
     with tf.name_scope(name or "masked"):
         bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(mask[:, None], _bit_numbers()), 1)
-        return mask_with_bytes(x, tf.reshape(tf.reshape(bits, [-1])[: tf.size(x)], tf.shape(x)), keep_prob)
+        return apply_byte_mask(x, tf.reshape(tf.reshape(bits, [-1])[: tf.size(x)], tf.shape(x)), keep_prob)
 
 
-def mask_with_bytes(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -> tf.Tensor:
-    """Masks a tensor: elements that a `byte_mask` keeps are divided by `keep_prob`, the others become 0."""
+def apply_byte_mask(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -> tf.Tensor:
+    """Masks a tensor: elements kept by a mask of `draw_byte_mask` are divided by `keep_prob`, others become 0."""
     x = tf.convert_to_tensor(x)
     with tf.name_scope(name or "masked"):
         return x * tf.cast(mask, x.dtype) / tf.stop_gradient(tf.cast(keep_prob, x.dtype))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from npu_bridge.optimizers import keras_legacy
 from npu_bridge.optimizers.keras_optimizer import KerasOptimizer
-from npu_bridge.optimizers.make import named_optimizers
+from npu_bridge.optimizers.make import make_optimizer_classes
 
-_made = named_optimizers(KerasOptimizer, __name__)
+_made = make_optimizer_classes(KerasOptimizer, __name__)
 for _name, _kind in _made.items():
     _kind.legacy_kind = getattr(keras_legacy, _name)  # replaces it where Keras trains only with legacy optimizers
 globals().update(_made)

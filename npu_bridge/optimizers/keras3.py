@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from npu_bridge.optimizers.keras3_optimizer import Keras3Optimizer
-from npu_bridge.optimizers.make import named_optimizers
+from npu_bridge.optimizers.make import make_optimizer_classes
 
-globals().update(named_optimizers(Keras3Optimizer, __name__))
+globals().update(make_optimizer_classes(Keras3Optimizer, __name__))

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from npu_bridge.optimizers.keras_optimizer import KerasLegacyOptimizer
-from npu_bridge.optimizers.make import named_optimizers
+from npu_bridge.optimizers.make import make_optimizer_classes
 
-globals().update(named_optimizers(KerasLegacyOptimizer, __name__))
+globals().update(make_optimizer_classes(KerasLegacyOptimizer, __name__))

@@ -46,7 +46,7 @@ def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, hypers: 
       The op to wait for; None in eager execution.
     """
     handles = {name: slot.handle for name, slot in slots.items()}
-    decays = rule.decays(hypers)
+    decays = rule.has_weight_decay(hypers)
     if decays and rule.decay == "coupled":
         gradient = gradient + hypers.weight_decay * variable.read_value()
     if isinstance(rule, LAMB):
@@ -79,7 +79,7 @@ def update_slots(
       tensors: computes sums over whole tensors.
       name: name of a temporary variable.
     """
-    decays = rule.decays(hypers)
+    decays = rule.has_weight_decay(hypers)
     if decays and rule.decay == "coupled":
         gradient = gradient + hypers.weight_decay * parameter
     start = tf.zeros_like(gradient)
@@ -168,7 +168,7 @@ def _update_with_lamb(variable, gradient, slots, rule, hypers, name):
     # the cache when the next one reads it. Reads that wait for nothing would run for all variables first.
     with tf.control_dependencies([gradient]):
         parameter = variable.read_value()
-    decays = rule.decays(hypers)
+    decays = rule.has_weight_decay(hypers)
     start = -hypers.weight_decay * parameter if decays and rule.decay == "in_direction" else tf.zeros_like(parameter)
     rate, norms = hypers.learning_rate, []
     if hypers.adapts_layer:

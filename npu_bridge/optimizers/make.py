@@ -13,7 +13,7 @@ from npu_bridge.optimizers import rules
 _COMMON_ARGUMENTS = ("groups", "name", "fused")
 
 
-def named_optimizers(base: type, module: str) -> dict:
+def make_optimizer_classes(base: type, module: str) -> dict:
     """Returns a class for each rule by name: a subclass of `base` with the arguments and docstring of the rule."""
     return {rule.__name__: _named_optimizer(base, rule, module) for rule in rules.ALL}
 

@@ -137,7 +137,7 @@ class Rule(KnownKeywords, abc.ABC):
 
         The arguments are as for `amount_to_subtract`.
         """
-        decays = self.decays(hypers)
+        decays = self.has_weight_decay(hypers)
         if decays and self.decay == "coupled":
             gradient = gradient + hypers.weight_decay * parameter
         amount, new_slots = self.amount_to_subtract(parameter, gradient, slots, hypers, tensors)
@@ -152,7 +152,7 @@ class Rule(KnownKeywords, abc.ABC):
         """True if the amount depends on the parameter itself."""
         return self.is_on("weight_decay")
 
-    def decays(self, hypers) -> bool:
+    def has_weight_decay(self, hypers) -> bool:
         """Returns whether this update has a weight decay. If not, `hypers.weight_decay` is the Python number 0.0."""
         return not (isinstance(hypers.weight_decay, float) and hypers.weight_decay == 0.0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_bridge.optimizers.make import named_optimizers
+from npu_bridge.optimizers.make import make_optimizer_classes
 from npu_bridge.optimizers.tf1_optimizer import Tf1Optimizer
 
-globals().update(named_optimizers(Tf1Optimizer, __name__))
+globals().update(make_optimizer_classes(Tf1Optimizer, __name__))

@@ -23,7 +23,7 @@ _UNIDIRECTIONAL, _BIDIRECTIONAL = "UNIDIRECTIONAL", "BIDIRECTIONAL"
 _USUAL_BATCH = 16
 
 
-def _read_only(name: str) -> property:
+def _make_read_only_property(name: str) -> property:
     """Returns a read-only property for an argument of the constructor."""
     return property(lambda layer: getattr(layer._arguments, name), doc=f"The argument `{name}` of the constructor.")
 
@@ -35,9 +35,15 @@ class _DynamicLayer(tf.keras.layers.Layer):
       given: `locals()` of the layer's constructor, which include the arguments.
     """
 
-    hidden_size, direction, cell_depth = _read_only("hidden_size"), _read_only("direction"), _read_only("cell_depth")
-    keep_prob, cell_clip, num_proj = _read_only("keep_prob"), _read_only("cell_clip"), _read_only("num_proj")
-    time_major, activation, is_training = _read_only("time_major"), _read_only("activation"), _read_only("is_training")
+    hidden_size = _make_read_only_property("hidden_size")
+    direction = _make_read_only_property("direction")
+    cell_depth = _make_read_only_property("cell_depth")
+    keep_prob = _make_read_only_property("keep_prob")
+    cell_clip = _make_read_only_property("cell_clip")
+    num_proj = _make_read_only_property("num_proj")
+    time_major = _make_read_only_property("time_major")
+    activation = _make_read_only_property("activation")
+    is_training = _make_read_only_property("is_training")
     # The only allowed values of arguments that no kernel of the NPU stack supports.
     _fixed = {"cell_depth": 1, "keep_prob": 1, "cell_clip": -1, "num_proj": 0, "time_major": True, "activation": "tanh"}
 
@@ -115,11 +121,9 @@ class DynamicRNN(_DynamicLayer):
       ValueError: an argument has a value that is not allowed.
     """
 
-    cell_type, use_peephole, forget_bias = (
-        _read_only("cell_type"),
-        _read_only("use_peephole"),
-        _read_only("forget_bias"),
-    )
+    cell_type = _make_read_only_property("cell_type")
+    use_peephole = _make_read_only_property("use_peephole")
+    forget_bias = _make_read_only_property("forget_bias")
     _fixed = {**_DynamicLayer._fixed, "cell_type": "LSTM", "use_peephole": False}
 
     def __init__(
@@ -197,7 +201,7 @@ class DynamicGRUV2(_DynamicLayer):
       NotImplementedError: `direction` is "BIDIRECTIONAL", for which the NPU stack has no kernel either.
     """
 
-    gate_order, reset_after = _read_only("gate_order"), _read_only("reset_after")
+    gate_order, reset_after = _make_read_only_property("gate_order"), _make_read_only_property("reset_after")
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
 
 
-def moments(gradient, slots, hypers):
+def next_moments(gradient, slots, hypers):
     """Returns the new mean and mean square of the gradient, as all rules of Adam's family keep them."""
     mean = hypers.beta_1 * slots["m"] + (1.0 - hypers.beta_1) * gradient
     square = hypers.beta_2 * slots["v"] + (1.0 - hypers.beta_2) * tf.square(gradient)
@@ -51,7 +51,7 @@ class Adam(Rule):
         return {"m": 0.0, "v": 0.0, **({"v_max": 0.0} if self.amsgrad else {})}
 
     def amount_to_subtract(self, parameter, gradient, slots, hypers, tensors):
-        mean, square = moments(gradient, slots, hypers)
+        mean, square = next_moments(gradient, slots, hypers)
         new = {"m": mean, "v": square}
         if self.amsgrad:
             square = new["v_max"] = tf.maximum(slots["v_max"], square)

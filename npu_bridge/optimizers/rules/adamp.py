@@ -7,7 +7,7 @@ from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
-from npu_bridge.optimizers.rules.adam import corrections, moments
+from npu_bridge.optimizers.rules.adam import corrections, next_moments
 
 _SMALLEST_NORM = 1e-8
 
@@ -47,7 +47,7 @@ class AdamP(Rule):
         return {"m": 0.0, "v": 0.0}
 
     def amount_to_subtract(self, parameter, gradient, slots, hypers, tensors):
-        mean, square = moments(gradient, slots, hypers)
+        mean, square = next_moments(gradient, slots, hypers)
         of_mean, of_square = corrections(hypers)
         ahead = hypers.beta_1 * mean + (1.0 - hypers.beta_1) * gradient if self.nesterov else mean
         direction = ahead / (tf.sqrt(square / of_square) + hypers.epsilon) / of_mean
@@ -55,7 +55,7 @@ class AdamP(Rule):
         if parameter.shape.rank is not None and parameter.shape.rank > 1:
             direction, decay_factor = _project_direction(parameter, gradient, direction, hypers)
         amount = hypers.learning_rate * direction
-        if self.decay == "projected" and self.decays(hypers):
+        if self.decay == "projected" and self.has_weight_decay(hypers):
             amount = amount + hypers.learning_rate * hypers.weight_decay * decay_factor * parameter
         return amount, {"m": mean, "v": square}
 

@@ -9,7 +9,7 @@ from typing import Any
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers.rule import Rule, choice, hyper, number, patterns
-from npu_bridge.optimizers.rules.adam import moments
+from npu_bridge.optimizers.rules.adam import next_moments
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,8 +76,8 @@ class BertAdam(Rule):
         return tf.where(share < hypers.warmup, tf.math.divide_no_nan(share, hypers.warmup), after)
 
     def amount_to_subtract(self, parameter, gradient, slots, hypers, tensors):
-        mean, square = moments(gradient, slots, hypers)
+        mean, square = next_moments(gradient, slots, hypers)
         direction = mean / (tf.sqrt(square) + hypers.epsilon)
-        if self.decay == "in_direction" and self.decays(hypers):
+        if self.decay == "in_direction" and self.has_weight_decay(hypers):
             direction = direction + hypers.weight_decay * parameter
         return hypers.learning_rate * self.factor(hypers) * direction, {"m": mean, "v": square}

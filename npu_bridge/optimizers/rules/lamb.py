@@ -7,7 +7,7 @@ from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
-from npu_bridge.optimizers.rules.adam import corrections, moments
+from npu_bridge.optimizers.rules.adam import corrections, next_moments
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,13 +54,13 @@ class LAMB(Rule):
 
     def direction(self, parameter, gradient, slots, hypers):
         """Returns `u` of the formula, and the new moments."""
-        mean, square = moments(gradient, slots, hypers)
+        mean, square = next_moments(gradient, slots, hypers)
         new = {"m": mean, "v": square}
         if self.bias_correction:
             of_mean, of_square = corrections(hypers)
             mean, square = mean / of_mean, square / of_square
         direction = mean / (tf.sqrt(square) + hypers.epsilon)
-        if self.decay == "in_direction" and self.decays(hypers):
+        if self.decay == "in_direction" and self.has_weight_decay(hypers):
             direction = direction + hypers.weight_decay * parameter
         return direction, new
 

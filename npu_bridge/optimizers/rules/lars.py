@@ -45,7 +45,7 @@ class LARS(Rule):
 
     def amount_to_subtract(self, parameter, gradient, slots, hypers, tensors):
         rate = hypers.learning_rate
-        decays = self.decay == "in_direction" and self.decays(hypers)
+        decays = self.decay == "in_direction" and self.has_weight_decay(hypers)
         if hypers.adapts_layer:
             of_weights, of_gradient = tensors.norm(parameter), tensors.norm(gradient)
             terms = [of_gradient, hypers.epsilon * tf.ones_like(of_gradient)]
