@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 from npu_bridge.reporting import History, smooth
-from npu_bridge.reporting.picture_style import INK, QUIET, tidy
+from npu_bridge.reporting.picture_style import INK, QUIET, style_axis
 
 _LOSS, _LOW, _SWITCH, _SCALE = "#1f6feb", "#f0b429", "#d9480f", "#0f8a72"
 
@@ -41,7 +41,7 @@ def draw(history: History, path: str, target_loss: float | None = None) -> pathl
 
     lowered = [row for row in rows if row.precision != "float32"]
     for axis in (above, below):
-        tidy(axis)
+        style_axis(axis)
         if lowered:
             name = lowered[0].precision if axis is above else None
             axis.axvspan(steps[0], lowered[-1].step, color=_LOW, alpha=0.2, linewidth=0, label=name)

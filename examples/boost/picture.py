@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 
 from npu_bridge.reporting import smooth
-from npu_bridge.reporting.picture_style import INK, QUIET, tidy
+from npu_bridge.reporting.picture_style import INK, QUIET, style_axis
 
 _PLAIN, _BOOSTED = "#8b949e", "#1f6feb"
 
@@ -31,7 +31,7 @@ def draw(plain, boosted, path: str) -> pathlib.Path:
     below.bar(batches, [100 * share for share in shares], width=1.4, color=_BOOSTED, linewidth=0)
     below.set(xlabel="batch", ylabel="weights trained (%)", ylim=(0, 105))
     for axis in (above, below):
-        tidy(axis)
+        style_axis(axis)
     work = sum(share for _, share in boosted.trained) / len(boosted.losses)
     full = sum(share == 1 for share in shares) / len(shares)
     title = f"Boosted: {work:.0%} of the weight updates of plain training"

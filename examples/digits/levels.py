@@ -17,7 +17,7 @@ from digits import load
 
 from npu_bridge import amp
 from npu_bridge.reporting import smooth
-from npu_bridge.reporting.picture_style import INK, QUIET, tidy
+from npu_bridge.reporting.picture_style import INK, QUIET, style_axis
 
 # isort: split
 import tensorflow as tf  # after npu_bridge, which hides TensorFlow's notes about its own build
@@ -114,7 +114,7 @@ def draw(trainings: list[Training], path: pathlib.Path) -> None:
         curve = smooth(training.losses, max(1, len(training.losses) // 25))
         axis.plot(steps, curve, color=color, linewidth=2, label=training.in_words())
     axis.set(xlabel="step", ylabel="loss", yscale="log")
-    tidy(axis)
+    style_axis(axis)
     axis.legend(loc="upper right", frameon=False, labelcolor=INK, fontsize=9)
     axis.set_title("Handwritten digits at four levels", loc="left", pad=22, fontsize=13, fontweight="bold", color=INK)
     told = "the same network, first weights and batches; " + _processor()

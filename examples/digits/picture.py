@@ -6,7 +6,7 @@ import pathlib
 
 from npu_bridge.npu_init import tf
 from npu_bridge.reporting import History, format_summary, smooth, summarize
-from npu_bridge.reporting.picture_style import INK, QUIET, tidy
+from npu_bridge.reporting.picture_style import INK, QUIET, style_axis
 
 _TRAINING, _HELD_OUT = "#1f6feb", "#0f8a72"
 
@@ -34,7 +34,7 @@ def draw(history: History, model_dir: str) -> pathlib.Path:
     below.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
 
     for axis in (above, below):
-        tidy(axis)
+        style_axis(axis)
         for start in history.starts[1:]:
             axis.axvline(start.step, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
     title = f"Handwritten digits: {accuracies[-1][1]:.1%} of those never seen are read right"

@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 from npu_bridge.reporting import History, smooth
-from npu_bridge.reporting.picture_style import INK, QUIET, tidy
+from npu_bridge.reporting.picture_style import INK, QUIET, style_axis
 
 HERE = pathlib.Path(__file__).resolve().parent
 TRAIN = HERE.parent / "bert_pretrain" / "train.py"
@@ -53,7 +53,7 @@ def draw(losses: dict[str, list[list[float]]], path: str) -> None:
         mean = [sum(values) / len(values) for values in zip(*trends)]
         axis.plot(steps, mean, color=COLORS[kind], linewidth=2.4, label=kind)
         ends.append(f"{kind}: {mean[-1]:.2f}")
-    tidy(axis)
+    style_axis(axis)
     axis.set(xlabel="step", ylabel="loss")
     axis.legend(loc="upper right", frameon=False, labelcolor=INK)
     title = "The same steps with all values on the wire and with 1 %"

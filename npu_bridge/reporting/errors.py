@@ -10,8 +10,8 @@ class MissingExtraError(ImportError):
     """Raised when an optional package cannot be imported; the message names the extra that installs the package."""
 
 
-def import_optional(module: str, who: str, extra: str) -> Any:
-    """Imports a module of an optional package; if that fails, raises a `MissingExtraError` that names `who`."""
+def import_optional(module: str, caller: str, extra: str) -> Any:
+    """Imports a module of an optional package; if that fails, raises a `MissingExtraError` that names `caller`."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -21,5 +21,5 @@ def import_optional(module: str, who: str, extra: str) -> Any:
         again = "" if is_missing else "again "
         option = "" if is_missing else "--force-reinstall "
         raise MissingExtraError(
-            f"{who}: {package} {problem}. Install it {again}with: pip install {option}'npu-bridge[{extra}]'"
+            f"{caller}: {package} {problem}. Install it {again}with: pip install {option}'npu-bridge[{extra}]'"
         ) from error

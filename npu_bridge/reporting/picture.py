@@ -10,7 +10,16 @@ from npu_bridge.collective.cost_model import Prediction
 from npu_bridge.reporting.history import History, StepRow, list_steps
 from npu_bridge.reporting.page.axes import needs_logarithm, powers_of_two
 from npu_bridge.reporting.page.curves import trend_of
-from npu_bridge.reporting.picture_style import COLOURS, INK, PLAN_FILES, QUIET, SOFTWARE, new_figure, tidy, write_png
+from npu_bridge.reporting.picture_style import (
+    COLOURS,
+    INK,
+    PLAN_FILES,
+    QUIET,
+    SOFTWARE,
+    new_figure,
+    style_axis,
+    write_png,
+)
 from npu_bridge.reporting.progress_line import format_loss, format_steps
 from npu_bridge.reporting.summary import format_summary, summarize
 
@@ -46,7 +55,7 @@ def _draw_training(history: History, path: str, title: str) -> None:
     summary = summarize(history)
     _draw_loss(above, places, rows, summary.last_loss)
     for axis in axes:
-        tidy(axis)
+        style_axis(axis)
         _mark_restarts(axis, [places[at - 1] for at in starts if at], labelled=axis is above)
     axes[-1].set_xlabel("step" if not history.skipped_steps else "step, skipped ones included")
     above.set_title(title, loc="left", pad=24, fontsize=13, fontweight="bold", color=INK)
@@ -82,7 +91,7 @@ def draw_plan(predictions: Sequence[Prediction], compute_secs: float, path: str)
     axis.set_xlabel("ranks")
     axis.set_ylabel("ms")
     axis.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=INK)
-    tidy(axis)
+    style_axis(axis)
     write_png(figure, path, PLAN_FILES, Software=SOFTWARE)
 
 

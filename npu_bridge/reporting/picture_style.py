@@ -31,22 +31,22 @@ PLAN_FILES = rb"^\x89PNG(.|\n)*tEXtSoftware\x00" + SOFTWARE.encode()  # how a pi
 PICTURE_FILES = rb"^<svg [^>]*>\n<style>text \{ font-family: system-ui, 'Segoe UI', "  # how `svg_picture` begins
 
 
-def new_figure(who: str, height: float) -> Any:
+def new_figure(caller: str, height_inches: float) -> Any:
     """Makes a white figure ten inches wide, without pyplot, so that it needs neither global state nor a window system.
 
     Args:
-      who: the caller, for the message of a `MissingExtraError`.
-      height: height in inches.
+      caller: the name of the caller, for the message of a `MissingExtraError`.
+      height_inches: height of the figure.
     """
     log = logging.getLogger("matplotlib")
     level = log.level
     # matplotlib logs its first search for fonts, or a missing home, in the middle of a training.
     log.setLevel(max(level, logging.ERROR))
     try:
-        figure_of = import_optional("matplotlib.figure", who, "plot").Figure
+        figure_of = import_optional("matplotlib.figure", caller, "plot").Figure
     finally:
         log.setLevel(level)
-    return figure_of(figsize=(10, height), dpi=120, facecolor="white", layout="constrained")
+    return figure_of(figsize=(10, height_inches), dpi=120, facecolor="white", layout="constrained")
 
 
 def write_png(figure: Any, path: str, ours: bytes | None = None, **metadata: str) -> None:
@@ -55,7 +55,7 @@ def write_png(figure: Any, path: str, ours: bytes | None = None, **metadata: str
         figure.savefig(file, format="png", metadata=metadata)
 
 
-def tidy(axis) -> None:
+def style_axis(axis) -> None:
     """Gives a matplotlib axis a light grid, and removes its frame at the top and on the right."""
     axis.grid(True, color=GRID, linewidth=0.8)
     axis.set_axisbelow(True)

@@ -130,7 +130,7 @@ class StepTrace:
         return cls(**fields)
 
 
-def on_one_clock(traces: Sequence[StepTrace]) -> list[StepTrace]:
+def shift_to_one_clock(traces: Sequence[StepTrace]) -> list[StepTrace]:
     """Returns traces of one rank with all times counted from the beginning of the first trace.
 
     `duration_ms` becomes the time at which the step ended. All transfers go one after the other, across steps, too: no

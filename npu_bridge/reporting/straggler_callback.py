@@ -15,7 +15,7 @@ from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.reporting.history import Comparison
 from npu_bridge.reporting.keras_numbers import Numbers
 from npu_bridge.reporting.output import choose_output
-from npu_bridge.reporting.stragglers import OwnWork, compare_ranks, describe_changes
+from npu_bridge.reporting.stragglers import OwnWorkTimes, compare_ranks, describe_changes
 
 _LATEST: weakref.WeakKeyDictionary[Any, Comparison] = weakref.WeakKeyDictionary()  # by model
 
@@ -36,11 +36,11 @@ class StragglerCallback(tf.keras.callbacks.Callback):
         self._supports_tf_logs = True  # logs stay tensors: nothing here needs a number
         self._stream = stream
         self._moments: Any = None
-        self._work = OwnWork()
+        self._work = OwnWorkTimes()
 
     def on_train_begin(self, logs=None):
         """Makes the optimizer record when its reductions begin and end."""
-        self._work = OwnWork()
+        self._work = OwnWorkTimes()
         watch = getattr(self.model.optimizer, "record_reduction_times", None)
         is_plain = tf.executing_eagerly() and not tf.distribute.has_strategy()
         self._moments = watch() if watch is not None and is_plain and collective.current().size > 1 else None

@@ -18,7 +18,7 @@ from npu_bridge.graph.run import Run, run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.history import Comparison
 from npu_bridge.reporting.output import choose_output
-from npu_bridge.reporting.stragglers import OwnWork, compare_ranks, describe_changes
+from npu_bridge.reporting.stragglers import OwnWorkTimes, compare_ranks, describe_changes
 from npu_bridge.session import steps_per_run
 
 _KEY = ("npu_bridge", "comparison_of_ranks")  # TensorFlow exports collections with text keys only
@@ -52,12 +52,12 @@ class StragglerHook(tf.estimator.SessionRunHook):
         self._moments: weakref.WeakKeyDictionary[Run, Moments | tuple] = weakref.WeakKeyDictionary()
         self._gathering: SeparateGraph | None = None
         self._latest: Comparison | None = None  # can be from an earlier session, so that nothing is reported twice
-        self._work = OwnWork()
+        self._work = OwnWorkTimes()
 
     def after_create_session(self, session, coord):
         """Resets the measurements."""
         del coord
-        self._work = OwnWork()
+        self._work = OwnWorkTimes()
         _comparisons_of(session.graph).clear()
 
     def before_run(self, run_context):

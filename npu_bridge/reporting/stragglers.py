@@ -17,7 +17,7 @@ _SLOW, _SLOW_STILL = 1.2, 1.1
 _LEAST_SECS = 0.002
 
 
-class OwnWork:
+class OwnWorkTimes:
     """Adds up a rank's own work and waiting, until there are enough steps for a comparison of the ranks.
 
     Own work is the time from the end of the previous step's reductions until this rank's last gradient is ready.

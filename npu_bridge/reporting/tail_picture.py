@@ -9,7 +9,15 @@ from xml.sax.saxutils import escape
 
 from npu_bridge.reporting.page.axes import round_numbers
 from npu_bridge.reporting.picture_style import GRID, INK, svg_picture, svg_text
-from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, on_one_clock, subtract, total_length, union
+from npu_bridge.reporting.step_trace import (
+    Interval,
+    StepTrace,
+    Transfer,
+    shift_to_one_clock,
+    subtract,
+    total_length,
+    union,
+)
 
 _QUIET, _ROW = "#66758a", "#f6f8fa"
 _COMPUTE, _UPDATE, _WIRE, _DECISION, _EXPOSED = "#0f8a72", "#7048c6", "#1f6feb", "#b7791f", "#d9480f"
@@ -29,7 +37,7 @@ _PATTERNS = "".join(
 )
 
 
-class _Row(NamedTuple):
+class _PictureRow(NamedTuple):
     label: str
     intervals: Sequence[Interval] = ()
     color: str = ""
@@ -74,7 +82,7 @@ def draw_overlapping(traces: Sequence[StepTrace], ranks: int = 1) -> str:
       `update`, `wire`, `idle` (nothing is on the wire, between the first and the last transfer) and `backward-end`; the
       root has `data-ms-per-px`.
     """
-    traces = on_one_clock(traces)
+    traces = shift_to_one_clock(traces)
     scale = _Scale(max(trace.duration_ms for trace in traces))
     sent = union((transfer.wire_ms, transfer.end_ms) for trace in traces for transfer in trace.transfers)
     idle = subtract([(sent[0][0], sent[-1][1])], sent) if sent else []
@@ -83,7 +91,7 @@ def draw_overlapping(traces: Sequence[StepTrace], ranks: int = 1) -> str:
         svg_text(18, 28, f"Steps {traces[0].step} to {traces[-1].step}, rank {traces[0].rank} of {ranks}", "title"),
         svg_text(18, 49, _overlap_subtitle(traces, scale, idle), "quiet"),
         *_draw_grid(scale, tops[0], tops[-1]),
-        *(part for row, top in zip(_OVERLAPPING_ROWS, tops) for part in _draw_row(_Row(row[0]), top)),
+        *(part for row, top in zip(_OVERLAPPING_ROWS, tops) for part in _draw_row(_PictureRow(row[0]), top)),
     ]
     for number, trace in enumerate(traces):
         for (label, kind, intervals_of, colors), top in zip(_OVERLAPPING_ROWS, tops):
@@ -150,20 +158,22 @@ class _Scale:
         return round_numbers(0.0, self.duration_ms, 10)
 
 
-def _rows_of_trace(trace: StepTrace) -> list[_Row]:
+def _rows_of_trace(trace: StepTrace) -> list[_PictureRow]:
     decisions = [transfer for transfer in trace.transfers if transfer.is_decision]
     others = [transfer for transfer in trace.transfers if not transfer.is_decision]
-    rows = [_Row("forward, backward", trace.compute, _COMPUTE), *_transfer_rows(others)]
+    rows = [_PictureRow("forward, backward", trace.compute, _COMPUTE), *_transfer_rows(others)]
     if decisions:
-        rows.append(_Row("decision", transfers=decisions))
-    return [*rows, _Row("updates", trace.updates, _UPDATE)]
+        rows.append(_PictureRow("decision", transfers=decisions))
+    return [*rows, _PictureRow("updates", trace.updates, _UPDATE)]
 
 
-def _transfer_rows(transfers: Sequence[Transfer]) -> list[_Row]:
+def _transfer_rows(transfers: Sequence[Transfer]) -> list[_PictureRow]:
     ordered = sorted(transfers, key=lambda transfer: (_fragment_number(transfer), transfer.begin_ms))
     share = max(1, math.ceil(len(ordered) / _MOST_TRANSFER_ROWS))
     groups = [ordered[start : start + share] for start in range(0, len(ordered), share)]
-    return [_Row(_label_of_transfers(group, start * share), transfers=group) for start, group in enumerate(groups)]
+    return [
+        _PictureRow(_label_of_transfers(group, start * share), transfers=group) for start, group in enumerate(groups)
+    ]
 
 
 def _fragment_number(transfer):
@@ -178,7 +188,7 @@ def _label_of_transfers(group, position):
     return f"{kind} {first}" if first == last else f"{kind}s {first}\N{EN DASH}{last}"
 
 
-def _draw_panel(trace: StepTrace, rows: Sequence[_Row], scale: _Scale, top: float, heading: str) -> list[str]:
+def _draw_panel(trace: StepTrace, rows: Sequence[_PictureRow], scale: _Scale, top: float, heading: str) -> list[str]:
     first, bottom = top + _ABOVE, top + _ABOVE + _PITCH * len(rows)
     return [
         svg_text(18, top + 28, heading, "title"),
@@ -232,7 +242,7 @@ def _draw_exposed(trace, scale, first, bottom):
     return [f'<path class="exposed" d="{path}" fill="{_EXPOSED}" fill-opacity="0.2"><title>{text}</title></path>']
 
 
-def _draw_bars(row: _Row, scale: _Scale, top: float) -> list[str]:
+def _draw_bars(row: _PictureRow, scale: _Scale, top: float) -> list[str]:
     y = top + (_PITCH - _BAR) / 2
     kind = "update" if row.color == _UPDATE else "compute"
     # Details that are too fine to see are joined, as they would only enlarge the file.

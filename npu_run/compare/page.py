@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 
 from npu_bridge.reporting.page import axes
-from npu_bridge.reporting.page.chart import LEFT, RIGHT, End, draw_figure, format_tick, path_data
+from npu_bridge.reporting.page.chart import LEFT, RIGHT, EndLabel, draw_figure, format_tick, path_data
 from npu_bridge.reporting.page.document import html_page, section, table
 from npu_run.compare.band import Band, align_losses
 from npu_run.compare.folders import Comparison
@@ -91,7 +91,7 @@ def _draw_losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, ve
     ends = []
     for kind, name, _, values in curves:
         finite = values[np.isfinite(values)]
-        ends += [End(float(finite[-1]), f"{name} {finite[-1]:.4g}", kind=kind)] if len(finite) else []
+        ends += [EndLabel(float(finite[-1]), f"{name} {finite[-1]:.4g}", kind=kind)] if len(finite) else []
     return draw_figure("losses", "Loss", int(steps.max()), x, y, body, format_tick, legend, ends)
 
 

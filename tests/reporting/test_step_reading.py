@@ -6,7 +6,7 @@ import pytest
 from tensorflow.core.protobuf import config_pb2
 
 from npu_bridge.reporting.step_reading import read_overlapping_steps, read_step
-from npu_bridge.reporting.step_trace import on_one_clock
+from npu_bridge.reporting.step_trace import shift_to_one_clock
 
 START_MICROS = 1_700_000_000_000_000
 FLOAT, INT32 = 1, 3
@@ -130,7 +130,7 @@ def test_steps_of_a_loop_are_told_apart_and_what_waits_for_the_step_before_belon
         (((0, 8),), ((23, 24),), 8),
     ]
     assert second.start_secs == pytest.approx(first.start_secs + 0.009, abs=1e-6)
-    (_, moved) = on_one_clock([first, second])
+    (_, moved) = shift_to_one_clock([first, second])
     (sent,) = moved.transfers
     assert (sent.begin_ms, sent.wire_ms, sent.end_ms) == pytest.approx((17, 20, 32), abs=1e-3)
     assert (moved.compute[0], moved.duration_ms) == (pytest.approx((9, 17), abs=1e-3), pytest.approx(33, abs=1e-3))

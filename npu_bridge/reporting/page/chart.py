@@ -19,7 +19,7 @@ _MOST_METRICS = 6
 _END_CHARACTERS = 8  # longest text on the right
 
 
-class End(NamedTuple):
+class EndLabel(NamedTuple):
     """The label at the end of a curve.
 
     Attributes:
@@ -93,7 +93,7 @@ def _draw_loss(curves: Curves, x: Axis) -> str:
     ends = []
     for bucket in buckets[::-1]:
         if bucket.loss is not None:
-            ends.append(End(bucket.loss.mean, _format_short(bucket.loss.mean), _end_note(bucket, buckets[-1])))
+            ends.append(EndLabel(bucket.loss.mean, _format_short(bucket.loss.mean), _end_note(bucket, buckets[-1])))
             break
     return _draw_curve_figure("loss", "Loss", curves, x, y, body, format_tick, legend, ends)
 
@@ -144,13 +144,13 @@ def _draw_metrics(curves: Curves, x: Axis) -> list[str]:
             continue
         y = axes.axis_for_losses([number for points in by_name.values() for *_, number in points], _TOP + _LOW, _TOP)
         body = [part for name, points in by_name.items() for part in _draw_evaluations(points, x, y, name)]
-        ends = [End(points[-1][2], _format_short(points[-1][2]), name) for name, points in by_name.items()]
+        ends = [EndLabel(points[-1][2], _format_short(points[-1][2]), name) for name, points in by_name.items()]
         title = f"Evaluation: {metric}"
         made.append(_draw_curve_figure("evaluated", title, curves, x, y, body, format_tick, [], ends))
-    return [*([tiles(single)] if single else []), *made]
+    return [*([html_tiles(single)] if single else []), *made]
 
 
-def tiles(rows: Iterable[tuple[str, str, str]]) -> str:
+def html_tiles(rows: Iterable[tuple[str, str, str]]) -> str:
     """Returns HTML with a tile for each row: label, value, and a remark in small print."""
     shown = "".join(
         f"<div><dt>{escape(label)}</dt><dd>{escape(value)} <small>{escape(remark)}</small></dd></div>"
@@ -168,7 +168,7 @@ def _draw_loss_scale(curves: Curves, x: Axis) -> str:
     body = [*_draw_bands(runs, y), *(_draw_path(_stair_points(run), y, "line") for run in lowest)]
     last = runs[-1][-1].low
     return _draw_curve_figure(
-        "scale", "Loss scale", curves, x, y, body, format_scale, [], [End(last, format_scale(last))]
+        "scale", "Loss scale", curves, x, y, body, format_scale, [], [EndLabel(last, format_scale(last))]
     )
 
 
@@ -181,7 +181,7 @@ def _draw_skipped(curves: Curves, x: Axis) -> str:
     y = y._replace(ticks=[tick for tick in y.ticks if tick == int(tick)])
     body = [_draw_path(_stair_points(points), y, "line")]
     return _draw_curve_figure(
-        "skipped", "Skipped steps so far", curves, x, y, body, format_tick, [], [End(total, str(total))]
+        "skipped", "Skipped steps so far", curves, x, y, body, format_tick, [], [EndLabel(total, str(total))]
     )
 
 
@@ -190,7 +190,9 @@ def _draw_learning_rate(curves: Curves, x: Axis) -> str:
     y = axes.linear([point.high for run in runs for point in run], _TOP + _LOW, _TOP, from_zero=True)
     body = [*_draw_bands(runs, y), *(_draw_path(run, y, "line") for run in runs)]
     last = runs[-1][-1].mean
-    return _draw_curve_figure("rate", "Learning rate", curves, x, y, body, format_tick, [], [End(last, f"{last:.3g}")])
+    return _draw_curve_figure(
+        "rate", "Learning rate", curves, x, y, body, format_tick, [], [EndLabel(last, f"{last:.3g}")]
+    )
 
 
 def _draw_speed(curves: Curves, x: Axis) -> str:
@@ -204,7 +206,7 @@ def _draw_speed(curves: Curves, x: Axis) -> str:
     last, steps = curves.speeds[-1].steps_per_sec, curves.speeds[-1].last - curves.speeds[-1].first
     note = f"last {format_steps(steps)}"
     return _draw_curve_figure(
-        "speed", "Steps per second", curves, x, y, body, format_tick, [], [End(last, format_rate(last), note)]
+        "speed", "Steps per second", curves, x, y, body, format_tick, [], [EndLabel(last, format_rate(last), note)]
     )
 
 
@@ -325,7 +327,7 @@ def draw_figure(
     body: list[str],
     format_y: Callable[[float], str],
     legend: Iterable[tuple[str, str]],
-    ends: Sequence[End],
+    ends: Sequence[EndLabel],
 ) -> str:
     """Draws a figure with grid, axes and legend.
 
@@ -360,7 +362,7 @@ def draw_figure(
     )
 
 
-def _draw_end_labels(ends: Sequence[End], y: Axis) -> list[str]:
+def _draw_end_labels(ends: Sequence[EndLabel], y: Axis) -> list[str]:
     """Draws the labels on the right of the curves, without overlaps, and not below the axis."""
     tops: list[float] = []
     ends = sorted(ends, key=lambda end: y.place(end.number))
@@ -380,5 +382,5 @@ def _draw_end_labels(ends: Sequence[End], y: Axis) -> list[str]:
     return parts
 
 
-def _label_height(end: End) -> int:
+def _label_height(end: EndLabel) -> int:
     return 30 if end.note else 16

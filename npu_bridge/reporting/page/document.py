@@ -15,7 +15,7 @@ from npu_bridge import __version__
 from npu_bridge.base.files import write_atomically
 from npu_bridge.base.terminal import escape_controls
 from npu_bridge.reporting.history import Evaluation, History, StepRow
-from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, draw_charts, tiles
+from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, draw_charts, html_tiles
 from npu_bridge.reporting.page.curves import Bucket, Curves, make_curves
 from npu_bridge.reporting.page.failure import describe_stop, render_failure
 from npu_bridge.reporting.page.run_folder import RunFolder, Timeline, read_run_folder
@@ -141,7 +141,7 @@ def _summary_section(run: RunFolder, summary: Summary) -> str:
         )
     if facts.parameters:
         facts_of_run.append(("trained parameters", f"{facts.parameters:,}", ""))
-    return f'<p class="quiet">{escape(" | ".join(said))}</p>\n{tiles(facts_of_run)}'
+    return f'<p class="quiet">{escape(" | ".join(said))}</p>\n{html_tiles(facts_of_run)}'
 
 
 def _loss_tile(rows: Sequence[StepRow], summary: Summary) -> list[tuple[str, str, str]]:
