@@ -72,7 +72,7 @@ def apply(
         raise ValueError(message("boost.apply", problem, expected, type(model_or_optimizer).__name__, fix))
     made = model_or_optimizer
     if "less_bn" in choice.features:
-        made = choice.with_fewer_norms(made, is_model)
+        made = choice.reduce_batch_norms(made, is_model)
     stages = choice.make_stages(is_distributed, made.trainable_variables if is_model else None)
     starts = choice.fragment_starts()
     if not is_model:
@@ -158,17 +158,17 @@ class _Choice:
         else:
             self.leave_out("loss_scale_group", "no GroupLossScaleManager is given")
 
-    def with_fewer_norms(self, changed, is_model):
+    def reduce_batch_norms(self, model_or_optimizer, is_model):
         """Replaces batch normalisations of a model and, if configured, its head; returns an optimizer unchanged."""
         if not is_model:
             self.add_line("less_bn", "the model is not known here; call boost.less_batch_norm on it, or on the graph")
-            return changed
-        changed, report = less_batch_norm(changed)
+            return model_or_optimizer
+        model_or_optimizer, report = less_batch_norm(model_or_optimizer)
         self.add_line("less_bn", report.text().partition("\n")[0].partition(": ")[2])
         if self.config["less_bn"]["fn_flag"]:
-            changed, said = with_cosine_head(changed)
+            model_or_optimizer, said = with_cosine_head(model_or_optimizer)
             self.add_line("less_bn, fn_flag", said)
-        return changed
+        return model_or_optimizer
 
     def make_stages(self, is_distributed, variables):
         """Returns the stages for the optimizer; `variables` are its trained variables, or None if unknown."""

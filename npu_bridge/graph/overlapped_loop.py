@@ -124,7 +124,7 @@ class _Iteration:
         self.states = [state for state in states if state.writers and (state.readers or not state.is_variable)]
         self._definition, self._outer = export_definition(graph, inside, fed)
         self._nodes = dict(zip(inside, self._definition.node))
-        self._add_waits(states, waits)
+        self._add_dependencies(states, waits)
         deciders = {name for op in _writers(self.states) for name, _ in self._guards[op]}
         self._copied_names = {op.name for op in inside}
         self.transfers: dict[str, tf.Operation] = {}
@@ -155,7 +155,9 @@ class _Iteration:
         made.update(zip(wanted, copies))
         self.transfers = {op.name: made[op] for op in wanted if op.type.startswith(COLLECTIVE_TYPES)}
         made.update(zip(self._deciders, copies[len(wanted) :]))
-        later = [_token_after(token, self._end_signals(state, made)) for state, token in zip(self.states, tokens)]
+        later = [
+            _token_after(token, self._signals_after_writers(state, made)) for state, token in zip(self.states, tokens)
+        ]
         return [number + 1, _token_after(whole, done), *later]
 
     def _always_runs(self, op):
@@ -164,7 +166,7 @@ class _Iteration:
     def _is_copied(self, name):
         return name.partition(":")[0] in self._copied_names and name not in self._fed
 
-    def _add_waits(self, states, waits):
+    def _add_dependencies(self, states, waits):
         for op, others in waits.items():
             kept = [name for name in self._nodes[op].input if not name.startswith("^")]
             self._nodes[op].input[:] = [*kept, *(f"^{other.name}" for other in others)]
@@ -186,19 +188,19 @@ class _Iteration:
                     if op.type == _NEXT:
                         self._nodes[op].input.append(_WHOLE)
 
-    def _end_signals(self, state, made):
+    def _signals_after_writers(self, state, copies):
         """Returns tensors that exist once all writers of a state are done, even if a condition skipped the writers."""
         by_guards: dict[Guards, list] = {}
         for op in state.writers:
-            by_guards.setdefault(self._guards[op], []).append(made[op])
-        return [self._end_signal(guards, ops, made) for guards, ops in by_guards.items()]
+            by_guards.setdefault(self._guards[op], []).append(copies[op])
+        return [self._signal_after_ops(guards, ops, copies) for guards, ops in by_guards.items()]
 
-    def _end_signal(self, guards, ops, made):
+    def _signal_after_ops(self, guards, ops, copies):
         # The outer condition first: it determines whether the inner decision is made.
         ordered = sorted(guards, key=lambda pair: len(self._guards_of_decider(pair[0])))
         signal, others = tf.constant(True), []
         for name, value in ordered:
-            decider = made[name] if name in made else self._outer_tensor(name)
+            decider = copies[name] if name in copies else self._outer_tensor(name)
             sides = tf.raw_ops.Switch(data=signal, pred=decider)
             signal = sides.output_true if value else sides.output_false
             others.append(sides.output_false if value else sides.output_true)
@@ -217,25 +219,25 @@ class _Iteration:
 
 def _find_states(copied: Sequence[tf.Operation]) -> list[_SharedState]:
     """Returns the states that outlive a step, with the operators that use them."""
-    found: dict[tf.Operation, _SharedState] = {}
-    known = set(copied)
+    states: dict[tf.Operation, _SharedState] = {}
+    step_ops = set(copied)
     for op in copied:
         if op.type.startswith(COLLECTIVE_TYPES):
-            found[op] = _SharedState(op, False, writers=[op])
+            states[op] = _SharedState(op, False, writers=[op])
         if op.type in _FORWARDING and _refers_to_state(op.inputs[0]):
-            _record_access(op, 0, found, known, is_use=False)
+            _record_state_access(op, 0, states, step_ops, is_use=False)
             continue
         for position, tensor in enumerate(op.inputs):
             if _refers_to_state(tensor):
-                _record_access(op, position, found, known, is_use=True)
-    return list(found.values())
+                _record_state_access(op, position, states, step_ops, is_use=True)
+    return list(states.values())
 
 
-def _record_access(op, position, found, known, is_use):
-    """Records in `found` that an operator gets access to a state; without `is_use`, it may just forward the access."""
+def _record_state_access(op, position, states, step_ops, is_use):
+    """Records in `states` that an operator gets access to a state; without `is_use`, it may just forward the access."""
     (source,) = (each for each in search([op.inputs[position].op], _access_sources) if not _access_sources(each))
-    state = found.setdefault(source, _SharedState(source, source.type in VARIABLE_TYPES))
-    if op.inputs[position].op not in known:
+    state = states.setdefault(source, _SharedState(source, source.type in VARIABLE_TYPES))
+    if op.inputs[position].op not in step_ops:
         state.entrances.append((op, position))
     if is_use or (op.type in ("Identity", "Switch") and is_reference(op.inputs[position].dtype)):
         is_writer = not state.is_variable or changes_variable(op.type)

@@ -35,12 +35,12 @@ class TailingHook(tf.estimator.SessionRunHook):
         self._folder = folder
 
     def begin(self):
-        self._free_tail(tf.compat.v1.get_default_graph())
+        self._optimize_tail(tf.compat.v1.get_default_graph())
 
     def before_run(self, run_context):
-        self._free_tail(run_context.session.graph)
+        self._optimize_tail(run_context.session.graph)
 
-    def _free_tail(self, graph):
+    def _optimize_tail(self, graph):
         if graph.get_collection(_KEY) or of_graph.built_value("is_tailing_optimization", graph) is False:
             return  # done already, or switched off in NPUOptimizer
         ranks = collective.current()
