@@ -20,7 +20,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManage
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.stand_ins import check_takes_stand_ins
 from npu_bridge.options import read_session_config, with_optimizer_entry
-from npu_bridge.session.precision.functions import make_model_follow, policy_applied
+from npu_bridge.session.precision.functions import apply_policy_to_functions, apply_precision_to_model
 from npu_bridge.session.precision.keras_models import ModelDtypes, change_dtypes
 from npu_bridge.session.precision.levels import BATCH_NORM_TYPES, DYNAMIC, Properties, level_properties, read_low_dtype
 from npu_bridge.session.precision.narrow_variables import get_variable_stored_in
@@ -143,7 +143,7 @@ class Configuration:
         if not self.properties.patch_functions or precision.low_dtype is None:
             yield
             return
-        with policy_applied(precision, precision.configured):
+        with apply_policy_to_functions(precision, precision.configured):
             yield
 
     def cast(self, model: Any) -> Any:
@@ -171,7 +171,7 @@ class Configuration:
             self.model = model if outputs is None else change_dtypes(model, ModelDtypes(outputs=outputs), _OWNER)
             precision = self._precision()
             if precision.low_dtype is not None:
-                make_model_follow(self.model, precision)
+                apply_precision_to_model(self.model, precision)
             return self.model
         dtypes = {"half": self.low_dtype, "float": "float32"}
         layers = {name: dtypes[kind] for name, kind in self._casts.layers.items()} if self.properties.is_cast else {}

@@ -113,20 +113,20 @@ def _():
 
 @canary_of(
     sessions.has_eager_context,
-    sessions.settings_of_functions,
-    sessions.set_settings_of_functions,
+    sessions.function_call_settings,
+    sessions.set_function_call_settings,
     sessions.with_changed_config,
 )
 def _():
-    before = sessions.settings_of_functions()
+    before = sessions.function_call_settings()
     expect(sessions.has_eager_context(), "there is no eager context")
     settings = sessions.with_changed_config(before, lambda config: setattr(config, "log_device_placement", True))
-    sessions.set_settings_of_functions(settings)
+    sessions.set_function_call_settings(settings)
     try:
-        now = v1.ConfigProto.FromString(sessions.settings_of_functions().config_proto_serialized)
+        now = v1.ConfigProto.FromString(sessions.function_call_settings().config_proto_serialized)
         expect(now.log_device_placement, "the settings did not change")
     finally:
-        sessions.set_settings_of_functions(before)
+        sessions.set_function_call_settings(before)
 
 
 @canary_of(sessions.is_deterministic, sessions.set_deterministic)

@@ -144,7 +144,7 @@ def has_eager_context() -> bool:
     return context.context_safe() is not None and context.context()._context_handle is not None
 
 
-def settings_of_functions() -> Any:
+def function_call_settings() -> Any:
     """Returns the settings with which this thread calls functions (`context().function_call_options`, TF 2.15)."""
     from tensorflow.python.eager import context
 
@@ -153,7 +153,7 @@ def settings_of_functions() -> Any:
     return current.function_call_options
 
 
-def set_settings_of_functions(settings: Any) -> None:
+def set_function_call_settings(settings: Any) -> None:
     """Changes the settings with which this thread calls functions (`context().function_call_options`, TF 2.15)."""
     from tensorflow.python.eager import context
 

@@ -16,7 +16,11 @@ from typing import Any, Callable
 from npu_bridge.base import environment
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.tf_internals.functions import redirect_calls, redirected_calls
-from npu_bridge.base.tf_internals.sessions import set_settings_of_functions, settings_of_functions, with_changed_config
+from npu_bridge.base.tf_internals.sessions import (
+    function_call_settings,
+    set_function_call_settings,
+    with_changed_config,
+)
 from npu_bridge.session.precision import executed
 from npu_bridge.session.precision.modes import Policy
 from npu_bridge.session.precision.policy import Precision
@@ -25,27 +29,27 @@ _FOLLOWS = "_npu_bridge_precision"  # attribute of a function: the precision tha
 
 
 @contextlib.contextmanager
-def policy_applied(precision: Precision, policy: Policy) -> Iterator[None]:
+def apply_policy_to_functions(precision: Precision, policy: Policy) -> Iterator[None]:
     """Applies a policy (`precision.configured` or `precision.low`) to functions that this thread calls in a block."""
     if precision.imitation is not None:
         with redirected_calls(functools.partial(precision.imitation.rounded_function_name, policy)):
             yield
         return
-    before = settings_of_functions()
+    before = function_call_settings()
     # An executor may be built in any step: the last batch of an epoch can have another shape.
     with environment.temporary_variables(functools.partial(precision.rewriter_variables, policy, None)):
-        set_settings_of_functions(with_changed_config(before, precision.prepare))
+        set_function_call_settings(with_changed_config(before, precision.prepare))
         try:
             yield
         finally:
-            set_settings_of_functions(before)
+            set_function_call_settings(before)
 
 
 def call_under_policy(
     precision: Precision, policy: Policy, function: Callable, *inputs: Any, trains: bool = True
 ) -> Any:
     """Calls a function under a precision policy; counts the lowered operators if this is the first call that trains."""
-    with policy_applied(precision, policy):
+    with apply_policy_to_functions(precision, policy):
         if not trains or not precision.needs_count(policy):
             precision.log_plan()
             return function(*inputs)
@@ -59,7 +63,7 @@ def call_under_policy(
         return results
 
 
-def make_model_follow(model: Any, precision: Precision) -> None:
+def apply_precision_to_model(model: Any, precision: Precision) -> None:
     """Makes `fit`, `evaluate` and `predict` of a Keras model follow the configured policy; affects nothing else."""
     for name in ("make_train_function", "make_test_function", "make_predict_function"):
         setattr(model, name, _with_policy_applied(getattr(model, name), precision, "train" in name))
@@ -103,4 +107,4 @@ def lower_functions(precision: Precision) -> None:
         return
     for name, text in precision.rewriter_variables(precision.configured, None).items():
         environment.write_variable(name, text)
-    set_settings_of_functions(with_changed_config(settings_of_functions(), precision.prepare))
+    set_function_call_settings(with_changed_config(function_call_settings(), precision.prepare))

@@ -67,7 +67,7 @@ class Imitation:
                 if not all(map(rounding.is_rounding_op, ops)):
                     self._round_ops(policy, layer, ops, graph)
 
-    def guard_feeds(self, policy: Policy, graph: tf.Graph) -> dict[tf.Tensor, Any]:
+    def rounding_flag_feeds(self, policy: Policy, graph: tf.Graph) -> dict[tf.Tensor, Any]:
         """Returns the values to feed, by tensor, in a run that must round as `policy` says."""
         layer = self._layer(policy, graph)
         return {} if layer is None else {layer.guard: np.bool_(True)}

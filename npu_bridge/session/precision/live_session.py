@@ -170,7 +170,7 @@ class _PrecisionEngine(SessionEngine):
 
     def set_up_partial_run(self, session, fetches, feeds):
         self.round_new_operators()
-        guards = self._guard_feeds(self.precision.configured)
+        guards = self._rounding_flag_feeds(self.precision.configured)
         with self._rewriter_lists(self.precision.configured):
             handle = self.inner.set_up_partial_run(session, fetches, [*(feeds or ()), *guards])
         if guards:
@@ -202,7 +202,7 @@ class _PrecisionEngine(SessionEngine):
         """Makes a callable from a CallableOptions; the callable follows one policy."""
         options = type(callable_options)()
         options.CopyFrom(callable_options)
-        feeds = self._guard_feeds(policy)
+        feeds = self._rounding_flag_feeds(policy)
         options.feed.extend(tensor.name for tensor in feeds)
         for names in (options.fetch, options.target):
             elements = [self.graph.as_graph_element(name) for name in names]
@@ -232,7 +232,7 @@ class _PrecisionEngine(SessionEngine):
             self._runs[key] = run_of(self.graph, [*request.fetches, *request.targets], fed)
         run = self._runs[key]
         policy = self.policy_of(run)
-        feeds = {tensor.ref(): value for tensor, value in self._guard_feeds(policy).items()}
+        feeds = {tensor.ref(): value for tensor, value in self._rounding_flag_feeds(policy).items()}
         request = request._replace(
             fetches=self._replace_elements(policy, request.fetches),
             targets=self._replace_elements(policy, request.targets),
@@ -250,9 +250,9 @@ class _PrecisionEngine(SessionEngine):
                 self._targets[key, policy] = self.build(run, policy, build_with)
             return request._replace(targets=self._targets[key, policy]), policy, run
 
-    def _guard_feeds(self, policy):
+    def _rounding_flag_feeds(self, policy):
         imitation = self.precision.imitation
-        return {} if imitation is None else imitation.guard_feeds(policy, self.graph)
+        return {} if imitation is None else imitation.rounding_flag_feeds(policy, self.graph)
 
     def _replace_elements(self, policy, elements):
         imitation = self.precision.imitation

@@ -118,7 +118,7 @@ class Precision:
           ValueError: before the first run, the environment variables of the trigger are missing or unusable.
         Ranks: collective until the switch.
         """
-        if self.switch is not None and trained and not self.switch.uses_original(trained):
+        if self.switch is not None and trained and not self.switch.must_use_original(trained):
             return self.low
         if self.configured.reach == "all" and trained:
             say_once(logging.WARNING, "precision: float16 in all operators is meant for inference, not for training.")

@@ -54,7 +54,7 @@ class Switch:
         """Sets a function that returns the progress if neither environment variable of a step trigger is set."""
         self._fallback = fallback if self.plan.trigger == "step" else None
 
-    def uses_original(self, training: frozenset[str]) -> bool:
+    def must_use_original(self, training: frozenset[str]) -> bool:
         """Returns whether a run that is about to start must use the original precision.
 
         Before the switch, the first run of a training always uses low precision. Several trainings of a process are

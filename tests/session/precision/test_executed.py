@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.session.precision import modes, policy_of_last_step
-from npu_bridge.session.precision.functions import make_model_follow
+from npu_bridge.session.precision.functions import apply_precision_to_model
 from tests.npu_run.launching import needs_horovod, npu_run, write_script
 from tests.session.precision.small_models import Dense, precision_of, session_of
 
@@ -112,7 +112,7 @@ def test_a_trace_of_the_script_keeps_its_graphs(tmp_path):
     writer = tf.summary.create_file_writer(str(tmp_path))
     with writer.as_default():
         tf.summary.trace_on(graph=True)
-        make_model_follow(model, precision_of(precision_mode_v2="mixed_float16"))
+        apply_precision_to_model(model, precision_of(precision_mode_v2="mixed_float16"))
         model.fit(np.ones([4, 4]), np.ones([4, 1]), verbose=0)
         tf.summary.trace_export("fit", step=0)
     writer.close()

@@ -12,7 +12,7 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.base.tf_internals.sessions import run_without_engines
 from npu_bridge.estimator.npu.npu_scope import keep_dtype_scope
 from npu_bridge.session.precision import imitation, rewriter
-from npu_bridge.session.precision.functions import policy_applied
+from npu_bridge.session.precision.functions import apply_policy_to_functions
 from npu_bridge.session.precision.hook import PrecisionHook
 from npu_bridge.session.precision.live_session import attach_precision
 from npu_bridge.session.precision.lowering import lowered_ops
@@ -185,7 +185,7 @@ def test_functions_compute_what_sessions_do(build, mode, monkeypatch):
     values = np.random.RandomState(4).randn(16, 16).astype(np.float32) / 4
     function = tf.function(functools.partial(outputs_and_gradient, build), autograph=False)
     precision = precision_of(precision_mode_v2=mode)
-    with policy_applied(precision, precision.configured):
+    with apply_policy_to_functions(precision, precision.configured):
         in_function = [value.numpy() for value in function(tf.constant(values))]
     exact = [value.numpy() for value in function(tf.constant(values))]
     are_functions = tf1.control_flow_v2_enabled()
