@@ -89,7 +89,7 @@ def overlapped_steps() -> bool | None:
     Raises:
       ValueError: the variable is neither 0 nor 1.
     """
-    return _read_switch("NPU_OVERLAPPED_STEPS", "to try both ways")
+    return _read_zero_or_one("NPU_OVERLAPPED_STEPS", "to try both ways")
 
 
 def are_horovod_threads_preferred() -> bool:
@@ -98,7 +98,7 @@ def are_horovod_threads_preferred() -> bool:
     Raises:
       ValueError: the variable is neither 0 nor 1.
     """
-    return _read_switch("NPU_COMMUNICATION_PRIORITY", "to leave the priorities as they are") is True
+    return _read_zero_or_one("NPU_COMMUNICATION_PRIORITY", "to leave the priorities as they are") is True
 
 
 def collective_engine() -> str | None:
@@ -115,11 +115,11 @@ def collective_engine() -> str | None:
     return text
 
 
-def _read_switch(name, why_unset):
+def _read_zero_or_one(name, reason_to_unset):
     text = read_variable(name)
     if text not in (None, "0", "1"):
         raise _variable_error(
-            f"{name} has an unknown value", "0 or 1", repr(text), f"Correct it, or unset it {why_unset}."
+            f"{name} has an unknown value", "0 or 1", repr(text), f"Correct it, or unset it {reason_to_unset}."
         )
     return None if text is None else text == "1"
 

@@ -124,13 +124,13 @@ def find_engine(session: Any, kind: type[_Engine]) -> _Engine | None:
     return next((engine for engine in _engines_of(session) if isinstance(engine, kind)), None)
 
 
-def change_constructors(change: Callable[[Callable], Callable]) -> list[Any]:
-    """Replaces the constructors of `Session` and `InteractiveSession` by `change(constructor)`; returns the results."""
+def wrap_session_constructors(wrap: Callable[[Callable], Callable]) -> list[Any]:
+    """Replaces the constructors of `Session` and `InteractiveSession` by `wrap(constructor)`; returns the results."""
     import tensorflow as tf
 
     kinds = (tf.compat.v1.Session, tf.compat.v1.InteractiveSession)
     for kind in kinds:
-        kind.__init__ = change(kind.__init__)
+        kind.__init__ = wrap(kind.__init__)
     return [kind.__init__ for kind in kinds]
 
 

@@ -66,7 +66,7 @@ def _prepare(tensorflow: types.ModuleType) -> None:
     problem = _version_problem(str(getattr(tensorflow, "__version__", "unknown"))) or _keras_problem(tensorflow)
     if problem:
         sys.meta_path.insert(0, _RefusingFinder(problem))
-        if _is_ours(importing_module()):
+        if _is_project_module(importing_module()):
             raise ImportError(problem, name="tensorflow")
         return
     if not names.HAS_ESTIMATORS:
@@ -193,7 +193,7 @@ def _hide_stderr_lines(*hidden: re.Pattern[bytes]) -> Iterator[None]:
 
 
 def _explain_absence() -> None:
-    if _is_ours(importing_module()):
+    if _is_project_module(importing_module()):
         text = f"npu_bridge: TensorFlow is not installed. Expected {TENSORFLOWS}; got none. {INSTALL_TENSORFLOW}"
         raise ModuleNotFoundError(text, name="tensorflow")
 
@@ -210,7 +210,7 @@ def _is_verbose() -> bool:
     return environment.is_flag_on(environment.VERBOSE)
 
 
-def _is_ours(name: str) -> bool:
+def _is_project_module(name: str) -> bool:
     return name.split(".")[0] in _OURS
 
 
@@ -262,5 +262,9 @@ class _RefusingFinder(importlib.abc.MetaPathFinder):
         self._text = text
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> None:
-        if _is_ours(name) and name not in (*_OURS, "npu_bridge.reporting") and not name.startswith(_INDEPENDENT):
+        if (
+            _is_project_module(name)
+            and name not in (*_OURS, "npu_bridge.reporting")
+            and not name.startswith(_INDEPENDENT)
+        ):
             raise ImportError(self._text, name="tensorflow")

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from npu_bridge import session as effects
 from npu_bridge.base.environment import imposed_options
-from npu_bridge.base.session_wrapper import change_constructors
+from npu_bridge.base.session_wrapper import wrap_session_constructors
 from npu_bridge.base.tf_internals.sessions import prepare_finalizer
 from npu_bridge.estimator.npu.checks import check_steps_are_counted
 from npu_bridge.gradients.collections import STEP_SKIPPED
@@ -102,5 +102,5 @@ def decorate_sessions(places_softly: bool = False) -> None:
     Args:
       places_softly: whether all future sessions use soft placement, even sessions without an `NpuOptimizer` entry.
     """
-    for decorated in change_constructors(decorator_tf_session):
+    for decorated in wrap_session_constructors(decorator_tf_session):
         decorated.places_softly = decorated.places_softly or places_softly
