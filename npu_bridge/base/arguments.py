@@ -145,7 +145,7 @@ def check_pattern(owner: str, name: str, value: Any) -> str:
     return value
 
 
-def needs_argument(function: Callable) -> bool:
+def has_required_argument(function: Callable) -> bool:
     """Returns whether a function must be called with a positional argument; False if its signature is unknown."""
     try:
         parameters = inspect.signature(function).parameters.values()

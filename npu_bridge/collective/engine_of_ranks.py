@@ -32,7 +32,7 @@ def describe_engine() -> str:
     """Returns a sentence about the engine, to print at the start of a job; "" for Horovod, which users expect."""
     if engine() == "horovod":
         return ""
-    way = _way_to_horovod()
+    way = _advice_to_use_horovod()
     return f"tensors go through TensorFlow's own collectives. For faster small transfers, use Horovod ({way})"
 
 
@@ -47,16 +47,16 @@ def unsupported_job_reason(is_on_one_machine: bool, got: str = "") -> str:
     if got:
         return (
             f"TensorFlow's own collectives cannot run this job. Expected ranks that npu-run -np N or -H starts; got "
-            f"{got}. To use Horovod, {_way_to_horovod()}"
+            f"{got}. To use Horovod, {_advice_to_use_horovod()}"
         )
     if is_on_one_machine or environment.is_flag_on(environment.OPEN_PORTS):
         return ""
     return (
         f"TensorFlow's own collectives open ports that ask for no secret. Expected --allow-open-ports for several "
         f"hosts; got none. Add the option if you trust the network and all users of the hosts (docs/security.md). To "
-        f"use Horovod instead, {_way_to_horovod()}"
+        f"use Horovod instead, {_advice_to_use_horovod()}"
     )
 
 
-def _way_to_horovod():
+def _advice_to_use_horovod():
     return "leave out --collectives and NPU_COLLECTIVES" if _has_horovod() else f"install it: {FIX_HOROVOD}"

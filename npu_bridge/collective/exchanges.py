@@ -87,7 +87,7 @@ def check_update(before: Exchanges, variables: Iterable[Any]) -> None:
         if now.of_several == before.of_several and not (is_small and now.of_any_size > before.of_any_size):
             warn_ranks_train_apart()
 
-    function = wire_names.counting_graph()
+    function = wire_names.graph_numbering_collectives()
     if function is None:
         warn_if_apart()
     elif function.building_function:

@@ -37,7 +37,7 @@ def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], m
     """
     limit, store = rendezvous.limit_secs(), KeyValueStore(meeting)
     hvd.shutdown()
-    store.put(rank, _fresh_server(store) if rank == 0 else "down")
+    store.put(rank, _start_key_value_server(store) if rank == 0 else "down")
     missing = store.wait(size, limit)
     if missing:
         text = rendezvous.describe_missing_ranks(missing, "the groups that were agreed upon", f"within {limit} seconds")
@@ -49,7 +49,7 @@ def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], m
         hvd.init(process_sets=[hvd.ProcessSet(members) for members in process_sets])
 
 
-def _fresh_server(store):
+def _start_key_value_server(store):
     """Starts a key-value server that lives as long as this process; returns its address and port as text.
 
     The server listens on the address from which this rank reaches the launcher's server, and requires the job's secret.

@@ -97,7 +97,7 @@ def announce_collective(communicator: Communicator, what: str, tensor: tf.Tensor
       these ranks would wait for each other forever.
     """
     name = wire_names.next_collective_name(f"hccl_{groups.members_label(communicator)}")
-    graph = wire_names.counting_graph()
+    graph = wire_names.graph_numbering_collectives()
     if communicator.size > 1 and graph is not None and not graph.building_function:
         known = tensor.shape.rank is not None and not may_differ
         plan = first_run.find_or_add_check(graph, communicator.members, lambda: _CollectivesOfGraph(communicator))

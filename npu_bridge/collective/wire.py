@@ -41,7 +41,7 @@ def wire_dtype(name: Any, owner: str) -> tf.DType | None:
     return None if name in (None, "none") else tf.as_dtype(name)
 
 
-def rounded(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def round_for_sending(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns values rounded to `dtype` for sending; values of 16 bits stay unchanged."""
     return values if values.dtype.size <= _WIDTH_BYTES else tf.cast(values, dtype)
 

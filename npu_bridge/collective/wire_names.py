@@ -104,7 +104,7 @@ _OWNERS: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
-def restoring_optimizers() -> Iterator[None]:
+def mark_optimizers_as_restored() -> Iterator[None]:
     """Counts the optimizers that are made inside the block as restored from a file."""
     before = _is_restoring.set(True)
     try:
@@ -139,16 +139,16 @@ def label_of_graph(graph: tf.Graph) -> str:
 
 
 @contextlib.contextmanager
-def use_label(whose: str | tf.Graph) -> Iterator[None]:
-    """Gives all collectives inside the block a label: the text `whose`, or the label of `whose` if it is a graph."""
-    before = _in_force.set(whose)
+def use_label(label_or_graph: str | tf.Graph) -> Iterator[None]:
+    """Gives all collectives inside the block a label: the text `label_or_graph`, or the label of this graph."""
+    before = _in_force.set(label_or_graph)
     try:
         yield
     finally:
         _in_force.reset(before)
 
 
-def counting_graph() -> tf.Graph | None:
+def graph_numbering_collectives() -> tf.Graph | None:
     """Returns the graph or function being built, in which collectives are numbered; None when executing eagerly."""
     if tf.executing_eagerly():
         return None
@@ -160,7 +160,7 @@ def counting_graph() -> tf.Graph | None:
 
 def next_collective_name(series: str) -> str:
     """Returns the name of the next collective of a series: numbered in a graph; eagerly, the series' own name."""
-    graph = counting_graph()
+    graph = graph_numbering_collectives()
     if graph is None:
         return series
     counts = _names_of(graph).series
@@ -180,7 +180,7 @@ def naming_collective(stem: str) -> Iterator[dict]:
     Yields:
       Keywords for the function of Horovod that builds the collective.
     """
-    graph, stem = counting_graph(), f"{label()}{stem}"
+    graph, stem = graph_numbering_collectives(), f"{label()}{stem}"
     if graph is None:
         yield {"name": stem}
         return
@@ -196,7 +196,7 @@ def naming_collective(stem: str) -> Iterator[dict]:
 @contextlib.contextmanager
 def recorded_names() -> Iterator[list]:
     """Yields a list, which the end of the block fills with the full names of the collectives built in the block."""
-    graph, names = counting_graph(), []
+    graph, names = graph_numbering_collectives(), []
     given = [] if graph is None else _names_of(graph).given
     start = len(given)
     yield names
@@ -216,7 +216,7 @@ def _names_of(graph):
 def _root_graph():
     """Returns the TF 1 graph being built, also if a function inside it is being built; None when executing eagerly."""
     with tf.init_scope():
-        return counting_graph()
+        return graph_numbering_collectives()
 
 
 def _label_of_model():

@@ -31,7 +31,7 @@ class BackwardPasses:
     def open_step(self) -> Step:
         """Returns the step to which backward passes are added; begins a new step after each update."""
         step = self._open_steps.take_scaled_step() or self.pipeline.begin()
-        self._open_steps.keep_scaled(step)
+        self._open_steps.keep_scaled_step(step)
         return step
 
     def drop(self) -> None:

@@ -87,17 +87,17 @@ def choose_tensors(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> l
     return tensors_if(tf.equal(number, 0), first, lambda: choose_tensors(number - 1, others)) if others else first()
 
 
-def run_function_at(number: tf.Tensor, runs: Sequence[Callable[[], Any]]) -> Any:
-    """Runs the function at position `number` (int32 scalar) of `runs`; returns the op, or in eager mode the result."""
+def run_nth_function(number: tf.Tensor, functions: Sequence[Callable[[], Any]]) -> Any:
+    """Runs the function at position `number` (int32 scalar); returns the op, or in eager mode the result."""
     if tf.executing_eagerly():
-        return runs[int(number)]()
+        return functions[int(number)]()
     if not building_graph():
-        return tf.switch_case(number, [lambda run=run: [run(), True][1] for run in runs])
-    first, *others = runs
+        return tf.switch_case(number, [lambda run=run: [run(), True][1] for run in functions])
+    first, *others = functions
     if not others:
         return first()
     with classic_control_flow():
-        rest = _wrap_in_current_scope(lambda: run_function_at(number - 1, others))
+        rest = _wrap_in_current_scope(lambda: run_nth_function(number - 1, others))
         return tf.cond(tf.equal(number, 0), _wrap_in_current_scope(first), rest)
 
 
@@ -179,7 +179,7 @@ def variable_like(variable: Any, owner: str, folder: str, dtype: tf.DType) -> tf
     return state_variable(lambda: tf.zeros(shape, dtype), f"{folder}/{name}")
 
 
-def create_in_any_order(next_creator: Callable, **arguments: Any) -> tf.Variable:
+def create_order_independent_variable(next_creator: Callable, **arguments: Any) -> tf.Variable:
     """Creates a variable so that all variables can be initialised together, in any order.
 
     This matters for variables that start as copies of other variables, such as the moving averages of Keras.

@@ -124,7 +124,7 @@ class _AveragingMethods:
         object.__setattr__(optimizer, method_name, replacement)
 
     def _average_pairs(self, pipeline, pairs):
-        pairs = pipeline.average_once(pairs)
+        pairs = pipeline.average_unless_averaged(pairs)
         updated = [variable for grad, variable in pairs if grad is not None]
         pipeline.pipeline.rank_state.compare_start_values(pairs, lambda: pipeline.inner.make_slots(updated))
         return pairs

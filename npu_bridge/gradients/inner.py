@@ -18,7 +18,7 @@ from npu_bridge.gradients.graph_mode import (
     build_in_program_order,
     building_graph,
     correct_initial_rate,
-    create_in_any_order,
+    create_order_independent_variable,
 )
 from npu_bridge.gradients.stand_ins import SLOT, StandIns
 
@@ -249,7 +249,7 @@ class _KerasOptimizer(_KerasFamily):
     def prepare(self, variables):
         self._updated_variables = variables
         with tf.name_scope(self.optimizer.name or "optimizer"), tf.init_scope():
-            with tf.variable_creator_scope(create_in_any_order):
+            with tf.variable_creator_scope(create_order_independent_variable):
                 self.optimizer.build(self.stand_ins.of(variables))
 
     def make_own_and_remote_slots(self, own, others, creator):

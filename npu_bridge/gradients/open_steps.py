@@ -26,7 +26,7 @@ class OpenSteps:
         self._scaled = []
         self._combined = []
 
-    def keep_scaled(self, step: Step) -> None:
+    def keep_scaled_step(self, step: Step) -> None:
         """Stores a step whose loss is scaled and whose gradients are not computed yet."""
         place = _current_graph()
         self._scaled = [
@@ -47,7 +47,7 @@ class OpenSteps:
         return None
 
     @property
-    def has_scaled(self) -> bool:
+    def has_scaled_step(self) -> bool:
         """Whether there is a step, in any function, whose loss is scaled and whose gradients are not computed yet."""
         return bool(self._scaled)
 
@@ -64,7 +64,7 @@ class OpenSteps:
         self._combined = [kept for kept in self._combined if kept.is_still_open(known)]
         self._combined.append(_OpenStep(_current_graph(), step, known, may_be_abandoned, _current_context()))
 
-    def latest_of(self, variables: Sequence[Any]) -> Step | None:
+    def latest_step_covering(self, variables: Sequence[Any]) -> Step | None:
         """Returns the latest step of the current function or graph that covers `variables`, or None; keeps it open.
 
         Ignores steps of a TF 1 loop or branch that is closed: their tensors cannot be read from outside, and a branch

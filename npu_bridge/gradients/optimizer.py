@@ -160,7 +160,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
           ValueError: all gradients are None.
         """
         grads_and_vars = list(grads_and_vars)
-        step = self._open_steps.latest_of([variable for _, variable in grads_and_vars]) or Step()
+        step = self._open_steps.latest_step_covering([variable for _, variable in grads_and_vars]) or Step()
         foreign = [var.name for grad, var in grads_and_vars if grad is not None and id(var) not in self._averaged_ids]
         if self._pipeline.reduces_gradients and foreign and collective.current().size > 1:
             _LOG.warning(

@@ -15,7 +15,7 @@ from npu_bridge.gradients.graph_mode import choose_tensors, tensors_if
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import sort_stages
 from npu_bridge.gradients.rank_state import RankState
-from npu_bridge.gradients.stage import Stage, changes_after_verdict, overrides, variables_of
+from npu_bridge.gradients.stage import Stage, changes_gradients_after_check, overrides, variables_of
 from npu_bridge.gradients.stages.all_reduce import AllReduce
 from npu_bridge.gradients.stages.loss_scaling import Scaling
 from npu_bridge.gradients.stages.overflow import OverflowCheck
@@ -93,7 +93,7 @@ class Pipeline:
         """Whether a stage needs gradients of the unscaled loss."""
         places = ("freeze", "accumulate", "local clip", "synchronise")
         return any(stage.needs_true_units for stage in self.of_type(AllReduce)) or any(
-            stage.place in places or changes_after_verdict(stage) for stage in self.stages
+            stage.place in places or changes_gradients_after_check(stage) for stage in self.stages
         )
 
     @property
@@ -245,9 +245,9 @@ class Pipeline:
         def reduce():
             inside = dataclasses.replace(step, notes=dict(step.notes))
             self._reduce_group(inside)
-            return results.of(inside)
+            return results.outputs_of(inside)
 
-        results.unpack(step, tensors_if(step.is_due, reduce, results.nothing))
+        results.unpack(step, tensors_if(step.is_due, reduce, results.zero_outputs))
 
     def _reduce_group(self, step):
         """Reduces the gradients of the variables that this step trains; other gradients become zeros."""
@@ -260,7 +260,7 @@ class Pipeline:
             trained = [(grad if step.group.trains(var, number) else None, var) for grad, var in step.grads_and_vars]
             inside = dataclasses.replace(step, grads_and_vars=trained, group=None, notes=dict(step.notes))
             self._reduce(inside)
-            return results.of(inside)
+            return results.outputs_of(inside)
 
         branches = [functools.partial(reduce, number) for number in range(len(step.group.frozen))]
         results.unpack(step, choose_tensors(step.group.number, branches))

@@ -130,11 +130,11 @@ def _checking_stages(settings, exchanging, combined):
         is_joint = is_of_rank or settings.is_sharded
     check = OverflowCheck(settings.name, is_joint, is_local, is_local and settings.is_tailed, combined)
     if not settings.is_scaled:
-        return [check, DropWarning(_drop_warning(settings))]
+        return [check, DropWarning(_dropped_step_warning(settings))]
     return [check, NarrowVariableGuard(), *([] if settings.record is None else [settings.record])]
 
 
-def _drop_warning(settings):
+def _dropped_step_warning(settings):
     """Returns the warning for the first step that is dropped, for optimizers without loss scaling."""
     if settings.wire_dtype == tf.float16:
         return (

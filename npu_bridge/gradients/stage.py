@@ -198,7 +198,7 @@ def overrides(kind: type[Stage], hook: str) -> bool:
     return getattr(kind, hook) is not getattr(Stage, hook)
 
 
-def changes_after_verdict(stage: Stage) -> bool:
+def changes_gradients_after_check(stage: Stage) -> bool:
     """Returns whether a stage changes gradients after the overflow check (the place "verdict")."""
     return PLACES.index(stage.place) > PLACES.index("verdict") and overrides(type(stage), "after_reduce")
 

@@ -15,7 +15,7 @@ from typing import Any, Callable
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_reference as is_reference_dtype
-from npu_bridge.base.tf_internals.graphs import stand_in
+from npu_bridge.base.tf_internals.graphs import make_stand_in
 from npu_bridge.base.tf_internals.savers import track
 from npu_bridge.gradients.arithmetic import map_values
 from npu_bridge.gradients.graph_mode import building_graph, initialise_with_keras, value_before_update
@@ -111,18 +111,18 @@ class StandIns:
             return change(list(variables))
         return self._change_through_stand_ins(made, lambda: change(self.of(variables)))
 
-    def _change_through_stand_ins(self, made, change):
+    def _change_through_stand_ins(self, stand_ins, change):
         with tf.name_scope("stand_ins"):
-            current = [stand_in.copy_from_variable() for stand_in in made]
+            current = [stand_in.copy_from_variable() for stand_in in stand_ins]
         if not building_graph():
             done = change()
-            for stand_in in made:
+            for stand_in in stand_ins:
                 stand_in.copy_to_variable()
             return done
         with tf.control_dependencies(current):
             done = change()
         with tf.control_dependencies([] if done is None else [done]), tf.name_scope("stand_ins"):
-            return tf.group(*([] if done is None else [done]), *(stand_in.copy_to_variable() for stand_in in made))
+            return tf.group(*([] if done is None else [done]), *(stand_in.copy_to_variable() for stand_in in stand_ins))
 
     def _stand_in_of(self, variable):
         reference = variable.ref()
@@ -182,7 +182,7 @@ class _StandIn:
             if self.is_kept:
                 initialise_with_keras([self.values])
             has_key = takes_references or not is_reference(variable)
-            self.seen = stand_in(variable, self.values, dtype, has_key)
+            self.seen = make_stand_in(variable, self.values, dtype, has_key)
 
     def copy_from_variable(self):
         """Copies elements of the variable to the stand-in where the rounded stand-in differs; returns the op."""

@@ -131,7 +131,7 @@ class Step:
         """Records that the gradients are not multiplied by a factor."""
         self.divisor = None
 
-    def when_due(self, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
+    def tensors_when_due(self, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
         """Returns the tensors of `make` if the step is due (it applies gradients), else the tensors of `otherwise`."""
         return make() if self.is_due is None else tensors_if(self.is_due, make, otherwise)
 

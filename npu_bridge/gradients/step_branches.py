@@ -9,11 +9,11 @@ import dataclasses
 import functools
 from typing import Any, Callable
 
-from npu_bridge.base.arguments import needs_argument
+from npu_bridge.base.arguments import has_required_argument
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import gradient_from_parts, gradient_parts, zero_gradient_like
-from npu_bridge.gradients.graph_mode import run_function_at
+from npu_bridge.gradients.graph_mode import run_nth_function
 from npu_bridge.gradients.step import RankCheck, Step
 
 
@@ -27,7 +27,7 @@ def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
     Raises:
       ValueError: `apply` has no parameter, but the step leaves variables out.
     """
-    takes_pairs = needs_argument(apply)
+    takes_pairs = has_required_argument(apply)
     if step.group is None:
         return functools.partial(apply, step.grads_and_vars) if takes_pairs else apply
     if not takes_pairs:
@@ -40,7 +40,7 @@ def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
         return apply([pair for pair in step.grads_and_vars if step.group.trains(pair[1], number)])
 
     branches = [functools.partial(branch, number) for number in range(len(step.group.frozen))]
-    return lambda: run_function_at(step.group.number, branches)
+    return lambda: run_nth_function(step.group.number, branches)
 
 
 class BranchResults:
@@ -51,7 +51,7 @@ class BranchResults:
         self._notes = step.notes
         self._made: Step | None = None
 
-    def of(self, inside: Step) -> list:
+    def outputs_of(self, inside: Step) -> list:
         """Returns the tensors of a branch: overflow checks, notes of stages, and gradients or zeros.
 
         The first branch that is built has all gradients, and defines the tensors that every branch returns.
@@ -70,7 +70,7 @@ class BranchResults:
             *(part for grad, _ in pairs if grad is not None for part in gradient_parts(grad)),
         ]
 
-    def nothing(self) -> list:
+    def zero_outputs(self) -> list:
         """Returns the outputs of the branch without an all-reduce: False for checks, zeros for notes and gradients."""
         made = self._made
         if made is None:  # eager execution, where the other branch did not run

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from npu_bridge.base.arguments import needs_argument
+from npu_bridge.base.arguments import has_required_argument
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import plain_value
@@ -45,7 +45,7 @@ def hyper_value_at(value: Any, updates_done: tf.Tensor, dtype: tf.DType) -> tf.T
     """Returns the value of a hyper-parameter after `updates_done` updates, in whichever form it was given."""
     if callable(value):
         is_schedule = isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule)
-        value = value(updates_done) if is_schedule or needs_argument(value) else value()
+        value = value(updates_done) if is_schedule or has_required_argument(value) else value()
     if is_number(value):
         return tf.constant(float(value), dtype)
     return tf.cast(value, dtype)

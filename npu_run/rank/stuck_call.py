@@ -17,7 +17,7 @@ import types
 from typing import Any
 
 from npu_bridge.base.machine import is_installed
-from npu_bridge.base.tf_internals.names import INPUT_OF_ESTIMATOR, is_execution
+from npu_bridge.base.tf_internals.names import INPUT_OF_ESTIMATOR, executes_operators
 from npu_run.rank.processor_time import is_blocked, processor_secs
 
 # Shorter calls are normal and not reported.
@@ -158,7 +158,7 @@ def _waits_for_thread_or_operators(innermost: types.FrameType) -> bool:
     """Returns whether the thread of a frame waits for another Python thread or for operators."""
     module, code = _module_of(innermost), innermost.f_code
     is_horovod = code.co_filename == _GENERATED or module.partition(".")[0] == "horovod"
-    return is_horovod or module in _LOCKS or is_execution(module, code.co_name)
+    return is_horovod or module in _LOCKS or executes_operators(module, code.co_name)
 
 
 def _module_of(frame: types.FrameType) -> str:

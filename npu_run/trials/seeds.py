@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from npu_bridge.base.tf_internals.training import change_seeds, seed_unseeded_operators
+from npu_bridge.base.tf_internals.training import replace_seed_choice, seed_unseeded_operators
 from npu_run.trials.trial import SEED
 
 
@@ -36,7 +36,7 @@ def pin_seeds_of_tensorflow(shift: int, rank: int) -> None:
         first, second = get_seed(op_seed)
         return (first if first is None else (first + shift) % 2**31), second
 
-    change_seeds(get_shifted_seeds)
+    replace_seed_choice(get_shifted_seeds)
     seed_unseeded_operators(seed_of_rank(rank) + shift)
     tf.random.set_seed(seed_of_rank(rank))
 

@@ -231,7 +231,7 @@ def _():
     expect(callable(getattr(estimator, names.INPUT_OF_ESTIMATOR, None)), f"there is no {names.INPUT_OF_ESTIMATOR}")
 
 
-@canary_of(names.is_execution)
+@canary_of(names.executes_operators)
 def _():
     graph_queue, session = v1.FIFOQueue(4, tf.float32, []), v1.Session()
     taken, put = graph_queue.dequeue(), graph_queue.enqueue(1.0)
@@ -242,7 +242,7 @@ def _():
         end, found = time.monotonic() + 60, False
         while not found and thread.is_alive() and time.monotonic() < end:
             frame = sys._current_frames().get(thread.ident)
-            found = frame is not None and names.is_execution(frame.f_globals["__name__"], frame.f_code.co_name)
+            found = frame is not None and names.executes_operators(frame.f_globals["__name__"], frame.f_code.co_name)
         give()
         thread.join()
         return found
@@ -269,9 +269,9 @@ def _():
     expect(training.session_config(config) == config.session_config == changed, "the settings did not change")
 
 
-@canary_of(training.converts_optimizers)
+@canary_of(training.compile_converts_optimizers)
 def _():
-    expect(not training.converts_optimizers(), "TensorFlow 2 behaviour is off")
+    expect(not training.compile_converts_optimizers(), "TensorFlow 2 behaviour is off")
 
 
 @canary_of(training.config_before_training)
@@ -367,13 +367,13 @@ def _():
     expect(len(seen) == 2 and seen[1][0] is loss, "an optimizer takes gradients unseen")
 
 
-@canary_of(training.change_seeds)
+@canary_of(training.replace_seed_choice)
 def _():
     from tensorflow.python.framework import random_seed
 
     before = random_seed.get_seed
     try:
-        training.change_seeds(lambda get_seed, seed: (7, 11 if seed is None else seed))
+        training.replace_seed_choice(lambda get_seed, seed: (7, 11 if seed is None else seed))
         drawn = [v1.random_normal([2]), v1.random_uniform([2], seed=5), v1.get_variable("w", [2]).initializer.inputs[1]]
         dataset = tf.data.Dataset.range(4).shuffle(4)
     finally:

@@ -356,7 +356,7 @@ def test_a_session_writes_many_values_in_one_run(monkeypatch):
         shared = tf.zeros([1])
         variables = [tf1.Variable(start) for start in ([1.0], [2.0], shared, shared)]
         session.run(tf1.global_variables_initializer())
-        read, write = start_values._session_access(session, variables)
+        read, write = start_values._session_reader_and_writer(session, variables)
         write(range(4), np.float32([[5], [6], [7], [8]]))
         assert np.ravel(read(range(4))).tolist() == [5, 6, 7, 8]
         write([], [])

@@ -40,7 +40,7 @@ LEGACY_COMPUTE = "_compute_gradients"
 LEGACY_AGGREGATE = "_aggregate_gradients"
 
 
-def is_execution(module: str, function: str) -> bool:
+def executes_operators(module: str, function: str) -> bool:
     """Returns whether a function of TensorFlow executes operators and waits for them, in a session or eagerly."""
     return function in _EXECUTIONS.get(module, ()) or module.startswith(_OPERATORS)
 

@@ -198,15 +198,15 @@ def watch_keras_optimizers(after_creation: Callable[[Any], Any], before_update: 
     call_when_loaded(KERAS_LEGACY_OPTIMIZER_MODULE, wrap_legacy_optimizer)
 
 
-def change_seeds(change: Callable[[Callable, Any], Any]) -> None:
-    """Lets `change` choose the seeds of random operators from now on (`framework.random_seed.get_seed`, TF 2.15).
+def replace_seed_choice(choose: Callable[[Callable, Any], Any]) -> None:
+    """Lets `choose` choose the seeds of random operators from now on (`framework.random_seed.get_seed`, TF 2.15).
 
     Args:
-      change: gets TensorFlow's own `get_seed`, and the operator's seed or None; returns the pair of seeds.
+      choose: gets TensorFlow's own `get_seed`, and the operator's seed or None; returns the pair of seeds.
     """
     from tensorflow.python.framework import random_seed
 
-    random_seed.get_seed = functools.partial(change, random_seed.get_seed)
+    random_seed.get_seed = functools.partial(choose, random_seed.get_seed)
 
 
 def seed_unseeded_operators(seed: int) -> None:
@@ -248,7 +248,7 @@ def redirect_estimator_folders(module: types.ModuleType, choose: Callable[[str],
     wrap_function(module, "maybe_overwrite_model_dir_and_session_config", redirect_folder)
 
 
-def converts_optimizers() -> bool:
+def compile_converts_optimizers() -> bool:
     """Returns whether `compile` converts optimizers to legacy ones (`tf2.enabled`, in `keras.optimizers.get`)."""
     from tensorflow.python import tf2
 

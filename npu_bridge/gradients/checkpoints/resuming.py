@@ -32,7 +32,7 @@ from npu_bridge.gradients.collections import LOSS_SCALE_STATE, pipelines_in
 from npu_bridge.gradients.stage import variables_restarting_at_zero
 
 
-class _Read(NamedTuple):
+class _TensorRead(NamedTuple):
     """One tensor that a saver reads: its key and slice in the checkpoint, and the graph tensor with its value."""
 
     key: str
@@ -40,7 +40,7 @@ class _Read(NamedTuple):
     output: tf.Tensor
 
 
-class _Plan(NamedTuple):
+class _RestorePlan(NamedTuple):
     """A plan that says how each variable of a saver is restored from a checkpoint.
 
     For state that differs between ranks, a checkpoint has a matrix with a row for each rank.
@@ -55,7 +55,7 @@ class _Plan(NamedTuple):
       restarting: keys and slices that start from initial values even if the checkpoint has them.
     """
 
-    reads: list[_Read]
+    reads: list[_TensorRead]
     begun: dict
     merged: dict[str, int]
     rows_of: dict[str, str]
@@ -101,7 +101,7 @@ def without_missing_state(settings: Any) -> Any:
 def _restore(restore, saver, session, path):
     graph = None if tf.executing_eagerly() else getattr(session, "graph", None)
     pipelines = pipelines_in(graph) if graph is not None else []
-    plan = _plan(saver, graph, pipelines, os.fspath(path)) if pipelines and path else None
+    plan = _plan_restore(saver, graph, pipelines, os.fspath(path)) if pipelines and path else None
     if plan is None or not (plan.begun or plan.rows_of):
         restore(saver, session, path)
     else:
@@ -111,7 +111,7 @@ def _restore(restore, saver, session, path):
         _log_plan(plan, os.path.basename(path))
 
 
-def _plan(saver, graph, pipelines, path):
+def _plan_restore(saver, graph, pipelines, path):
     """Returns the plan of a restore; None if TensorFlow alone must restore the file, or report its damage."""
     try:
         reader = tf.train.load_checkpoint(path)
@@ -140,7 +140,7 @@ def _plan(saver, graph, pipelines, path):
         key_and_slice_of(variable)[0] for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
     ]
     dropped = [key for key in dropped if kept_state.belongs_to_optimizer_state(key, names)]
-    return _Plan(reads, begun, merged, rows_of, dropped, slots, restarting)
+    return _RestorePlan(reads, begun, merged, rows_of, dropped, slots, restarting)
 
 
 def _optional_variables(saver, graph, pipelines):
@@ -175,7 +175,7 @@ def _find_reads(saver, graph):
     for op in search([restoring], needs):
         if op.type == "RestoreV2":
             keys, parts = (tf.get_static_value(tensor) for tensor in op.inputs[1:3])
-            found += [_Read(key.decode(), part.decode(), out) for key, part, out in zip(keys, parts, op.outputs)]
+            found += [_TensorRead(key.decode(), part.decode(), out) for key, part, out in zip(keys, parts, op.outputs)]
     return found
 
 

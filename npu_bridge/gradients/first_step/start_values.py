@@ -170,8 +170,8 @@ class RankComparison:
                     text = f"{self.owner}: ranks can start from different values. {built} {line}."
                     say_once(logging.WARNING, text)
                 return
-            _broadcast_differing(self.owner, new, *_eager_access(new), line)
-            _copy_to_ranks_without_values(new_kept, *_eager_access(new_kept))
+            _broadcast_differing(self.owner, new, *_eager_reader_and_writer(new), line)
+            _copy_to_ranks_without_values(new_kept, *_eager_reader_and_writer(new_kept))
 
 
 class _GraphCheck(first_run.Check):
@@ -200,8 +200,10 @@ class _GraphCheck(first_run.Check):
         kept = _comparable_variables(variable for _, _, give in new for variable in give())
 
         try:
-            is_changed = _broadcast_differing(new[0][0], variables, *_session_access(session, variables), _IN_GRAPH)
-            _copy_to_ranks_without_values(kept, *_session_access(session, kept))
+            is_changed = _broadcast_differing(
+                new[0][0], variables, *_session_reader_and_writer(session, variables), _IN_GRAPH
+            )
+            _copy_to_ranks_without_values(kept, *_session_reader_and_writer(session, kept))
         except tf.errors.FailedPreconditionError:
             return None  # a variable is uninitialised; the training run raises the error
         self._done[session] = len(self.watched)
@@ -214,7 +216,7 @@ class _GraphCheck(first_run.Check):
         same_batches.compare_first_batches([*fetched, *fed])
 
 
-def _eager_access(variables):
+def _eager_reader_and_writer(variables):
     """Returns two functions for variables in eager execution: to read and to write variables by position."""
 
     def write(positions, values):
@@ -224,7 +226,7 @@ def _eager_access(variables):
     return lambda positions: [variables[position].numpy() for position in positions], write
 
 
-def _session_access(session, variables):
+def _session_reader_and_writer(session, variables):
     """Returns two functions for variables of a TF 1 graph: to read and to write variables by position."""
     tensors = [session.graph.as_graph_element(variable) for variable in variables]
 

@@ -7,7 +7,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import training
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.keras.own_variables import load_matching_values, store_names
-from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, call_inner_method
+from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, make_forwarding_method
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -24,7 +24,7 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
     @tf.autograph.experimental.do_not_convert
     def aggregate_gradients(self, grads_and_vars):
         """Averages gradients over the ranks, unless they are already averaged."""
-        return self._pipeline.average_once(grads_and_vars)
+        return self._pipeline.average_unless_averaged(grads_and_vars)
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs):
@@ -86,7 +86,8 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
             super().load_own_variables(store)
 
     def get_config(self):
-        if training.converts_optimizers():  # Keras calls this to convert, but has no legacy optimizer of this kind
+        # Keras calls this to convert, but has no legacy optimizer of this kind.
+        if training.compile_converts_optimizers():
             problem, expected = "without TensorFlow 2 behaviour Keras cannot use this optimizer", "a legacy optimizer"
             fix = "Use an optimizer of tf.keras.optimizers.legacy or npu_bridge.optimizers.keras_legacy."
             raise ValueError(
@@ -94,14 +95,14 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
             )
         return {**super().get_config(), "is_legacy_optimizer": False}
 
-    _compute_current_learning_rate = call_inner_method("_compute_current_learning_rate")
-    _create_or_restore_slot_variable = call_inner_method(
+    _compute_current_learning_rate = make_forwarding_method("_compute_current_learning_rate")
+    _create_or_restore_slot_variable = make_forwarding_method(
         "_create_or_restore_slot_variable"
     )  # its error names the class
-    add_variable = call_inner_method("add_variable")
-    add_variable_from_reference = call_inner_method("add_variable_from_reference")
-    exclude_from_weight_decay = call_inner_method("exclude_from_weight_decay")
-    update_step = call_inner_method("update_step")
+    add_variable = make_forwarding_method("add_variable")
+    add_variable_from_reference = make_forwarding_method("add_variable_from_reference")
+    exclude_from_weight_decay = make_forwarding_method("exclude_from_weight_decay")
+    update_step = make_forwarding_method("update_step")
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

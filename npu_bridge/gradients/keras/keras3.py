@@ -16,7 +16,7 @@ from npu_bridge.collective import wire_names
 from npu_bridge.gradients.inner import adapt
 from npu_bridge.gradients.keras.own_variables import all_shapes_fit, load_matching_values, numbered_names
 from npu_bridge.gradients.keras.settings import KerasSettings
-from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, call_inner_method
+from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, make_forwarding_method
 
 keras = keras3.load(__name__)
 # The key under which a file holds the names of the stages' variables, as an array of bytes: Keras 3 stores arrays only.
@@ -178,14 +178,14 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         inner = copy.deepcopy(config["optimizer"])  # Keras changes what it reads
         # Not `keras.optimizers.deserialize`, whose list lacks Lamb (Keras 3.15).
         optimizer = keras.saving.deserialize_keras_object(inner, custom_objects)
-        with wire_names.restoring_optimizers():
+        with wire_names.mark_optimizers_as_restored():
             return cls(optimizer, KerasSettings.from_config(config))
 
-    add_optimizer_variables = call_inner_method("add_optimizer_variables")
-    add_variable = call_inner_method("add_variable")
-    add_variable_from_reference = call_inner_method("add_variable_from_reference")
-    exclude_from_weight_decay = call_inner_method("exclude_from_weight_decay")
-    update_step = call_inner_method("update_step")
+    add_optimizer_variables = make_forwarding_method("add_optimizer_variables")
+    add_variable = make_forwarding_method("add_variable")
+    add_variable_from_reference = make_forwarding_method("add_variable_from_reference")
+    exclude_from_weight_decay = make_forwarding_method("exclude_from_weight_decay")
+    update_step = make_forwarding_method("update_step")
 
 
 @keras.saving.register_keras_serializable(package="npu_bridge")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.training import compute_legacy_gradients, create_all_weights, scope_of_variables
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, call_inner_method
+from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, make_forwarding_method
 
 _Base = tf.keras.optimizers.legacy.Optimizer
 # In a TF 1 graph Keras checks for exactly this class when it decides if a mixed_float16 model needs loss scaling.
@@ -39,7 +39,7 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
 
     @tf.autograph.experimental.do_not_convert
     def _aggregate_gradients(self, grads_and_vars):
-        return self._pipeline.average_once(grads_and_vars)
+        return self._pipeline.average_unless_averaged(grads_and_vars)
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
@@ -82,16 +82,16 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
         (seen,) = self._pipeline.inner.stand_ins.of([variable])
         return self._slot_to_restore(slot_variable_position, slot_name, seen)
 
-    _slot_to_restore = call_inner_method("_create_or_restore_slot_variable")
+    _slot_to_restore = make_forwarding_method("_create_or_restore_slot_variable")
 
-    _create_hypers = call_inner_method("_create_hypers")
-    _get_hyper = call_inner_method("_get_hyper")
-    _restore_slot_variable = call_inner_method("_restore_slot_variable")
-    _set_hyper = call_inner_method("_set_hyper")
-    add_slot = call_inner_method("add_slot")
-    add_weight = call_inner_method("add_weight")
-    get_slot = call_inner_method("get_slot")
-    get_slot_names = call_inner_method("get_slot_names")
+    _create_hypers = make_forwarding_method("_create_hypers")
+    _get_hyper = make_forwarding_method("_get_hyper")
+    _restore_slot_variable = make_forwarding_method("_restore_slot_variable")
+    _set_hyper = make_forwarding_method("_set_hyper")
+    add_slot = make_forwarding_method("add_slot")
+    add_weight = make_forwarding_method("add_weight")
+    get_slot = make_forwarding_method("get_slot")
+    get_slot_names = make_forwarding_method("get_slot_names")
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

@@ -47,7 +47,7 @@ def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
     if generation == "keras3":
         keras3.check_backend(owner)
     _check_nesting(optimizer, settings, owner)
-    if generation == "current" and training.converts_optimizers():
+    if generation == "current" and training.compile_converts_optimizers():
         legacy = _legacy_equivalent(optimizer)
         generation, optimizer = ("legacy", legacy) if legacy is not None else (generation, optimizer)
     return _wrapper_class(generation, settings.manager)(optimizer, settings)

@@ -69,7 +69,7 @@ class KerasPipeline:
                 scaled = self.pipeline.scale(loss, step)
         return self._combine(step, self.pipeline.prepare_gradients(step, differentiate(scaled, tape)))
 
-    def average_once(self, grads_and_vars: Sequence) -> list:
+    def average_unless_averaged(self, grads_and_vars: Sequence) -> list:
         """Averages gradients of this rank over all ranks, unless they are already averaged."""
         pairs = list(grads_and_vars)
         if self._open_steps.find(pairs) is not None:
@@ -77,7 +77,9 @@ class KerasPipeline:
         return self._combine(self._begin_unscaled_step(), pairs, may_be_abandoned=True)
 
     def average_scaled(self, grads_and_vars: Sequence) -> list:
-        """Averages gradients of the loss that `scale_loss` returned in this function; else works as `average_once`.
+        """Averages gradients of the loss that `scale_loss` returned in this function.
+
+        Without such a loss, works as `average_unless_averaged`.
 
         Raises:
           ValueError: `scale_loss` was called in another function, where the loss scale can differ.
@@ -87,7 +89,7 @@ class KerasPipeline:
         if step is None:
             if self._open_steps.find(pairs) is not None:
                 return pairs
-            if self.pipeline.scales_loss and self._open_steps.has_scaled:
+            if self.pipeline.scales_loss and self._open_steps.has_scaled_step:
                 problem = "scale_loss and apply run in different functions, so the loss scale can change in between"
                 expected, got = "both calls in one tf.function, or both outside", "one call inside and one outside"
                 fix = "Call scale_loss and apply in the same function."
@@ -112,7 +114,7 @@ class KerasPipeline:
         if callable(loss):
             return lambda: self.scale_loss(loss())
         step = self.pipeline.begin()
-        self._open_steps.keep_scaled(step)
+        self._open_steps.keep_scaled_step(step)
         return self.pipeline.scale(loss, step)
 
     def unscale(self, gradients: Sequence) -> list:

@@ -28,7 +28,7 @@ _OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_pipeline", "_state
 
 
 # Otherwise AutoGraph would convert this package when a user's tf.function calls it: half a minute without a benefit.
-def call_inner_method(name: str):
+def make_forwarding_method(name: str):
     """Returns a method that calls the method `name` of the inner optimizer."""
 
     @tf.autograph.experimental.do_not_convert
@@ -143,7 +143,7 @@ class PipelineMixin(delegating_trackable()):
             if made_by is None
             else made_by.from_config(inner["config"])
         )
-        with wire_names.restoring_optimizers():
+        with wire_names.mark_optimizers_as_restored():
             return cls(optimizer, KerasSettings.from_config(config))
 
     def set_weights(self, weights):

@@ -88,7 +88,9 @@ class AllReduce(Stage):
     def _prepare_to_send(self, grad):
         if isinstance(grad, tf.IndexedSlices):
             grad = sum_repeated_rows(grad)
-        return grad if self._wire_dtype is None else map_values(grad, lambda x: wire.rounded(x, self._wire_dtype))
+        if self._wire_dtype is None:
+            return grad
+        return map_values(grad, lambda x: wire.round_for_sending(x, self._wire_dtype))
 
     def all_reduce(self, step):
         communicator = collective.current()

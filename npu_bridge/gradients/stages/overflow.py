@@ -15,7 +15,7 @@ from npu_bridge.collective.this_process import rank_and_size_of_job
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units, values_of
 from npu_bridge.gradients.graph_mode import building_graph, run_if, value_before_update
-from npu_bridge.gradients.stage import Stage, changes_after_verdict
+from npu_bridge.gradients.stage import Stage, changes_gradients_after_check
 from npu_bridge.gradients.stand_ins import is_narrow
 from npu_bridge.gradients.step import RankCheck
 from npu_bridge.gradients.step_report import LastStepReport, overflow_of
@@ -97,12 +97,12 @@ class OverflowCheck(Stage):
 
     def after_reduce(self, step):
         # Later stages can turn unusable gradients into usable ones.
-        if step.check is None and any(map(changes_after_verdict, self.stages)):
+        if step.check is None and any(map(changes_gradients_after_check, self.stages)):
             step.check = RankCheck(_are_usable(step.gradients, step))
 
     def gate(self, step, update):
         with tf.name_scope(f"{self._name}_OverflowCheck"):
-            (step.should_apply,) = step.when_due(lambda: [self._decide(step)], lambda: [tf.constant(False)])
+            (step.should_apply,) = step.tensors_when_due(lambda: [self._decide(step)], lambda: [tf.constant(False)])
             if building_graph():
                 collections.publish_tensor(collections.STEP_SKIPPED, overflow_of(step))
         if building_graph():
@@ -117,7 +117,7 @@ class OverflowCheck(Stage):
         - None of this batch, or no earlier check: a check of the gradients of the update.
         """
         changed, sources = _changed_and_their_sources(step)
-        stages_can_harm = any(map(_can_make_unusable, self.stages))
+        stages_can_harm = any(map(_can_make_gradients_unusable, self.stages))
         to_check = step.gradients if stages_can_harm else changed
         if step.check is not None and not to_check:
             return self._decide_from_check(step)
@@ -143,9 +143,9 @@ def _are_usable(gradients, step):
     return functools.reduce(tf.logical_and, step.losses.usable.values(), has_finite_norm(pieces_to_flats(gradients)))
 
 
-def _can_make_unusable(stage):
+def _can_make_gradients_unusable(stage):
     """Returns whether a stage can make gradients unusable after they were checked."""
-    return (stage.place == "reduce" or changes_after_verdict(stage)) and not stage.keeps_usable
+    return (stage.place == "reduce" or changes_gradients_after_check(stage)) and not stage.keeps_usable
 
 
 def _changed_and_their_sources(step):
