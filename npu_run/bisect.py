@@ -15,7 +15,7 @@ from npu_bridge.base.files import write_atomically
 from npu_bridge.base.output_folders import OutputFolder
 from npu_bridge.base.reading import read_json
 from npu_bridge.base.terminal import echo, path_for_message
-from npu_run.command_line import ScriptCommand, exit_on_errors, launcher_options, say
+from npu_run.command_line import ScriptCommand, add_launcher_options, exit_on_errors, say
 from npu_run.errors import LaunchError
 from npu_run.outputs import claim_command_output
 from npu_run.repeat import repeat_folder
@@ -47,7 +47,7 @@ _REFERENCES = 3
 )
 @click.option("--max-runs", type=click.IntRange(min=5), default=40, show_default=True, help="Runs to make at most.")
 @click.option("-o", "--out", default="bisect", show_default=True, metavar="DIR", help="Folder; a search in it resumes.")
-@launcher_options
+@add_launcher_options
 def bisect(
     low: str,
     steps: int,
@@ -184,8 +184,8 @@ class Bisection:
         self._band = Float32Band([repeat_folder(self.folder, number) for number in range(_REFERENCES)], self._tolerance)
         self._say(f"float32: {self._band}")
 
-    def _does_run_pass(self, kept: frozenset[str]) -> bool:
-        names = sorted(kept)
+    def _does_run_pass(self, kept_operators: frozenset[str]) -> bool:
+        names = sorted(kept_operators)
         for run in self._runs:
             if run["kept"] == names:
                 return run["passes"]
@@ -197,13 +197,13 @@ class Bisection:
             names, {"customize_dtypes": self._write_names(names, f"{self._next_run_name()}.txt")}
         )
 
-    def _train_and_judge(self, kept: list[str], options: dict[str, Any], what: str = "") -> bool:
+    def _train_and_judge(self, kept_names: list[str], options: dict[str, Any], description: str = "") -> bool:
         """Trains once in low precision; records and returns whether the losses stay in the band.
 
         Args:
-          kept: names or types that stay in float32.
+          kept_names: names or types that stay in float32.
           options: the options that keep them in float32.
-          what: a description of the run, to print.
+          description: a description of the run, to print.
         """
         if len(self._runs) + _REFERENCES >= self._max_runs:
             raise OutOfRuns
@@ -211,9 +211,11 @@ class Bisection:
         trial = Trial(folder=folder, seed=0, steps=self._steps)
         code = self._train(trial, {"precision_mode": self._low, "precision_mode_v2": None, **options})
         passes, why = (False, f"exit code {code}") if code else self._band.judge_run(folder)
-        what = what or f"{len(kept)} operator{'' if len(kept) == 1 else 's'} in float32"
-        self._say(f"run {len(self._runs) + _REFERENCES + 1}: {what}: {'inside' if passes else 'outside'} ({why})")
-        self._runs.append({"kept": kept, "passes": passes, "why": why})
+        description = description or f"{len(kept_names)} operator{'' if len(kept_names) == 1 else 's'} in float32"
+        self._say(
+            f"run {len(self._runs) + _REFERENCES + 1}: {description}: {'inside' if passes else 'outside'} ({why})"
+        )
+        self._runs.append({"kept": kept_names, "passes": passes, "why": why})
         state = {"asked": self._asked, "runs": self._runs}
         write_atomically(os.path.join(self.folder, _STATE), json.dumps(state, indent=1))
         return passes
@@ -239,26 +241,26 @@ class Bisection:
         Path(path).write_text(json.dumps({"black-list": {"to-add": types}}, indent=1) + "\n", "utf-8")
         return path
 
-    def _print_result(self, found: SearchResult, count: int) -> None:
+    def _print_result(self, result: SearchResult, operator_count: int) -> None:
         """Prints the operators to keep in float32 and how to do so; tests whether listing their types is enough."""
-        if not found.kept:
-            self._print_always(f"none of {count} operators must stay float32: {self._low} passes as it is")
+        if not result.kept:
+            self._print_always(f"none of {operator_count} operators must stay float32: {self._low} passes as it is")
             return
         runs = len(self._runs) + _REFERENCES
-        what = "the smallest set" if found.is_smallest else f"not the smallest set: {runs} runs are the limit"
-        self._print_always(f"{len(found.kept)} of {count} operators must stay float32 ({what}; {runs} runs)")
+        what = "the smallest set" if result.is_smallest else f"not the smallest set: {runs} runs are the limit"
+        self._print_always(f"{len(result.kept)} of {operator_count} operators must stay float32 ({what}; {runs} runs)")
         if self._is_by_type:
-            types = [operator.type for operator in found.kept]
+            types = [operator.type for operator in result.kept]
             mixlist = path_for_message(self._write_types(types, _MIXLIST))
             echo(f"\nthese types: modify_mixlist={mixlist!r} ({', '.join(types)})")
             return
-        names = self._write_names([operator.name for operator in found.kept], _KEPT)
-        types = sorted({operator.type for operator in found.kept})
+        names = self._write_names([operator.name for operator in result.kept], _KEPT)
+        types = sorted({operator.type for operator in result.kept})
         mixlist = self._write_types(types, _MIXLIST)
         lines = [f"\noperators, exactly: customize_dtypes={path_for_message(names)!r}"]
-        lines += [f"  {operator.name} ({operator.type})" for operator in found.kept[:20]]
-        lines += [f"  and {len(found.kept) - 20} more"] if len(found.kept) > 20 else []
-        lines += [f"\nthe same in the script, with npu_scope:\n{_format_scope_code(found.kept)}"]
+        lines += [f"  {operator.name} ({operator.type})" for operator in result.kept[:20]]
+        lines += [f"  and {len(result.kept) - 20} more"] if len(result.kept) > 20 else []
+        lines += [f"\nthe same in the script, with npu_scope:\n{_format_scope_code(result.kept)}"]
         lines += [f"\nall operators of their types: modify_mixlist={path_for_message(mixlist)!r} ({', '.join(types)})"]
         echo("\n".join(lines))
         if not self._low.startswith("allow_mix"):

@@ -13,7 +13,7 @@ from npu_bridge.base.terminal import echo
 from npu_run.check_page import findings_as_facts, format_findings
 from npu_run.command_line import is_quiet, make_command_reading_script
 from npu_run.errors import LaunchError
-from npu_run.outputs import check_file
+from npu_run.outputs import check_output_file
 from npu_run.tensorflow_choice import REPORT_FILES, TensorFlowChoice
 
 
@@ -30,7 +30,7 @@ def check(
     everything that cannot work. Runs the script, with ARGS, only with --run. The exit code is 1 if something cannot
     work; with --run, it is the exit code of the script.
     """
-    check_file(out, "--out", REPORT_FILES)
+    check_output_file(out, "--out", REPORT_FILES)
     if run:
         if click.get_current_context().params["as_json"]:
             raise LaunchError(

@@ -25,21 +25,21 @@ from npu_bridge.collective import engine_of_ranks
 from npu_bridge.options.rank_table import MOST_RANKS
 from npu_run.command_line import (
     ScriptCommand,
+    add_script_arguments,
+    add_settings_option,
+    add_source_options,
     announce_settings,
     fail,
     say,
-    script_arguments,
-    settings_option,
-    source_options,
 )
 from npu_run.commands import COMMANDS, GROUPS, describe_missing_script, find_command
 from npu_run.errors import LaunchError, check_thread
-from npu_run.job.elastic import WAIT_SECS, Bounds, check_numbers
+from npu_run.job.elastic import WAIT_SECS, RankBounds, determine_rank_bounds
 from npu_run.job.hosts import Plan, plan_job
 from npu_run.job.output import LOG_FILES
 from npu_run.job.rank_process import rank_command, rank_defaults
 from npu_run.job.starts import RestartableJob
-from npu_run.outputs import check_file, claim_command_output
+from npu_run.outputs import check_output_file, claim_command_output
 from npu_run.remote.task_agent import find_task, serve_task_0
 from npu_run.remote.tasks import lead_tasks
 from npu_run.repeat import WAYS, Repeats
@@ -178,10 +178,10 @@ def _check_finite(context: click.Context, option: click.Parameter, number: float
     help="horovod (the default, if installed) or tensorflow.",
 )
 @click.option("--allow-open-ports", "open_ports", is_flag=True, help="For tensorflow: open ports to hosts.")
-@settings_option
-@source_options
+@add_settings_option
+@add_source_options
 @click.version_option(__version__, prog_name="npu-run")
-@script_arguments
+@add_script_arguments
 def run_script(
     size: int | None,
     hosts: str | None,
@@ -227,7 +227,7 @@ def run_script(
             announce_settings(settings)
             log_dir = (out or "logs") if logs else None
             recording = None if timeline is None else Recording.parse(timeline, out or "timeline")
-            plan = tasks.plan() if tasks else plan_job(size, hosts, hostfile, rank_table)
+            plan = tasks.make_plan() if tasks else plan_job(size, hosts, hostfile, rank_table)
             elastic, plan = _elastic_bounds(click.get_current_context().params, plan, bool(tasks))
             is_on_one_machine = plan.is_local or len(plan.slots) == 1
             problem = engine_of_ranks.unsupported_job_reason(is_on_one_machine) if plan.size > 1 else ""
@@ -261,7 +261,7 @@ def run_script(
             fail(f"npu-run: {escape_in_line(str(error))}")
 
 
-def _elastic_bounds(options: Mapping[str, Any], plan: Plan, has_tasks: bool) -> tuple[Bounds | None, Plan]:
+def _elastic_bounds(options: Mapping[str, Any], plan: Plan, has_tasks: bool) -> tuple[RankBounds | None, Plan]:
     """Returns the bounds and the plan of an elastic job; for any other job returns None and the unchanged plan.
 
     Args:
@@ -281,8 +281,10 @@ def _elastic_bounds(options: Mapping[str, Any], plan: Plan, has_tasks: bool) -> 
         return None, plan
     excluded = [f"--{name.replace('_', '-')}" for name in ("rank_table", "timeline", "repeat") if options[name]]
     whole = plan if has_tasks else plan_job(None, options["hosts"], options["hostfile"]) if plan.slots else None
-    numbers = check_numbers(options["least"], options["most"], options["size"], whole, options["hosts_from"], excluded)
-    bounds = Bounds(*numbers, **times)
+    numbers = determine_rank_bounds(
+        options["least"], options["most"], options["size"], whole, options["hosts_from"], excluded
+    )
+    bounds = RankBounds(*numbers, **times)
     return bounds, whole or Plan(bounds.most, {})
 
 
@@ -307,7 +309,7 @@ def _reserve_outputs(
     if log_dir is not None:
         own = reserve(log_dir)
         for rank in range(plan.size):
-            check_file(os.path.join(own.path, f"rank_{rank}.log"), "--out", LOG_FILES)
+            check_output_file(os.path.join(own.path, f"rank_{rank}.log"), "--out", LOG_FILES)
     if repeats is not None:
         reserve(repeats.folder).check(*repeats.names)
     if recording is not None:
@@ -318,7 +320,7 @@ def _print_progress(text: str) -> None:
     say(f"npu-run: {escape_in_line(text)}")
 
 
-def _announce_start(script: str, plan: Plan, elastic: Bounds | None) -> None:
+def _announce_start(script: str, plan: Plan, elastic: RankBounds | None) -> None:
     """Prints the number of ranks; if another launcher started an npu-run for each rank, only rank 0 prints."""
     placed = environment.launcher_placement() if plan.size == 1 else None
     if placed is not None and placed.rank > 0:

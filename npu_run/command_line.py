@@ -161,7 +161,7 @@ def say(text: str) -> None:
         echo(text, err=True)
 
 
-def json_option(command: Callable) -> Callable:
+def add_json_option(command: Callable) -> Callable:
     """Adds the option `--json` to a command, which gets the argument `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/commands.md lists its keys.")(command)
 
@@ -249,7 +249,7 @@ def check_script(script: str) -> None:
             raise LaunchError(describe_missing_script(script))
 
 
-def source_options(command: Callable) -> Callable:
+def add_source_options(command: Callable) -> Callable:
     """Adds `--tf1`, `--tf2`, `--as-installed` (argument `era`: 1, 2, 3 or None) and `--tree` (`trees`) to a command."""
     for option in (
         click.option("--tree", "trees", multiple=True, metavar="DIR", help="Modules in DIR are the script's own, too."),
@@ -263,7 +263,7 @@ def source_options(command: Callable) -> Callable:
     return command
 
 
-def settings_option(command: Callable) -> Callable:
+def add_settings_option(command: Callable) -> Callable:
     """Adds `--set` to a command, which gets `settings`, a sequence of `NAME=VALUE` for `announce_settings`."""
     doc = "Change an option of its NPURunConfig; repeatable."
     settings = {"multiple": True, "metavar": "NAME=VALUE", "help": doc, "shell_complete": _complete_option}
@@ -287,7 +287,7 @@ def announce_settings(settings: Sequence[str]) -> None:
             from_shell.pass_to_ranks(settings)
 
 
-def script_arguments(command: Callable, endings: Sequence[str] = (".py",)) -> Callable:
+def add_script_arguments(command: Callable, endings: Sequence[str] = (".py",)) -> Callable:
     """Adds SCRIPT and its arguments to a command, which gets `script` and `arguments`.
 
     Shells complete paths with one of the endings.
@@ -311,15 +311,15 @@ def complete_script_path(incomplete: str, endings: Sequence[str] = (".py",)) -> 
 
 
 def make_command_reading_script(command: Callable, endings: Sequence[str] = (".py",)) -> click.Command:
-    """Makes a command that reads SCRIPT without running it, with the options of `source_options` and `--json`.
+    """Makes a command that reads SCRIPT without running it, with the options of `add_source_options` and `--json`.
 
     The function gets `script` (an existing path), `arguments` and `choice`. It returns the exit code, facts for
     `--json`, and a function that prints the facts as text.
     """
 
-    @source_options
-    @json_option
-    @functools.partial(script_arguments, endings=endings)
+    @add_source_options
+    @add_json_option
+    @functools.partial(add_script_arguments, endings=endings)
     @functools.wraps(command)
     def with_choice(*given: Any, era: int | None, trees: tuple[str, ...], as_json: bool, **others: Any) -> NoReturn:
         check_script(others["script"])
@@ -335,16 +335,16 @@ def make_command_reading_script(command: Callable, endings: Sequence[str] = (".p
     return click.command(cls=ScriptCommand)(with_choice)
 
 
-def launcher_options(command: Callable) -> Callable:
-    """Adds `-np`, `--set`, the options of `source_options`, SCRIPT and its arguments to a command.
+def add_launcher_options(command: Callable) -> Callable:
+    """Adds `-np`, `--set`, the options of `add_source_options`, SCRIPT and its arguments to a command.
 
     The command gets `launcher` (the options as a list of words for `npu-run`), `script` and `arguments`.
     """
 
     @click.option("-np", "size", type=click.IntRange(min=1), metavar="N", help="Number of ranks. Default: 1.")
-    @settings_option
-    @source_options
-    @script_arguments
+    @add_settings_option
+    @add_source_options
+    @add_script_arguments
     @functools.wraps(command)
     def with_launcher(
         *given: Any,

@@ -8,9 +8,9 @@ from npu_bridge.base.environment import overlapped_steps, read_variable, write_v
 from npu_bridge.base.terminal import echo
 from npu_bridge.collective.cost_model import LEAST_WAIT
 from npu_bridge.reporting.picture_style import PICTURE_FILES
-from npu_run.command_line import Command, exit_on_errors, json_option, print_json
+from npu_run.command_line import Command, add_json_option, exit_on_errors, print_json
 from npu_run.errors import LaunchError
-from npu_run.outputs import check_file
+from npu_run.outputs import check_output_file
 from npu_run.predict.units import parse_count
 
 
@@ -19,7 +19,7 @@ from npu_run.predict.units import parse_count
 @click.option("--ranks", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="Ranks that train.")
 @click.option("--params", default="1M", show_default=True, metavar="N", help="Trained parameters, float32: 110M, 1.3B.")
 @click.option("-o", "--out", metavar="FILE", help="Draw it, too (SVG).")
-@json_option
+@add_json_option
 def explain(file: str, ranks: int, params: str, out: str | None, as_json: bool):
     """Lists the stages between backward pass and update: their order, needs and results, and the bytes a rank sends.
 
@@ -28,7 +28,7 @@ def explain(file: str, ranks: int, params: str, out: str | None, as_json: bool):
     """
     with exit_on_errors(LaunchError, OSError, TypeError, ValueError):
         count = parse_count(params, "--params")
-        check_file(out, "--out", PICTURE_FILES)
+        check_output_file(out, "--out", PICTURE_FILES)
         if read_variable("TF_CPP_MIN_LOG_LEVEL") is None:
             write_variable("TF_CPP_MIN_LOG_LEVEL", 2)
         _explain(file, ranks, count, out, as_json)

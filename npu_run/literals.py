@@ -62,7 +62,7 @@ class Arguments(NamedTuple):
     is_open: bool
 
 
-class Values:
+class ExpressionEvaluator:
     """Evaluates the expressions of a file.
 
     The value of a name is known if the file binds the name once, at module level, outside of conditions and loops.

@@ -55,7 +55,7 @@ def claim_command_output(
             raise LaunchError(str(error)) from error
 
 
-def check_file(path: str | None, option: str, ours: bytes) -> None:
+def check_output_file(path: str | None, option: str, own_content: bytes) -> None:
     """Raises LaunchError unless a file can be written without overwriting other data; None means no file.
 
     Raises:
@@ -64,6 +64,6 @@ def check_file(path: str | None, option: str, ours: bytes) -> None:
     if path is None:
         return
     try:
-        check_output(path, ours, option)
+        check_output(path, own_content, option)
     except OSError as error:
         raise LaunchError(str(error)) from error

@@ -79,13 +79,13 @@ class _Script:
     def mentions(self, words: Iterable[str]) -> bool:
         return any(word in use.name for use in self.uses for word in words)
 
-    def surely_averages(self) -> bool:
+    def surely_averages_gradients(self) -> bool:
         """Returns whether some call certainly averages gradients over the ranks."""
         return bool(self.calls_named(*_AVERAGES)) or any(map(_may_distribute, self.calls_named("NPUOptimizer")))
 
-    def may_average(self) -> bool:
+    def may_average_gradients(self) -> bool:
         """Returns whether some call averages gradients over the ranks or could do so."""
-        return self.surely_averages() or self.mentions(_CAN_AVERAGE)
+        return self.surely_averages_gradients() or self.mentions(_CAN_AVERAGE)
 
 
 def _is_rank_function(name: str, ours: set[str], horovod_names: set[str]) -> bool:
@@ -101,12 +101,12 @@ def _may_distribute(use: Use) -> bool:
 
 
 def _find_missing_is_distributed(script: _Script) -> Iterator[Place]:
-    if not script.may_average() and (script.shard_calls() or script.rank_queries()):
+    if not script.may_average_gradients() and (script.shard_calls() or script.rank_queries()):
         yield from (use.place for use in script.calls_named("NPUOptimizer"))
 
 
 def _find_plain_keras_optimizer(script: _Script) -> Iterator[Place]:
-    if not script.may_average() and any(name == "compile" for name, *_ in script.methods):
+    if not script.may_average_gradients() and any(name == "compile" for name, *_ in script.methods):
         yield from (
             use.place for use in script.calls_named("npu_callbacks_append", "NPUBroadcastGlobalVariablesCallback")
         )
@@ -114,7 +114,7 @@ def _find_plain_keras_optimizer(script: _Script) -> Iterator[Place]:
 
 def _find_unsharded_rows(script: _Script) -> Iterator[Place]:
     knows_ranks = script.shard_calls() or script.rank_queries() or script.mentions(_DISTRIBUTES_ROWS)
-    if script.surely_averages() and not knows_ranks:
+    if script.surely_averages_gradients() and not knows_ranks:
         datasets = [use.place for use in script.uses if ".data." in use.name and "Dataset" in use.name]
         yield from datasets[:1]
 

@@ -189,7 +189,7 @@ def try_call(function: Callable[..., Any], *positional: Any, **named: Any) -> Ex
     return None
 
 
-def broken_rules(settings: Settings, unknown: Mapping[str, Any], rules: tuple = RULES) -> Iterator[Exception]:
+def find_broken_rules(settings: Settings, unknown: Mapping[str, Any], rules: tuple = RULES) -> Iterator[Exception]:
     """Yields an error for each broken rule between options, if no value of the `unknown` options can fix it."""
     values = {**settings.values, **unknown}
     settings = settings._replace(values=values, given=_GivenNames(settings.given.difference(unknown), unknown))
@@ -237,21 +237,21 @@ def _find_argument_error(function: Any, arguments: inspect.BoundArguments, is_op
     named = {**arguments.arguments, **arguments.arguments.get(more, {})}
     known = {name: value for name, value in named.items() if is_known(value)}
     is_sure = not is_open and len(known) == len(named)
-    if error is not None and (is_sure or isinstance(error, NotImplementedError) or _names_argument(error, known)):
+    if error is not None and (is_sure or isinstance(error, NotImplementedError) or _mentions_argument(error, known)):
         return error
     plain = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     needed = [each.name for each in parameters if each.default is each.empty and each.name in plain]
     for name, value in () if is_sure else known.items():  # one by one: another argument can hide the error
         error = try_call(function, **{**{each: Unknown() for each in needed}, name: value}) if name != more else None
-        if error is not None and _names_argument(error, {name: value}):
+        if error is not None and _mentions_argument(error, {name: value}):
             return error
     return None
 
 
-def _names_argument(error: Exception, known: Mapping[str, Any]) -> bool:
+def _mentions_argument(error: Exception, known_arguments: Mapping[str, Any]) -> bool:
     """Returns whether an error message names a known argument with its value: then unknown arguments do not matter."""
     text = str(error)
-    for name, value in known.items():
+    for name, value in known_arguments.items():
         got = (f"got {words}" for words in (shown(value), repr(value), f"{name}={value!r}"))
         if f"unexpected keyword argument {name!r}" in text or (name in text and any(words in text for words in got)):
             return True
@@ -281,7 +281,9 @@ def _find_config_error(cls: Any, given: dict[str, Any], is_open: bool) -> Except
         settings = collect_settings(plain, IN_OBJECT, OPTIONS)
     except _REFUSALS:
         return None
-    return next(broken_rules(settings, unknown, RULES if owner == RUN_CONFIG else HELPER_RULES.get(owner, ())), None)
+    return next(
+        find_broken_rules(settings, unknown, RULES if owner == RUN_CONFIG else HELPER_RULES.get(owner, ())), None
+    )
 
 
 def _split_options(owner: str, known: Mapping[str, Any], hidden: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:

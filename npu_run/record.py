@@ -13,7 +13,14 @@ import click
 
 from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.terminal import echo, path_for_message
-from npu_run.command_line import ScriptCommand, exit_on_errors, is_quiet, json_option, launcher_options, print_json
+from npu_run.command_line import (
+    ScriptCommand,
+    add_json_option,
+    add_launcher_options,
+    exit_on_errors,
+    is_quiet,
+    print_json,
+)
 from npu_run.errors import LaunchError
 from npu_run.outputs import claim_command_output
 from npu_run.trials.trial import FLOAT32, Trial, run_trial
@@ -28,7 +35,7 @@ _ONE_STEP = {"iterations_per_loop": 1}  # with several steps in a run, only the 
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps to record.")
 @click.option("--float32", is_flag=True, help="Keep every operator's dtype, whatever precision SCRIPT asks for.")
 @click.option("--tensors", is_flag=True, help="Record what every operator of these steps computes, too.")
-@launcher_options
+@add_launcher_options
 def record(
     out: str, steps: int, float32: bool, tensors: bool, launcher: list[str], script: str, arguments: tuple[str, ...]
 ):
@@ -46,8 +53,8 @@ def record(
 @click.command(cls=ScriptCommand)
 @click.option("-o", "--out", metavar="DIR", help="Folder for the run. Default: a folder replayed in RECORDED.")
 @click.argument("recorded")
-@json_option
-@launcher_options
+@add_json_option
+@add_launcher_options
 def replay(out: str | None, recorded: str, as_json: bool, launcher: list[str], script: str, arguments: tuple[str, ...]):
     """Trains SCRIPT from a start that `npu-run record` wrote to RECORDED, and compares the results bit for bit.
 

@@ -14,7 +14,7 @@ from npu_bridge.base.terminal import path_for_message
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_run.errors import LaunchError
 from npu_run.outputs import claim_command_output
-from npu_run.trials.trial import Trial, environment_of, fill_in_out_folder
+from npu_run.trials.trial import Trial, fill_in_out_folder, make_trial_environment
 
 WAYS = ("seed", "order", "rounding")
 _NOTE = "trial.json"  # in the folder of a run; describes the variation
@@ -55,7 +55,7 @@ class Repeats(NamedTuple):
             own.check(*self.names)
             return self._run_in_folder(own, arguments, run, say)
 
-    def _run_in_folder(self, own: OutputFolder, arguments, run, say) -> int:
+    def _run_in_folder(self, output_folder: OutputFolder, arguments, run, say) -> int:
         before = dict(os.environ)
         for number in range(self.count):
             folder = repeat_folder(self.folder, number)
@@ -64,8 +64,8 @@ class Repeats(NamedTuple):
                 seed=number if self.vary == "seed" else 0,
                 rounding=number if self.vary == "rounding" else 0,
             )
-            _prepare_folder(trial, own)
-            os.environ.update({**self._changed_variables(number), **environment_of(trial)})
+            _prepare_folder(trial, output_folder)
+            os.environ.update({**self._changed_variables(number), **make_trial_environment(trial)})
             try:
                 say(f"repeat {number}, {self._describe_difference(number)}, in {path_for_message(folder)}")
                 code = run(fill_in_out_folder(arguments, folder))
@@ -128,9 +128,9 @@ def repeat_folder(folder: str, number: int) -> str:
     return os.path.join(folder, f"repeat-{number}")
 
 
-def _prepare_folder(trial: Trial, own: OutputFolder) -> None:
+def _prepare_folder(trial: Trial, output_folder: OutputFolder) -> None:
     """Empties the folder of a run, so that no run resumes from an earlier job, and writes a note of the trial."""
-    own.clear(os.path.basename(trial.folder))
+    output_folder.clear(os.path.basename(trial.folder))
     try:
         os.makedirs(trial.folder)
         with open(os.path.join(trial.folder, _NOTE), "w", encoding="utf-8") as file:

@@ -9,7 +9,7 @@ import click
 from npu_bridge.base.terminal import echo, path_for_message
 from npu_run.command_line import Command, exit_on_errors
 from npu_run.errors import LaunchError
-from npu_run.outputs import check_file
+from npu_run.outputs import check_output_file
 
 
 @click.command(cls=Command)
@@ -31,6 +31,6 @@ def report(folder: str, out: str | None, timeline: str | None):
 
     with exit_on_errors(LaunchError, NoRunError, OSError):
         if out is not None or os.path.isdir(folder):
-            check_file(out or os.path.join(folder, PAGE_FILE), "--out", PAGE_FILES)
+            check_output_file(out or os.path.join(folder, PAGE_FILE), "--out", PAGE_FILES)
         made = write_page(folder, out, timeline)
     echo(f"{path_for_message(made)} ({os.path.getsize(made) / 1000:.0f} kB)")

@@ -15,7 +15,7 @@ from npu_bridge.base.reading import open_file
 from npu_bridge.options import OPTIONS, table_precision
 from npu_bridge.options.table import IN_SESSION, Option, UnknownKeyError
 from npu_run import rank_rules, real_checks
-from npu_run.literals import Unknown, Values, is_known, names_bound_by
+from npu_run.literals import ExpressionEvaluator, Unknown, is_known, names_bound_by
 from tensorflow1_compat.findings import Finding
 from tensorflow1_compat.installed import exported_by
 from tensorflow1_compat.journal import Place
@@ -83,7 +83,7 @@ def _calls_this_package(use: Any) -> bool:
 
 
 def _find_refusals(facts: FileFacts) -> Iterator[Finding]:
-    values = Values(facts, lambda name, call: real_checks.evaluate_call(name, values.arguments(call)))
+    values = ExpressionEvaluator(facts, lambda name, call: real_checks.evaluate_call(name, values.arguments(call)))
     for use in facts.uses:
         if use.is_guarded or (use.call is None and not use.name.startswith(_OURS)):
             continue
@@ -138,12 +138,12 @@ def _is_of_this_package(value: Any) -> bool:
     return any(kind.__module__.startswith("npu_bridge.") for kind in type(value).__mro__)
 
 
-def _make_finding(error: Exception, what: str, place: Place) -> Finding:
+def _make_finding(error: Exception, subject: str, place: Place) -> Finding:
     option = getattr(error, "option", None)
-    return Finding("cannot work", f"option {option}" if option else what, str(error), place)
+    return Finding("cannot work", f"option {option}" if option else subject, str(error), place)
 
 
-def _find_session_error(settings: Iterable[_Setting], values: Values) -> Exception | None:
+def _find_session_error(settings: Iterable[_Setting], values: ExpressionEvaluator) -> Exception | None:
     """Returns the error that these options of a session raise for all values of its other options, or None."""
     from tensorflow.compat.v1 import ConfigProto
 
@@ -163,10 +163,10 @@ def _find_session_error(settings: Iterable[_Setting], values: Values) -> Excepti
     except (TypeError, ValueError) as error:
         return error
     unknown = {option.name: Unknown() for option in OPTIONS if option.is_plain and option.name not in given}
-    return next(real_checks.broken_rules(read, unknown), None)
+    return next(real_checks.find_broken_rules(read, unknown), None)
 
 
-def _find_attribute_error(setting: _Setting, values: Values) -> Exception | None:
+def _find_attribute_error(setting: _Setting, values: ExpressionEvaluator) -> Exception | None:
     """Returns the error of an assignment `npu_device.global_options().name = value`, or None."""
     names: list[str] = []
     node: ast.expr = setting.target

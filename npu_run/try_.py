@@ -13,7 +13,7 @@ from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.terminal import echo, escape_in_line
 from npu_bridge.reporting.history import HISTORY_FILE, History
-from npu_run.command_line import ScriptCommand, exit_on_errors, json_option, launcher_options, print_json
+from npu_run.command_line import ScriptCommand, add_json_option, add_launcher_options, exit_on_errors, print_json
 from npu_run.errors import LaunchError
 from npu_run.trials.trial import Trial, run_trial
 
@@ -24,8 +24,8 @@ _LAST_LINES = 15
 
 @click.command("try", cls=ScriptCommand)
 @click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps to train.")
-@json_option
-@launcher_options
+@add_json_option
+@add_launcher_options
 def try_script(steps: int, as_json: bool, launcher: list[str], script: str, arguments: tuple[str, ...]):
     """Trains the first steps of SCRIPT and says whether it trains; keeps nothing.
 

@@ -37,7 +37,7 @@ def main(key: str, parts: str) -> None:
     for mark in marks:
         mark.unlink(missing_ok=True)
     make_venv()
-    INSTALLER.pip("pip, wheel, setuptools", ["--upgrade", "pip", "wheel", "setuptools>=64,<81"])
+    INSTALLER.run_pip("pip, wheel, setuptools", ["--upgrade", "pip", "wheel", "setuptools>=64,<81"])
     title = " and the test tools" if parts == "all" else " and what its examples need"
     install(f"TensorFlow, npu_bridge{title}", packages_for(parts), "import tensorflow, npu_bridge")
     if parts != "alone":
@@ -66,7 +66,7 @@ def make_venv() -> None:
     command = [sys.executable, "-m", "venv", "--clear", str(VENV)]
     finished = subprocess.run(command, capture_output=True, text=True)
     if finished.returncode != 0:
-        raise INSTALLER.failure(f"python -m venv did not work ({(finished.stdout + finished.stderr).strip()})")
+        raise INSTALLER.make_error(f"python -m venv did not work ({(finished.stdout + finished.stderr).strip()})")
 
 
 def packages_for(parts: str) -> list[list[str]]:
@@ -95,14 +95,14 @@ def install(title: str, calls: list[list[str]], probe: str) -> None:
     An interrupted installation looks installed but does not import.
     """
     for packages in calls:
-        INSTALLER.pip(title, packages)
+        INSTALLER.run_pip(title, packages)
     if INSTALLER.run([str(PYTHON), "-c", probe]) == 0:
         return
     for packages in calls:
         again = "it cannot be imported; again without pip's cache"
-        INSTALLER.pip(again, ["--force-reinstall", "--no-cache-dir", *packages])
+        INSTALLER.run_pip(again, ["--force-reinstall", "--no-cache-dir", *packages])
     if INSTALLER.run([str(PYTHON), "-c", probe]) != 0:
-        raise INSTALLER.failure("the installed packages cannot be imported")
+        raise INSTALLER.make_error("the installed packages cannot be imported")
 
 
 def say(text: str) -> None:
@@ -125,6 +125,6 @@ if __name__ == "__main__":
     except InstallError as error:
         fail(error)
     except OSError as error:
-        fail(INSTALLER.failure(describe_failure(error)))
+        fail(INSTALLER.make_error(describe_failure(error)))
     except KeyboardInterrupt:
         sys.exit("make venv: interrupted. Run the same command again to continue.")

@@ -111,7 +111,7 @@ def judge_losses(band: Band, runs: Sequence[Losses], name: str = "A") -> Verdict
     """
     steps, losses = align_losses(runs, band.steps)
     if not len(steps):
-        raise _no_step_in_common(band.steps, runs)
+        raise _make_no_common_step_error(band.steps, runs)
     at = np.searchsorted(band.steps, steps)
     value = losses.mean(axis=0)
     half = band.spread[at] * math.sqrt(1 / len(runs) + 1 / band.repeats)
@@ -276,7 +276,7 @@ def _find_clearest_step(z: np.ndarray, first: int, last: int) -> int:
 def _compare_without_band(a: Losses, b: Losses) -> Verdict:
     steps, losses = align_losses([a, b])
     if not len(steps):
-        raise _no_step_in_common(a.steps, [b])
+        raise _make_no_common_step_error(a.steps, [b])
     facts: dict[str, Any] = {
         "steps": [int(steps[0]), int(steps[-1])],
         "compared": len(steps),
@@ -332,23 +332,25 @@ def _compare_without_band(a: Losses, b: Losses) -> Verdict:
     return Verdict("losses", None, sentence, facts)
 
 
-def _is_beyond_rounding(first: int, steps: np.ndarray, of_a: np.ndarray, of_b: np.ndarray, precisions: set) -> bool:
+def _is_beyond_rounding(
+    first: int, steps: np.ndarray, losses_a: np.ndarray, losses_b: np.ndarray, precisions: set
+) -> bool:
     """Returns whether the first difference between two losses is far beyond rounding; False after constant losses.
 
     A rounding difference begins in the last bits and grows, perhaps by a factor of two in each unrecorded step.
     """
-    if len(np.unique(of_a[:first])) < _SHORTEST_WINDOW:  # a constant loss shows nothing
+    if len(np.unique(losses_a[:first])) < _SHORTEST_WINDOW:  # a constant loss shows nothing
         return False
     jump = max(_JUMP.get(precision, _JUMP_OF_FLOAT32) for precision in precisions)
     gap = min(int(steps[first] - steps[first - 1]), 60)
-    size = max(abs(float(of_a[first])), abs(float(of_b[first])), float(np.abs(of_a[first - 1])))
-    return bool(abs(of_b[first] - of_a[first]) > jump * 2.0 ** (gap - 1) * size)
+    size = max(abs(float(losses_a[first])), abs(float(losses_b[first])), float(np.abs(losses_a[first - 1])))
+    return bool(abs(losses_b[first] - losses_a[first]) > jump * 2.0 ** (gap - 1) * size)
 
 
-def _no_step_in_common(of_a: np.ndarray, of_b: Sequence[Losses]) -> NotComparableError:
-    ranges = " and ".join(dict.fromkeys(_format_range(run.steps) for run in of_b))
+def _make_no_common_step_error(steps_of_a: np.ndarray, runs_of_b: Sequence[Losses]) -> NotComparableError:
+    ranges = " and ".join(dict.fromkeys(_format_range(run.steps) for run in runs_of_b))
     return NotComparableError(
-        f"A and B have no step in common: A has losses of the steps {_format_range(of_a)}, B of {ranges}."
+        f"A and B have no step in common: A has losses of the steps {_format_range(steps_of_a)}, B of {ranges}."
     )
 
 

@@ -12,7 +12,7 @@ from npu_bridge.reporting.history import to_json_value
 from npu_run.compare.arrays import read_pieces
 from npu_run.compare.checkpoint_files import SavedTensor, read_checkpoint
 from npu_run.compare.names import match_operators
-from npu_run.compare.sizes import Sizes, compare_sizes, is_slot, update_sizes
+from npu_run.compare.sizes import UpdateSizes, compare_sizes, is_slot, measure_update_sizes
 from npu_run.compare.spread import t_quantile
 from npu_run.compare.verdict import NotComparableError, Verdict
 
@@ -82,8 +82,8 @@ def compare_checkpoints(
         raise NotComparableError(f"The checkpoints have no step in common: A has {of_a}; B has {of_b}.")
     if len(steps) > _MOST_CHECKPOINTS:
         steps = [*steps[: _MOST_CHECKPOINTS - 1], steps[-1]]
-    start = _files_at(a, b, steps[0])
-    names, notes, problem = _variables_of_both(start)
+    start = _read_checkpoints_at(a, b, steps[0])
+    names, notes, problem = _match_variables(start)
     facts: dict[str, Any] = {"steps": steps, "repeats": max(len(a), len(b)), "variable": None, "step": None}
     is_inside, sentence, found = (False, problem, []) if problem else _judge_steps(a, b, steps, start, names, facts)
     return Verdict("checkpoints", is_inside, sentence, facts, tuple(notes)), found
@@ -94,7 +94,7 @@ def _judge_steps(a, b, steps, start: _TensorsAtStep, names, facts: dict) -> tupl
     limit = t_quantile(_FALSE_ALARM / len(names), facts["repeats"] - 1) if facts["repeats"] > 1 else math.inf
     found: list[Variable] = []
     for step in steps:
-        files = start if step == steps[0] else _files_at(a, b, step)
+        files = start if step == steps[0] else _read_checkpoints_at(a, b, step)
         before = None if step == steps[0] else start
         found = [_compare_variable(name, other, step, files, before) for name, other in names.items()]
         found.sort(key=lambda one: (-one.not_finite, -(one.distance if one.z is None else one.z)))
@@ -107,7 +107,7 @@ def _judge_steps(a, b, steps, start: _TensorsAtStep, names, facts: dict) -> tupl
     worst = found[0]
     if outside:
         facts.update(variable=worst.name, step=worst.step)
-        return False, _describe_worst(found, outside, steps), found
+        return False, _describe_worst_variable(found, outside, steps), found
     if limit < math.inf and len(steps) > 1:
         stretch = max(zip(steps, steps[1:]), key=lambda pair: pair[1] - pair[0])
         sizes = _compare_update_sizes(a, b, stretch, names)
@@ -130,11 +130,11 @@ def _judge_steps(a, b, steps, start: _TensorsAtStep, names, facts: dict) -> tupl
     return None, sentence, found
 
 
-def _files_at(a, b, step: int) -> _TensorsAtStep:
+def _read_checkpoints_at(a, b, step: int) -> _TensorsAtStep:
     return _TensorsAtStep(*([read_checkpoint(run[step]) for run in side] for side in (a, b)))
 
 
-def _variables_of_both(files: _TensorsAtStep) -> tuple[dict[str, str], list[str], str]:
+def _match_variables(files: _TensorsAtStep) -> tuple[dict[str, str], list[str], str]:
     """Returns pairs of names (A to B), notes on unmatched names, and a sentence on different shapes or ""."""
     of_a, of_b = ([name for name, one in side[0].items() if _has_float_values(one)] for side in (files.a, files.b))
     matching = match_operators(of_a, of_b)
@@ -205,7 +205,7 @@ def _compare_variable(
     )
 
 
-def _compare_update_sizes(a, b, stretch: tuple[int, int], names: Mapping[str, str]) -> Sizes | None:
+def _compare_update_sizes(a, b, stretch: tuple[int, int], names: Mapping[str, str]) -> UpdateSizes | None:
     """Compares the sizes of A's and B's updates between two steps, for variables that change in every repeat."""
     moved: list[list[dict[str, np.ndarray | None]]] = []
     for side, of_b in ((a, False), (b, True)):
@@ -215,7 +215,7 @@ def _compare_update_sizes(a, b, stretch: tuple[int, int], names: Mapping[str, st
             own_names = {name: other if of_b else name for name, other in names.items()}
             moved[-1].append(
                 {
-                    name: update_sizes(before[own], after[own])
+                    name: measure_update_sizes(before[own], after[own])
                     for name, own in own_names.items()
                     if own in before and own in after and not is_slot(own, before)
                 }
@@ -225,7 +225,7 @@ def _compare_update_sizes(a, b, stretch: tuple[int, int], names: Mapping[str, st
     return compare_sizes(*([[run[name] for name in common] for run in side] for side in moved), _FALSE_ALARM)
 
 
-def _describe_sizes(sizes: Sizes, stretch: tuple[int, int]) -> str:
+def _describe_sizes(sizes: UpdateSizes, stretch: tuple[int, int]) -> str:
     how_far = f"{math.exp(sizes.apart):.3g} times as far as A between steps {stretch[0]} and {stretch[1]}"
     spread, limit = _log_as_percent(sizes.spread), _log_as_percent(sizes.limit)
     noise = f"repeats differ by {spread}, and up to {limit} is noise with so few of them"
@@ -240,15 +240,17 @@ def _safe_ratio(number: float, other: float) -> float:
     return number / other if other else math.inf if number else 0.0
 
 
-def _only_some_differ(found: Sequence[Variable]) -> bool:
+def _only_some_differ(variables: Sequence[Variable]) -> bool:
     """Returns whether most variables are equal bit for bit but some are not."""
-    differ = sum(one.distance > _AS_GOOD_AS_EQUAL for one in found)
-    return 0 < differ < len(found) / 2 and all(one.distance == 0 or one.distance > _AS_GOOD_AS_EQUAL for one in found)
+    differ = sum(one.distance > _AS_GOOD_AS_EQUAL for one in variables)
+    return 0 < differ < len(variables) / 2 and all(
+        one.distance == 0 or one.distance > _AS_GOOD_AS_EQUAL for one in variables
+    )
 
 
-def _describe_worst(found: Sequence[Variable], outside: Sequence[Variable], steps: Sequence[int]) -> str:
-    worst = found[0]
-    many = f"{len(outside)} of {len(found)} variables and slots differ"
+def _describe_worst_variable(variables: Sequence[Variable], outside: Sequence[Variable], steps: Sequence[int]) -> str:
+    worst = variables[0]
+    many = f"{len(outside)} of {len(variables)} variables and slots differ"
     if worst.not_finite:
         return (
             f"{worst.name} has {worst.not_finite} elements that are not finite in B alone at step {worst.step}; {many}."

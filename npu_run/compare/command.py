@@ -11,9 +11,9 @@ from npu_bridge.base.files import write_atomically
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.terminal import echo, escape_in_line, path_for_message
 from npu_bridge.reporting.page import PAGE_FILES
-from npu_run.command_line import Command, json_option, print_json
+from npu_run.command_line import Command, add_json_option, print_json
 from npu_run.errors import LaunchError
-from npu_run.outputs import MADE_BY, check_file, claim_command_output
+from npu_run.outputs import MADE_BY, check_output_file, claim_command_output
 
 
 @click.command(cls=Command)
@@ -34,7 +34,7 @@ from npu_run.outputs import MADE_BY, check_file, claim_command_output
 )
 @click.option("--names", metavar="FILE", help="CSV with operators of A and their names in B, one pair a line.")
 @click.option("-o", "--out", default="compare.html", metavar="FILE", help="The page. Default: compare.html.")
-@json_option
+@add_json_option
 @click.option(
     "--write-names",
     metavar="DIR",
@@ -61,7 +61,7 @@ def compare(a, b, only, tag, tolerance, names, out, as_json, write_names):
             return
         if b is None:
             raise click.UsageError("Missing argument 'B'.")
-        check_file(out, "--out", PAGE_FILES)
+        check_output_file(out, "--out", PAGE_FILES)
         found = compare_folders(a, b, only, tag, tolerance, None if names is None else read_csv_pairs(names))
     except (NotComparableError, LaunchError, OSError) as error:
         if as_json:

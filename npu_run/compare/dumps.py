@@ -18,7 +18,7 @@ from npu_bridge.base.reading import RefusedFileError, open_file, read_json, whol
 from npu_bridge.base.terminal import escape_in_line
 from npu_run.compare.arrays import StoredArray, open_npy
 from npu_run.compare.names import plain_name
-from npu_run.compare.verdict import NotComparableError, NothingThereError
+from npu_run.compare.verdict import NotComparableError, NothingToCompareError
 
 _INDEX, _OPERATORS = "index.json", "operators.json"
 _BY_TIME = re.compile(r"(?P<op>.+)\.(?P<slot>\d+)\.(?P<time>\d{4,})\.npy")
@@ -101,7 +101,7 @@ def read_dumps(folder: str) -> list[Dump]:
             f'{statistics} holds statistics of tensors; dump the tensors themselves: dump_data="tensor".'
         )
     if not dumps:
-        raise NothingThereError(
+        raise NothingToCompareError(
             f"{folder} holds no dumped tensors; expected {_INDEX} as DumpConfig(enable_dump=True) writes it, or .npy "
             f"files named op_name.output_index.timestamp.npy."
         )

@@ -14,7 +14,7 @@ from npu_run.compare.checkpoints import Variable, compare_checkpoints
 from npu_run.compare.dumps import read_dumps
 from npu_run.compare.losses import Losses, read_repeats, repeats_in
 from npu_run.compare.tensors import Tensors, compare_dumps
-from npu_run.compare.verdict import NotComparableError, NothingThereError, Verdict
+from npu_run.compare.verdict import NotComparableError, NothingToCompareError, Verdict
 
 KINDS = ("losses", "tensors", "checkpoints")
 
@@ -90,23 +90,23 @@ def compare_folders(
             )
     found: dict[str, Any] = {}
 
-    def losses(of_a, of_b):
+    def judge_losses(of_a, of_b):
         found["losses"] = (of_a, of_b)
         verdict, found["band"] = compare_losses(of_a, of_b)
         return verdict
 
-    def tensors(of_a, of_b):
+    def judge_tensors(of_a, of_b):
         verdict, found["tensors"] = compare_dumps(of_a[0], of_b[0], tolerance, names, of_a[1:])
         return verdict
 
-    def checkpoints(of_a, of_b):
+    def judge_checkpoints(of_a, of_b):
         verdict, found["variables"] = compare_checkpoints(of_a, of_b)
         return verdict
 
     readers = {
-        "losses": (lambda path: read_repeats(path, tag), losses),
-        "tensors": (lambda path: [read_dumps(folder) for folder in repeats_in(path)], tensors),
-        "checkpoints": (_find_checkpoints, checkpoints),
+        "losses": (lambda path: read_repeats(path, tag), judge_losses),
+        "tensors": (lambda path: [read_dumps(folder) for folder in repeats_in(path)], judge_tensors),
+        "checkpoints": (_find_checkpoints, judge_checkpoints),
     }
     verdicts, notes = [], []
     for kind in only or KINDS:
@@ -129,7 +129,7 @@ def _compare_kind(
         for path in (a, b):
             try:
                 sides[path] = read(path)
-            except NothingThereError as error:
+            except NothingToCompareError as error:
                 missing = missing or str(error)
         if missing and is_asked_for:
             raise NotComparableError(missing)
@@ -144,5 +144,5 @@ def _compare_kind(
 def _find_checkpoints(path: str) -> list[dict[int, str]]:
     found = [checkpoints_in(folder) for folder in repeats_in(path)]
     if not all(found):
-        raise NothingThereError(f"{path} holds no checkpoints; expected files that end in .index.")
+        raise NothingToCompareError(f"{path} holds no checkpoints; expected files that end in .index.")
     return found

@@ -12,7 +12,7 @@ from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.page.run_folder import NoRunError, read_run_folder
 from npu_run.compare.events import read_scalars
 from npu_run.compare.names import list_some
-from npu_run.compare.verdict import NotComparableError, NothingThereError
+from npu_run.compare.verdict import NotComparableError, NothingToCompareError
 
 _REPEAT = re.compile(r"repeat-(\d+)")
 # Tags of losses, the likeliest first: ours, Estimators', Keras's.
@@ -90,7 +90,9 @@ def read_losses(path: str, tag: str | None = None) -> Losses:
                 f"{path} has event files without a loss under a usual name; name the loss with --tag, one of "
                 f"{list_some(sorted(tags), 8)}."
             )
-    raise NothingThereError(f"{path} holds no losses; expected {HISTORY_FILE} with at least one step, or event files.")
+    raise NothingToCompareError(
+        f"{path} holds no losses; expected {HISTORY_FILE} with at least one step, or event files."
+    )
 
 
 def _losses_of_history(path: str, history: History) -> Losses:

@@ -53,31 +53,31 @@ def match_operators(a: Sequence[str], b: Sequence[str], given: Mapping[str, str]
     inside: dict[str, str] = {}
     free_a, free_b = dict.fromkeys(a), dict.fromkeys(b)
 
-    def pair(of_a: str, of_b: str, why: str = "") -> None:
-        pairs[of_a] = of_b
-        if why:
-            how[of_a] = why
-        free_a.pop(of_a, None)
-        free_b.pop(of_b, None)
+    def add_pair(name_a: str, name_b: str, rule: str = "") -> None:
+        pairs[name_a] = name_b
+        if rule:
+            how[name_a] = rule
+        free_a.pop(name_a, None)
+        free_b.pop(name_b, None)
 
     for of_a, of_b in (given or {}).items():
         if of_a in free_a and of_b in free_b:
-            pair(of_a, of_b, "given")
+            add_pair(of_a, of_b, "given")
     for name in [name for name in free_a if name in free_b]:
-        pair(name, name)
+        add_pair(name, name)
     for of_a, of_b in _unique_pairs(free_a, free_b, plain_name):
-        pair(of_a, of_b, "renamed")
+        add_pair(of_a, of_b, "renamed")
     for of_b, parts in _find_fused(free_b, free_a).items():
-        pair(parts[-1], of_b, "fused")
+        add_pair(parts[-1], of_b, "fused")
         for part in parts[:-1]:
             inside[part] = of_b
             free_a.pop(part)
     for of_a, parts in _find_fused(free_a, free_b).items():
-        pair(of_a, parts[-1], "fused")
+        add_pair(of_a, parts[-1], "fused")
         for part in parts[:-1]:
             free_b.pop(part, None)
     for of_a, of_b in _pairs_by_scope(free_a, free_b):
-        pair(of_a, of_b, "scope")
+        add_pair(of_a, of_b, "scope")
     return Matching(pairs, how, inside, list(free_a), list(free_b))
 
 
@@ -107,7 +107,7 @@ def _find_fused(candidates, names) -> dict[str, list[str]]:
     return found
 
 
-def _split_into_words(text: str, known: Mapping[str, str], lengths: Sequence[int]) -> list[str] | None:
+def _split_into_words(text: str, known_words: Mapping[str, str], lengths: Sequence[int]) -> list[str] | None:
     """Splits a text into known words, which underscores can separate; tries long words first."""
     ways: dict[int, tuple[int, str]] = {0: (-1, "")}  # place: where the word that ends there begins, and its name
     for at in range(len(text)):
@@ -117,8 +117,8 @@ def _split_into_words(text: str, known: Mapping[str, str], lengths: Sequence[int
             ways[at + 1] = (at, "")
         for length in lengths:
             end = at + length
-            if end <= len(text) and end not in ways and text[at:end] in known:
-                ways[end] = (at, known[text[at:end]])
+            if end <= len(text) and end not in ways and text[at:end] in known_words:
+                ways[end] = (at, known_words[text[at:end]])
     if len(text) not in ways:
         return None
     parts, at = [], len(text)

@@ -28,7 +28,7 @@ _FEWEST_SPREADS, _LEAST = 4.0, 0.05
 _ROUNDING = 2.0**-24
 
 
-class Sizes(NamedTuple):
+class UpdateSizes(NamedTuple):
     """The size of B's updates relative to A's; all fields except `parts` are logarithms.
 
     Attributes:
@@ -59,7 +59,7 @@ def is_slot(name: str, tensors: Mapping[str, StoredArray]) -> bool:
     return ".OPTIMIZER_SLOT" in name or (parent is not None and parent.shape == tensors[name].shape)
 
 
-def update_sizes(before: StoredArray | SavedTensor, after: StoredArray | SavedTensor) -> np.ndarray | None:
+def measure_update_sizes(before: StoredArray | SavedTensor, after: StoredArray | SavedTensor) -> np.ndarray | None:
     """Cuts a variable's update into parts, and computes the logarithm of each part's root mean square.
 
     Returns:
@@ -79,11 +79,13 @@ def update_sizes(before: StoredArray | SavedTensor, after: StoredArray | SavedTe
     return 0.5 * np.log(sums * parts / after.size)
 
 
-def compare_sizes(a: Sequence[Sequence[np.ndarray]], b: Sequence[Sequence[np.ndarray]], chance: float) -> Sizes | None:
+def compare_sizes(
+    a: Sequence[Sequence[np.ndarray]], b: Sequence[Sequence[np.ndarray]], chance: float
+) -> UpdateSizes | None:
     """Compares the sizes of updates of two trainings.
 
     Args:
-      a, b: for each repeat and each variable the result of `update_sizes`; A or B has at least two repeats.
+      a, b: for each repeat and each variable the result of `measure_update_sizes`; A or B has at least two repeats.
       chance: chance of a false alarm.
     Returns:
       The comparison; None without variables.
@@ -108,4 +110,4 @@ def compare_sizes(a: Sequence[Sequence[np.ndarray]], b: Sequence[Sequence[np.nda
     limit = max(math.sqrt(pooled) * t_quantile(chance, freedom + _MORE_REPEATS), _FEWEST_SPREADS * math.sqrt(seen))
     limit *= math.sqrt(1 / len(a) + 1 / len(b))
     apart = float((of_b.mean(axis=0) - of_a.mean(axis=0)) @ weight)
-    return Sizes(apart, math.sqrt(seen), max(limit, _LEAST), len(weight))
+    return UpdateSizes(apart, math.sqrt(seen), max(limit, _LEAST), len(weight))

@@ -107,7 +107,7 @@ def compare_dumps(
         if done.first is not None:
             break
     notes += _describe_names(done)
-    facts = _comparison_facts(done, compared)
+    facts = _make_json_facts(done, compared)
     if not compared:
         problem = next((row.problem for row in done.rows if row.problem), "no operator has the same name in both")
         return Verdict("tensors", None, f"No tensor could be compared: {problem}.", facts, tuple(notes)), done
@@ -178,7 +178,7 @@ def _compare_step(
     for name, sources in a.inputs.items():
         for source in sources:
             readers.setdefault(source, []).append(name)
-    before, behind = (_nearest_compared(edges, first.place.op, state) for edges in (a.inputs, readers))
+    before, behind = (_find_nearest_compared(edges, first.place.op, state) for edges in (a.inputs, readers))
     return Tensors(a.key, rows, matching, first, before, behind)
 
 
@@ -203,12 +203,20 @@ def _measure_noise(a: Dump, repeats: Sequence[Dump], tolerance: float | None) ->
 
 
 def _compare_tensor(
-    a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: float | None, noise_tolerance: float = 0.0
+    a: Dump,
+    b: Dump,
+    place: Place,
+    place_in_b: Place,
+    matched_by: str,
+    tolerance: float | None,
+    noise_tolerance: float = 0.0,
 ) -> TensorRow:
     """Compares two tensors; `noise_tolerance` is a relative error, above the tolerance, that noise can cause."""
-    row = TensorRow(place, other, a.types.get(place.op) or b.types.get(other.op, ""), (), None, "", how)
+    row = TensorRow(
+        place, place_in_b, a.types.get(place.op) or b.types.get(place_in_b.op, ""), (), None, "", matched_by
+    )
     try:
-        x, y = a.array(place), b.array(other)
+        x, y = a.array(place), b.array(place_in_b)
         row = row._replace(dtypes=(x.computed_dtype, y.computed_dtype))
         if x.size != y.size:
             problem = f"{place.op!r} has the shape {list(x.shape)} in A and {list(y.shape)} in B"
@@ -225,7 +233,7 @@ def _reads_reference_variable(dump: Dump, op: str) -> bool:
     return any(dump.types.get(name) in _REFERENCES for name in read)
 
 
-def _nearest_compared(
+def _find_nearest_compared(
     edges: Mapping[str, list[str]], op: str, state: Mapping[str, bool | None]
 ) -> dict[str, bool | None]:
     """Returns the nearest compared operators along the edges, passing through operators that were not compared."""
@@ -254,7 +262,7 @@ def _describe_first(tensors: Tensors) -> str:
     what = op if side == "output" and not slot else f"{side} {slot} of {op}"
     said = (
         f"The first operator out of tolerance is {what!r}{kind}, tensor {number} of {len(tensors.rows)} in the order "
-        f"of execution at step {tensors.key.step}: {_row_text(found)}"
+        f"of execution at step {tensors.key.step}: {_describe_agreement(found)}"
     )
     if row.dtypes[0] != row.dtypes[1]:
         said += f"; it is {row.dtypes[0]} in A and {row.dtypes[1]} in B"
@@ -275,7 +283,7 @@ def _describe_first(tensors: Tensors) -> str:
     return f"{said}."
 
 
-def _row_text(agreement: Agreement) -> str:
+def _describe_agreement(agreement: Agreement) -> str:
     if agreement.not_finite[2]:
         in_a, in_b, only = agreement.not_finite
         return f"NaN or infinity in {in_a} elements of A and {in_b} of B, in {only} of one alone"
@@ -314,17 +322,17 @@ def _describe_names(tensors: Tensors) -> list[str]:
     return notes
 
 
-def _comparison_facts(done: Tensors, compared: int) -> dict[str, Any]:
-    first = done.first
+def _make_json_facts(tensors: Tensors, compared: int) -> dict[str, Any]:
+    first = tensors.first
     return {
-        "step": done.key.step,
+        "step": tensors.key.step,
         "compared": compared,
         "first": None if first is None else first.place.op,
-        "inputs": done.inputs,
-        "readers": done.readers,
-        "only_a": done.matching.only_a,
-        "only_b": done.matching.only_b,
-        "inside_fused": done.matching.inside,
+        "inputs": tensors.inputs,
+        "readers": tensors.readers,
+        "only_a": tensors.matching.only_a,
+        "only_b": tensors.matching.only_b,
+        "inside_fused": tensors.matching.inside,
         "tensors": [
             {
                 "operator": row.place.op,
@@ -336,6 +344,6 @@ def _comparison_facts(done: Tensors, compared: int) -> dict[str, Any]:
                 "problem": row.problem,
                 **({} if row.agreement is None else row.agreement.as_json_facts()),
             }
-            for row in done.rows
+            for row in tensors.rows
         ],
     }

@@ -11,7 +11,7 @@ class NotComparableError(ValueError):
     """Raised if two things cannot be compared; the message is a sentence that says why, and what to do."""
 
 
-class NothingThereError(NotComparableError):
+class NothingToCompareError(NotComparableError):
     """Raised if a folder holds nothing of the requested kind."""
 
 

@@ -105,7 +105,7 @@ class Installer:
         Raises:
           InstallError: a step fails, or a tool is missing.
         """
-        self.pip("what Horovod is built with", HOROVOD_NEEDS)
+        self.run_pip("what Horovod is built with", HOROVOD_NEEDS)
         folder = self._wheel_folder()
         kept = sorted(folder.glob("horovod-*.whl"))
         if kept and self._try_wheel(f"Horovod, compiled earlier ({kept[-1]})", kept[-1]):
@@ -123,13 +123,13 @@ class Installer:
                 **_compiler_without_debug_info(built),
             }
             if self.run([_path_without_spaces(self._python, built), "-m", "pip", *build, HOROVOD], environment) != 0:
-                raise self.failure("Horovod could not be compiled")
+                raise self.make_error("Horovod could not be compiled")
             (wheel,) = Path(built).glob("horovod-*.whl")
             if not self._try_wheel("Horovod, from the wheel that was compiled", wheel):
-                raise self.failure("Horovod was compiled, but cannot be imported")
+                raise self.make_error("Horovod was compiled, but cannot be imported")
             Secondary("the wheel of Horovod for the next time", say=self._say).attempt(_cache_wheel, wheel, folder)
 
-    def pip(self, title: str, arguments: Sequence[str]) -> None:
+    def run_pip(self, title: str, arguments: Sequence[str]) -> None:
         """Runs `pip install`, with a title in the log.
 
         Raises:
@@ -138,9 +138,9 @@ class Installer:
         self._say(title)
         command = [self._python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
         if self.run([*command, *arguments]) != 0:
-            raise self.failure("pip install failed")
+            raise self.make_error("pip install failed")
 
-    def failure(self, text: str) -> InstallError:
+    def make_error(self, text: str) -> InstallError:
         """Returns the error for a failed step; mentions a nearly full disk, which pip reports as a network problem."""
         lack = _describe_lack_of_space(self._python)
         error = InstallError(f"{text}{lack}")
@@ -160,7 +160,7 @@ class Installer:
                 log = stack.enter_context(self._log.open("ab", buffering=0))
                 log.write(b"\n$ %b\n" % os.fsencode(" ".join(command)))
             except OSError as error:
-                raise self.failure(f"the log cannot be written: {describe_failure(error)}") from error
+                raise self.make_error(f"the log cannot be written: {describe_failure(error)}") from error
             start = log.tell()
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
@@ -198,7 +198,7 @@ class Installer:
         return f", {int(shares[-1])} % compiled" if shares else ""
 
     def _try_wheel(self, title: str, wheel: Path) -> bool:
-        self.pip(title, ["--no-deps", "--force-reinstall", str(wheel)])
+        self.run_pip(title, ["--no-deps", "--force-reinstall", str(wheel)])
         return self.run([self._python, "-c", _PROBE]) == 0
 
     def _extra_header_folders(self, folder: Path) -> list[str]:

@@ -22,7 +22,7 @@ from npu_bridge.base.install import (
 from npu_bridge.base.inventory import installed_version, machine_rows, version_rows
 from npu_bridge.base.terminal import echo
 from npu_bridge.base.tf_internals import names
-from npu_run.command_line import Command, fail, is_quiet, json_option, print_json, say
+from npu_run.command_line import Command, add_json_option, fail, is_quiet, print_json, say
 from npu_run.doctor.build import Installer, InstallError, cache_folder
 from npu_run.doctor.options import environment_section, make_config_section, rank_table_section
 from npu_run.doctor.page import Page, Problem, Section, print_page
@@ -43,7 +43,7 @@ _HOROVOD = "0.28.1"
     help="Time each of the two trial runs may take.",
 )
 @click.option("--fix", is_flag=True, help="Then install what is missing: Keras 2 and Estimator, Horovod.")
-@json_option
+@add_json_option
 def doctor(config: str | None, rank_table: str | None, limit_secs: float, fix: bool, as_json: bool):
     """Prints the installed versions, the machine, the settings, and whether ranks can start.
 
@@ -76,7 +76,7 @@ def _install_missing(page: Page) -> None:
         return
     try:
         if packages:
-            installer.pip("Keras 2 and Estimator for TensorFlow", ["--no-deps", *packages])
+            installer.run_pip("Keras 2 and Estimator for TensorFlow", ["--no-deps", *packages])
             if installed_version("horovod"):
                 _say("they are installed. Next: npu-run doctor")
                 sys.exit(0)
@@ -119,7 +119,7 @@ class _Progress:
         if self._status is not None:
             self._status.stop()
 
-    def note(self, trial: str, stage: str) -> None:
+    def show_stage(self, trial: str, stage: str) -> None:
         """Displays that a trial has reached a stage; "" means that the trial has ended."""
         with self._one_at_a_time:
             before, since = self._stages.pop(trial, ("", 0.0))
@@ -153,7 +153,7 @@ def check_machine(config: str | None, rank_table: str | None, limit_secs: float,
     table = Section("", []), [], 1
     if rank_table is not None:
         table = rank_table_section(rank_table)
-    one, two = run_trials(limit_secs, config, progress.note)
+    one, two = run_trials(limit_secs, config, progress.show_stage)
     page.add(machine_section(one.facts.get("gpus")))
     page.add(*horovod_section(one, two))
     page.lacks_horovod = lacks_horovod(one)

@@ -50,7 +50,7 @@ class RunningTrial:
       size: number of ranks.
       limit_secs: time after which the trial is killed.
       arguments: arguments of `trial.main`.
-      note: called with each stage that rank 0 reaches, and with "" at the end.
+      show_stage: called with each stage that rank 0 reaches, and with "" at the end.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class RunningTrial:
         size: int,
         limit_secs: float,
         arguments: Sequence[str] = (),
-        note: Callable[[str], None] = lambda stage: None,
+        show_stage: Callable[[str], None] = lambda stage: None,
     ):
-        self._size, self._limit_secs, self._note = size, limit_secs, note
+        self._size, self._limit_secs, self._show_stage = size, limit_secs, show_stage
         self._began = time.monotonic()
         self._folder = temporary_folder()
         script = Path(self._folder.name) / "trial.py"
@@ -96,13 +96,13 @@ class RunningTrial:
                 continue
             fact = json.loads(line[len(MARK) :])
             if "stage" in fact:
-                self._note(fact["stage"])
+                self._show_stage(fact["stage"])
             facts.setdefault("failed", {}).update(fact.pop("failed", {}))
             facts.update(fact)
         code = self._process.wait()
         self._clock.cancel()
         self._folder.cleanup()
-        self._note("")
+        self._show_stage("")
         stage = facts.get("stage", "start")
         failure = f"no end within {self._limit_secs:.0f} s, during: {stage}" if self._is_late else ""
         failure = failure or _failure_text(code, lines, facts)
@@ -113,19 +113,23 @@ class RunningTrial:
         self.stop()
 
 
-def run_trials(limit_secs: float, config: str | None, note: Callable[[str, str], None]) -> tuple[Trial, Trial | None]:
+def run_trials(
+    limit_secs: float, config: str | None, show_stage: Callable[[str, str], None]
+) -> tuple[Trial, Trial | None]:
     """Runs trials on one and on two ranks at the same time, as most of their time is spent on loading TensorFlow.
 
     Args:
       limit_secs: time that each trial can take.
       config: a configuration file for the first trial to read, or None.
-      note: called with the name of a trial and each stage that it reaches, and with "" at its end.
+      show_stage: called with the name of a trial and each stage that it reaches, and with "" at its end.
     Returns:
       The results on one and on two ranks; the second is None if the first trial has failed.
     """
     words = [] if config is None else [config]
-    two = RunningTrial(2, limit_secs, note=lambda stage: note("sum on 2 ranks", "sum on 2 ranks" if stage else ""))
-    one = RunningTrial(1, limit_secs, ["all", *words], lambda stage: note("1 rank", stage))
+    two = RunningTrial(
+        2, limit_secs, show_stage=lambda stage: show_stage("sum on 2 ranks", "sum on 2 ranks" if stage else "")
+    )
+    one = RunningTrial(1, limit_secs, ["all", *words], lambda stage: show_stage("1 rank", stage))
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         second = pool.submit(two.result)
         try:

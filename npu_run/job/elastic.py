@@ -32,7 +32,7 @@ _MOST_DOUBLINGS = 4
 _NO_RANKS_EXIT_CODE = 69  # EX_UNAVAILABLE
 
 
-class Bounds(NamedTuple):
+class RankBounds(NamedTuple):
     """The smallest and largest number of ranks of an elastic job, and its waiting times.
 
     Attributes:
@@ -48,7 +48,7 @@ class Bounds(NamedTuple):
     cool_down_secs: float = 60.0
 
 
-def check_numbers(
+def determine_rank_bounds(
     least: int | None,
     most: int | None,
     size: int | None,
@@ -142,7 +142,7 @@ class AvailableSlots:
       bounds: the smallest and largest number of ranks of the job, and its waiting times.
     """
 
-    def __init__(self, slots: Callable[[], Mapping[str, int]], bounds: Bounds):
+    def __init__(self, slots: Callable[[], Mapping[str, int]], bounds: RankBounds):
         self._slots, self._bounds = slots, bounds
         self._cooling: list[tuple[str, float]] = []
         self._losses: dict[str, int] = {}
@@ -157,7 +157,7 @@ class AvailableSlots:
         left = {host: slots - cooling.count(host) for host, slots in self._slots().items()}
         return {host: slots for host, slots in left.items() if slots > 0}
 
-    def plan(self, now: float) -> Plan | None:
+    def make_plan(self, now: float) -> Plan | None:
         """Plans a job with as many ranks as possible; returns None if there are too few slots.
 
         Hosts that already had ranks come first. If hosts share no folder, only such a host has the
@@ -200,7 +200,7 @@ class AvailableSlots:
 def run_elastic(
     run: Callable[[Plan, Callable[[], str]], Outcome],
     members: AvailableSlots,
-    bounds: Bounds,
+    bounds: RankBounds,
     restarts: int,
     say: Callable[[str], None],
 ) -> int:
@@ -245,13 +245,13 @@ def run_elastic(
             return outcome.exit_code
 
 
-def _wait_for_plan(members: AvailableSlots, bounds: Bounds, say: Callable[[str], None]) -> Plan | None:
+def _wait_for_plan(members: AvailableSlots, bounds: RankBounds, say: Callable[[str], None]) -> Plan | None:
     """Waits for enough slots, and returns the next plan; None if the wait was too long."""
     began, has_told = time.monotonic(), False
     limit = began + bounds.wait_secs
     while True:
         now = time.monotonic()
-        plan = members.plan(now)
+        plan = members.make_plan(now)
         if plan is not None or now >= limit:
             return plan
         if not has_told and now >= began + _SILENT_SECS:

@@ -122,7 +122,7 @@ class RankOutput:
             self._joint.write(shown + carriage_return)
             self._held += unfinished
 
-    def release(self, now: float) -> None:
+    def write_unfinished_line(self, now: float) -> None:
         """Passes on an unfinished line of rank 0 (a prompt, dots of progress) if the rest does not follow soon."""
         if self._held and not self._prefix and now - self._held_since >= _PARTIAL_LINE_SECS:
             self._joint.write(self._clear_held_text())

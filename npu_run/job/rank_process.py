@@ -62,7 +62,7 @@ class RankProcess:
     Args:
       command: returns the command line for a given file descriptor of the rank's end of the link.
       environment: all environment variables of the process.
-      take: called with the name of a channel and each piece of text from it.
+      receive: called with the name of a channel and each piece of text from it.
       open_channel: opens "stdout" or "stderr"; returns a descriptor to read from and a descriptor for the rank to write
         to. Returns None if the rank is to write to this process's own stream.
       open_files: the rank's limit on open files; None for this process's own limit.
@@ -76,11 +76,11 @@ class RankProcess:
         self,
         command: Callable[[int], list[str]],
         environment: dict[str, str],
-        take: Callable[[str, bytes], None],
+        receive: Callable[[str, bytes], None],
         open_channel: Callable[[str], tuple[int, int] | None] = lambda name: os.pipe(),
         open_files: Limit | None = None,
     ):
-        self._take = take
+        self._receive = receive
         link, rank_end = socket.socketpair()
         self._channels = {link.detach(): "link"}
         with rank_end, contextlib.ExitStack() as theirs:
@@ -134,7 +134,7 @@ class RankProcess:
                 raise
             text = b""
         if text:
-            self._take(self._channels[file], text)
+            self._receive(self._channels[file], text)
         else:
             del self._channels[file]
             os.close(file)

@@ -18,7 +18,7 @@ from npu_run.job.hosts import Plan, has_address_here, is_this_machine
 from npu_run.remote.tasks import Tasks
 
 _LOCAL = "127.0.0.1"
-# The variables of a rank without Horovod: those of `_Assigned`, then the place of the key-value server.
+# The variables of a rank without Horovod: those of `_AssignedSlot`, then the place of the key-value server.
 _NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "HOSTNAME", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT")
 
 
@@ -36,7 +36,7 @@ class Slot(NamedTuple):
     variables: dict[str, str]
 
 
-class _Assigned(NamedTuple):
+class _AssignedSlot(NamedTuple):
     """A slot of a host that is assigned to a rank, with the names that Horovod's slots have."""
 
     rank: int
@@ -102,12 +102,12 @@ def _slots_of_horovod(plan: Plan) -> list[Any]:
     return horovod_internals.assigned_slots(f"localhost:{plan.size}" if plan.is_local else plan.hosts, plan.size)
 
 
-def _slots_in_order(plan: Plan) -> list[_Assigned]:
+def _slots_in_order(plan: Plan) -> list[_AssignedSlot]:
     """Returns the slots of a plan without Horovod's launcher: ranks fill one host after the other."""
-    assigned: list[_Assigned] = []
+    assigned: list[_AssignedSlot] = []
     for host, slots in ({"localhost": plan.size} if plan.is_local else plan.slots).items():
         count = min(slots, plan.size - len(assigned))
-        assigned += [_Assigned(len(assigned) + local, plan.size, local, count, host) for local in range(count)]
+        assigned += [_AssignedSlot(len(assigned) + local, plan.size, local, count, host) for local in range(count)]
     return assigned
 
 

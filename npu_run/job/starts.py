@@ -10,7 +10,7 @@ from typing import Any
 from npu_bridge.base import environment
 from npu_bridge.base.lock_owners import JobStarts
 from npu_bridge.base.terminal import echo
-from npu_run.job.elastic import AvailableSlots, Bounds, HostsCommand, run_elastic
+from npu_run.job.elastic import AvailableSlots, HostsCommand, RankBounds, run_elastic
 from npu_run.job.hosts import Plan
 from npu_run.job.supervisor import Outcome, run_ranks
 from npu_run.remote.tasks import Tasks
@@ -35,7 +35,7 @@ class RestartableJob:
     stall_secs: float | None
     restarts: int
     tasks: Tasks | None
-    elastic: Bounds | None
+    elastic: RankBounds | None
     hosts_from: str | None
     say: Callable[[str], None]
 
@@ -54,7 +54,7 @@ class RestartableJob:
             return outcome
 
         if self.elastic is None:
-            return run_again(lambda: start(self.tasks.plan() if self.tasks else self.plan), self.restarts)
+            return run_with_restarts(lambda: start(self.tasks.make_plan() if self.tasks else self.plan), self.restarts)
         members = AvailableSlots(self._find_slots(), self.elastic)
         return run_elastic(
             lambda plan, why: start(plan, is_out_of_date=why), members, self.elastic, self.restarts, self.say
@@ -68,7 +68,7 @@ class RestartableJob:
         return lambda: self.plan.slots or {"": self.plan.size}
 
 
-def run_again(run: Callable[[], Outcome], restarts: int) -> int:
+def run_with_restarts(run: Callable[[], Outcome], restarts: int) -> int:
     """Runs a job, and restarts it after a failure; the script itself resumes from its last checkpoint."""
     outcome = run()
     for attempt in range(1, restarts + 1):

@@ -185,7 +185,7 @@ class _Job:
 
     def start_remote_ranks(self, host: str, slots: Sequence[Slot], script, arguments, plan: Plan, logs: list) -> None:
         """Starts the ranks on another host, or the rank of another cluster task."""
-        connect = RemoteHost if self._tasks is None else self._tasks.open
+        connect = RemoteHost if self._tasks is None else self._tasks.open_host
         connection = connect(host, self._streams["stderr"])
         self.hosts.append(connection)
         self._watch.add(connection)

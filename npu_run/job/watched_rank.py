@@ -55,7 +55,7 @@ class Process(Protocol):
 class WatchedRank:
     """A rank as the launcher sees it: the rank's process, and all that it has reported.
 
-    The creator must set `process`, which must call `take` with the rank's output.
+    The creator must set `process`, which must call `receive` with the rank's output.
 
     Args:
       rank: number of the rank.
@@ -139,7 +139,7 @@ class WatchedRank:
     def poll(self) -> Ending | None:
         """Returns how the rank ended, or None; a reported failure counts even while the process still runs."""
         for output in self._outputs.values():
-            output.release(time.monotonic())
+            output.write_unfinished_line(time.monotonic())
         code = self.process.poll()
         if self.ending is None and code is not None:
             self.ending = self._describe_end(code)

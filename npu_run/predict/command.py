@@ -11,9 +11,9 @@ from npu_bridge.base.arguments import is_number
 from npu_bridge.base.reading import read_json
 from npu_bridge.collective.cost_model import Link, Prediction, Training, predict
 from npu_bridge.reporting.picture_style import PLAN_FILES
-from npu_run.command_line import Command, exit_on_errors, json_option, print_json
+from npu_run.command_line import Command, add_json_option, exit_on_errors, print_json
 from npu_run.errors import LaunchError
-from npu_run.outputs import check_file
+from npu_run.outputs import check_output_file
 from npu_run.predict.units import parse_bytes_per_sec, parse_count, parse_ranks, parse_secs
 from npu_run.table import PlainConsole, print_table, print_text
 
@@ -51,7 +51,7 @@ _WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}
     help="Gradients a host packs, adds up and unpacks.",
 )
 @click.option("-o", "--out", metavar="FILE", help="Draw step time and exposed communication over ranks (PNG).")
-@json_option
+@add_json_option
 def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, as_json, out, **step_time):
     """Predicts step time, exposed communication and the best gradient split for numbers of ranks.
 
@@ -72,7 +72,7 @@ def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, a
         )
         predictions = [predict(number, training, link) for number in parse_ranks(ranks, "--ranks")]
         if out:
-            check_file(out, "--out", PLAN_FILES)
+            check_output_file(out, "--out", PLAN_FILES)
             _draw_plan(predictions, training, out)
     if as_json:
         print_json(0, as_facts(predictions, training, link))

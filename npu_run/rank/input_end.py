@@ -60,7 +60,7 @@ class _InputWatch(SessionEngine):
     def watch_fit(self, module: types.ModuleType) -> None:
         """Wraps `fit` of a module's `Model` class to watch it."""
 
-        def watched(fit, model, *arguments, **keywords):
+        def fit_and_report_end(fit, model, *arguments, **keywords):
             self._withdraw_report(self._ended)
             result = fit(model, *arguments, **keywords)
             steps = None
@@ -71,13 +71,13 @@ class _InputWatch(SessionEngine):
             self._report_end(model, steps, of_fit=True)
             return result
 
-        wrap_function(module.Model, "fit", watched)
+        wrap_function(module.Model, "fit", fit_and_report_end)
 
-    def _report_training_run(self, session, asked, kind):
+    def _report_training_run(self, session, fetches, kind):
         from npu_bridge.graph.run import run_of
 
-        if run_of(session.graph, asked).trains:
-            self._report_end(kind, _global_step(session, self._counts.get(kind, 0)), of_fit=False)
+        if run_of(session.graph, fetches).trains:
+            self._report_end(kind, _read_global_step(session, self._counts.get(kind, 0)), of_fit=False)
 
     def report_exit(self) -> None:
         """Reports the script's number of steps as the script ends, unless an end of its input was reported already."""
@@ -103,19 +103,19 @@ class _InputWatch(SessionEngine):
             if run.trains:
                 counts[run.trained] = counts.get(run.trained, 0) + self._counts[kind]
         most = max(counts.values(), default=0)
-        return _global_step(self._session(), most) if most else 0
+        return _read_global_step(self._session(), most) if most else 0
 
-    def _report_end(self, what, steps, **of):
-        self._ended = what
+    def _report_end(self, ended, steps, **of):
+        self._ended = ended
         self._send({"input_end": {"steps": steps, **of}})
 
-    def _withdraw_report(self, what):
-        if self._ended is not None and what == self._ended:
+    def _withdraw_report(self, ended):
+        if self._ended is not None and ended == self._ended:
             self._ended = None
             self._send({"input_end": None})
 
 
-def _global_step(session: Any, otherwise: int) -> int:
+def _read_global_step(session: Any, default: int) -> int:
     import tensorflow as tf
 
     from npu_bridge.base.tf_internals.sessions import run_without_engines
@@ -124,4 +124,4 @@ def _global_step(session: Any, otherwise: int) -> int:
         counter = tf.compat.v1.train.get_global_step(session.graph)
         if counter is not None:
             return int(run_without_engines(session, [counter])[0])
-    return otherwise
+    return default

@@ -111,7 +111,7 @@ class Tasks:
         hosts = [agent.host for agent in self._connected_agents()]
         return {host: hosts.count(host) + (host == self._host) for host in dict.fromkeys([self._host, *hosts])}
 
-    def plan(self) -> Plan:
+    def make_plan(self) -> Plan:
         """Waits for all tasks, and plans a job of all of them.
 
         Raises:
@@ -161,7 +161,7 @@ class Tasks:
         host, cores = places.get(name, places[""])
         return sum(other == host and bool(theirs & cores) for other, theirs in places.values())
 
-    def open(self, name: str, errors: JointStream) -> RemoteHost:
+    def open_host(self, name: str, errors: JointStream) -> RemoteHost:
         """Returns a host object through which the named task runs its rank, until the object is closed."""
         with self._agents_changed:
             agent = next(agent for agent in self._agents.values() if agent.name == name)

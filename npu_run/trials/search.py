@@ -92,14 +92,16 @@ def find_minimal_float32_set(
             groups: dict[object, list[Operator]] = {}
             for operator in left:
                 groups.setdefault(level(operator), []).append(operator)
-            left = _smallest_union(list(groups.values()), passes_with)
+            left = _find_needed_operators(list(groups.values()), passes_with)
     except OutOfRuns:
         is_smallest = False
     kept = {operator.name for operator in best}
     return SearchResult(tuple(operator for operator in operators if operator.name in kept), is_smallest)
 
 
-def _smallest_union(groups: list[list[Operator]], passes_with: Callable[[Sequence[Operator]], bool]) -> list[Operator]:
+def _find_needed_operators(
+    groups: list[list[Operator]], passes_with: Callable[[Sequence[Operator]], bool]
+) -> list[Operator]:
     """Returns the operators of the needed groups.
 
     All groups together are known to pass, and an empty set is known to fail. The shortest passing prefix of the list

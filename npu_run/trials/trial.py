@@ -53,7 +53,7 @@ class Trial(NamedTuple):
         return json.dumps(self._asdict())
 
 
-def environment_of(trial: Trial, imposed: Mapping[str, Any] | None = None) -> dict[str, str]:
+def make_trial_environment(trial: Trial, imposed: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Returns the environment variables that describe a trial to the ranks of `npu-run`.
 
     Args:
@@ -88,7 +88,7 @@ def run_trial(
       The exit code of `npu-run`.
     """
     os.makedirs(trial.folder, exist_ok=True)
-    environment = {**os.environ, **environment_of(trial, imposed)}
+    environment = {**os.environ, **make_trial_environment(trial, imposed)}
     whole = [sys.executable, "-m", "npu_bridge.run", *fill_in_out_folder(command, trial.folder)]
     if log is None:
         return subprocess.run(

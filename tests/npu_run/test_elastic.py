@@ -16,7 +16,7 @@ from npu_bridge.session import GlobalBatches
 from npu_bridge.session.elastic.stop_request import StopRequest
 from npu_run.errors import LaunchError
 from npu_run.job import elastic
-from npu_run.job.elastic import AvailableSlots, Bounds, HostsCommand, check_numbers, run_elastic
+from npu_run.job.elastic import AvailableSlots, HostsCommand, RankBounds, determine_rank_bounds, run_elastic
 from npu_run.job.hosts import Plan
 from npu_run.job.stop_after_step import StopAfterStep
 from npu_run.job.supervisor import Outcome, run_ranks
@@ -32,7 +32,7 @@ from tests.npu_run.launching import (
     write_script,
 )
 
-TWO_TO_FOUR = Bounds(least=2, most=4, wait_secs=0.0, cool_down_secs=10.0)
+TWO_TO_FOUR = RankBounds(least=2, most=4, wait_secs=0.0, cool_down_secs=10.0)
 
 
 # Which slots there are.
@@ -40,24 +40,24 @@ TWO_TO_FOUR = Bounds(least=2, most=4, wait_secs=0.0, cool_down_secs=10.0)
 
 def test_a_slot_that_lost_its_rank_is_left_out_for_a_while():
     members = AvailableSlots(lambda: {"a": 2, "b": 2}, TWO_TO_FOUR)
-    assert members.plan(0.0) == Plan(4, {"a": 2, "b": 2})
+    assert members.make_plan(0.0) == Plan(4, {"a": 2, "b": 2})
     members.avoid_lost_slots(("b",), 1.0)
-    assert members.plan(2.0) == Plan(3, {"a": 2, "b": 1})
+    assert members.make_plan(2.0) == Plan(3, {"a": 2, "b": 1})
     members.avoid_lost_slots(("b",), 3.0)  # the second time there: twice as long
-    assert members.plan(4.0) == Plan(2, {"a": 2})
-    assert members.plan(12.0) == Plan(3, {"a": 2, "b": 1})
-    assert members.plan(24.0) == Plan(4, {"a": 2, "b": 2})
+    assert members.make_plan(4.0) == Plan(2, {"a": 2})
+    assert members.make_plan(12.0) == Plan(3, {"a": 2, "b": 1})
+    assert members.make_plan(24.0) == Plan(4, {"a": 2, "b": 2})
 
 
 def test_too_few_slots_are_no_job():
-    assert AvailableSlots(lambda: {"": 1}, TWO_TO_FOUR).plan(0.0) is None
-    assert AvailableSlots(lambda: {"": 9}, TWO_TO_FOUR).plan(0.0) == Plan(4, {})
+    assert AvailableSlots(lambda: {"": 1}, TWO_TO_FOUR).make_plan(0.0) is None
+    assert AvailableSlots(lambda: {"": 9}, TWO_TO_FOUR).make_plan(0.0) == Plan(4, {})
 
 
 def test_a_job_is_stopped_only_for_slots_that_stay():
     there = {"a": 2}
     members = AvailableSlots(lambda: there, TWO_TO_FOUR)
-    members.plan(0.0)
+    members.make_plan(0.0)
     for now in range(1, 39):  # comes and goes every second
         there["b"] = now % 2
         assert members.reason_to_resize(float(now)) == ""
@@ -73,7 +73,7 @@ def test_hosts_that_had_ranks_come_first():
     def order(now, **slots):
         there.clear()
         there.update(slots)
-        plan = members.plan(now)
+        plan = members.make_plan(now)
         return plan and list(plan.slots)
 
     assert order(0.0, a=2, b=2, c=2) == ["a", "b", "c"]  # no rank on c
@@ -85,7 +85,7 @@ def test_hosts_that_had_ranks_come_first():
 def test_hosts_that_go_do_not_stop_ranks_that_run():
     there = {"a": 4}
     members = AvailableSlots(lambda: there, TWO_TO_FOUR)
-    members.plan(0.0)
+    members.make_plan(0.0)
     there.clear()
     assert members.reason_to_resize(100.0) == ""
 
@@ -137,7 +137,7 @@ def outcomes(*each):
 
 
 LOST = Outcome(137, has_failed=True, lost=("",), has_trained=True)
-BOUNDS = Bounds(least=2, most=4, wait_secs=0.0, cool_down_secs=1000.0)
+BOUNDS = RankBounds(least=2, most=4, wait_secs=0.0, cool_down_secs=1000.0)
 
 
 def run_here(*each, restarts=0, bounds=BOUNDS):
@@ -205,7 +205,7 @@ def test_a_job_that_was_told_to_stop_is_not_started_again():
 )
 def test_numbers_that_do_not_fit_are_refused(numbers, says):
     with pytest.raises(LaunchError, match=re.escape(says)):
-        check_numbers(*numbers)
+        determine_rank_bounds(*numbers)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_restarts_end_with_success_a_stop_or_when_they_are_used_up():
     used_up = [failed, failed, Outcome(9, has_failed=True)]
     for outcomes, code in (([done], 0), ([failed, done], 0), ([stopped], 143), (used_up, 9)):
         left = iter(outcomes)
-        assert starts.run_again(lambda left=left: next(left), 2) == code
+        assert starts.run_with_restarts(lambda left=left: next(left), 2) == code
         assert not list(left)
 
 

@@ -30,9 +30,9 @@ def test_lines_keep_their_rank_and_stay_whole(stream, ranks):
 
 def test_unfinished_line_of_rank_0_is_shown_after_a_moment(stream, ranks):
     ranks[0].feed(b"password? ", 5.0)
-    ranks[0].release(5.01)
+    ranks[0].write_unfinished_line(5.01)
     assert stream.getvalue() == b""
-    ranks[0].release(5.1)
+    ranks[0].write_unfinished_line(5.1)
     assert stream.getvalue() == b"password? "
 
 
@@ -45,7 +45,7 @@ def test_progress_bar_of_rank_0_is_passed_on_as_it_is_drawn(stream, ranks):
 
 def test_progress_bar_of_another_rank_becomes_one_line(stream, ranks):
     ranks[1].feed(b"\r 10%\r 20%", 0.0)
-    ranks[1].release(9.0)
+    ranks[1].write_unfinished_line(9.0)
     assert stream.getvalue() == b""
     ranks[1].feed(b"\r100%\n", 10.0)
     assert stream.getvalue() == b"[rank 1] 100%\n"

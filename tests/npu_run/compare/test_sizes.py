@@ -12,7 +12,7 @@ import tensorflow as tf
 from npu_run.compare.arrays import open_npy
 from npu_run.compare.checkpoint_files import read_checkpoint
 from npu_run.compare.checkpoints import compare_checkpoints
-from npu_run.compare.sizes import compare_sizes, is_slot, update_sizes
+from npu_run.compare.sizes import compare_sizes, is_slot, measure_update_sizes
 
 SHAPES = {"layer_0/kernel": [24, 40], "layer_1/kernel": [40, 30], "head/kernel": [30, 10], "head/bias": [10]}
 
@@ -85,12 +85,14 @@ def test_parts_are_the_same_however_a_file_is_read(tmp_path, monkeypatch):
     for name, values in (("before", before), ("after", after), ("nan", np.where(after > 2, np.nan, after))):
         np.save(tmp_path / f"{name}.npy", values)
     before_file, after_file, nan_file = (open_npy(str(tmp_path / f"{name}.npy")) for name in ("before", "after", "nan"))
-    found = update_sizes(before_file, after_file)
+    found = measure_update_sizes(before_file, after_file)
     expected = [np.mean(part.astype(np.float64) ** 2) for part in np.array_split(after - before, 16)]
     np.testing.assert_allclose(found, 0.5 * np.log(expected))
     monkeypatch.setattr("npu_run.compare.arrays._PIECE", 77)
-    np.testing.assert_allclose(update_sizes(before_file, after_file), found)
-    assert update_sizes(before_file, before_file) is None and update_sizes(before_file, nan_file) is None
+    np.testing.assert_allclose(measure_update_sizes(before_file, after_file), found)
+    assert (
+        measure_update_sizes(before_file, before_file) is None and measure_update_sizes(before_file, nan_file) is None
+    )
 
 
 def test_slots_are_told_from_variables_by_their_names(tmp_path):

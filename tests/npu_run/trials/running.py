@@ -7,7 +7,7 @@ import os
 import pathlib
 import textwrap
 
-from npu_run.trials.trial import environment_of, fill_in_out_folder
+from npu_run.trials.trial import fill_in_out_folder, make_trial_environment
 
 RANK = "import sys\nfrom npu_run.rank.main import main\nmain(sys.argv[1:])\n"
 
@@ -36,7 +36,7 @@ class WarmTrials:
         """As `run_trial`."""
         self.runs += 1
         os.makedirs(trial.folder, exist_ok=True)
-        env = {**os.environ, **environment_of(trial, imposed)}
+        env = {**os.environ, **make_trial_environment(trial, imposed)}
         ended = self._python.run([self._start, *fill_in_out_folder(command, trial.folder)], cwd=self._folder, env=env)
         if log is not None:
             pathlib.Path(log).write_text(ended.stdout + ended.stderr)
