@@ -128,7 +128,7 @@ def survey(
     all_roots = [*roots, *likely_path_additions(script)]
     of_all = (
         *_find_missing_packages(files, all_roots),
-        *_find_uncompiled_modules(files, all_roots),
+        *_find_uncompiled_cython_modules(files, all_roots),
         *_find_unset_variables(files),
     )
     of_era = _find_older_packages(evidence) if era == 2 and is_switched else ()
@@ -142,7 +142,9 @@ def _downgrade_unreached(files: Sequence[FileFacts], findings: Iterable[Finding]
     definitions = {facts.path: facts.definitions for facts in files}
     reached = names_reached_from(list(definitions.values()))
     for finding in findings:
-        around = definitions[finding.place.file].around(finding.place.line) if finding.is_fatal else None
+        around = (
+            definitions[finding.place.file].find_enclosing_definition(finding.place.line) if finding.is_fatal else None
+        )
         if around is None or reached is None or around in reached:
             yield finding
         else:
@@ -218,7 +220,7 @@ def _find_missing_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> 
             package = use.name.partition(".")[0]
             if not use.is_import or use.is_guarded:
                 continue
-            folder = "" if _is_installed(package) else _folder_that_holds(use.name, roots)
+            folder = "" if _is_installed(package) else _find_folder_of_module(use.name, roots)
             if folder is None:
                 # Do not suggest unknown names: anyone can publish a package under such a name.
                 is_known = package in _INSTALLED_AS or package in _KNOWN_TO_WORK or package in _KNOWN
@@ -240,18 +242,18 @@ def _mentions_path(facts: FileFacts) -> bool:
         return "sys.path" in file.read()
 
 
-def _find_uncompiled_modules(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
+def _find_uncompiled_cython_modules(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
     """Yields a finding for each imported Cython module that is not compiled."""
     uses = [use for facts in files for use in facts.uses if use.is_import and not use.is_guarded]
     if any(use.name.partition(".")[0] == "pyximport" for use in uses):
         return  # pyximport compiles the modules
     for use in uses:
-        if (source := _uncompiled_source(use.name, roots)) is not None:
+        if (source := _find_uncompiled_cython_source(use.name, roots)) is not None:
             remark = "only its source is there: build it with Cython, as the project says or with `cythonize -i`"
             yield Finding("needed", f"module {source}", remark, use.place)
 
 
-def _uncompiled_source(name: str, roots: Sequence[str]) -> str | None:
+def _find_uncompiled_cython_source(name: str, roots: Sequence[str]) -> str | None:
     """Returns a module's `.pyx` file if the module is not compiled and has no other form; else None."""
     for folder in roots:
         for part in name.split("."):
@@ -299,7 +301,7 @@ def _is_installed(package: str) -> bool:
     return spec is not None and not (is_added and any(place.startswith(current) for place in places))
 
 
-def _folder_that_holds(name: str, roots: Sequence[str]) -> str | None:
+def _find_folder_of_module(name: str, roots: Sequence[str]) -> str | None:
     """Returns the folder of the project that contains the package or module of a dotted name; None if none does."""
     package, *inner = name.split(".")
     folders = [folder for root in roots for folder in _modules_below(root).get(package, ())]

@@ -21,8 +21,8 @@ __all__ = [
     "load_root",
     "element_or_value",
     "without_one_element_arrays",
-    "take",
-    "take_all",
+    "import_names",
+    "import_all_names",
 ]
 
 
@@ -40,7 +40,7 @@ def load_root(name: str) -> Any:
     return sys.modules[root] if proxies.is_plain(root) else proxies.proxy(root)
 
 
-def take(module: str, *names: str) -> tuple[Any, ...]:
+def import_names(module: str, *names: str) -> tuple[Any, ...]:
     """Executes `from module import names`; returns the values of the names."""
     try:
         source = load(module)
@@ -51,7 +51,7 @@ def take(module: str, *names: str) -> tuple[Any, ...]:
         raise
 
 
-def take_all(module: str) -> None:
+def import_all_names(module: str) -> None:
     """Executes `from module import *` in the caller's namespace."""
     source = load(module)
     namespace = sys._getframe(1).f_globals

@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorflow1_compat.tables import MODULES
 
-__all__ = ["SPLIT", "inner_module", "module_around", "find_moved_value"]
+__all__ = ["SPLIT", "find_replacement_of_inner_module", "find_replacement_of_contrib", "find_moved_value"]
 
 _CONTRIB = "tensorflow.contrib"
 
@@ -58,7 +58,7 @@ _INNER = """
 _inner = frozenset(_INNER.split())
 
 
-def inner_module(name: str) -> str | None:
+def find_replacement_of_inner_module(name: str) -> str | None:
     """Returns the name of the module that replaces an internal module of `tf.contrib`; None for other names.
 
     For example, `nn.python.ops.alpha_dropout` is a module, but `nn.alpha_dropout` is a function. The one exception in
@@ -69,10 +69,10 @@ def inner_module(name: str) -> str | None:
         return None
     if parts[-1] == parts[-2] != "ops" or (parts[3] not in ("python", "ops") and parts[2] != "predictor"):
         return None
-    return module_around(name)
+    return find_replacement_of_contrib(name)
 
 
-def module_around(name: str) -> str:
+def find_replacement_of_contrib(name: str) -> str:
     """Returns the name of the module that replaces `tensorflow.contrib.X`, given any name below `X`."""
     parts = name.split(".")
     of_contrib = ".".join(parts[:3])

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.names import KERAS
-from tensorflow1_compat.insides import SPLIT, inner_module, module_around
+from tensorflow1_compat.insides import SPLIT, find_replacement_of_contrib, find_replacement_of_inner_module
 from tensorflow1_compat.tables import INSIDES, MODULES, NAMES, OF_1
 
 __all__ = [
@@ -123,13 +123,13 @@ def _locate_part_by_part(name: str) -> Located:
             real = old
         elif _is_below(old, MODULES) and parts[number] not in _names_of(real):
             continue
-        elif parts[number] not in _names_of(real) and (inner := inner_module(old)):
+        elif parts[number] not in _names_of(real) and (inner := find_replacement_of_inner_module(old)):
             real = inner
         else:
             parts_of_real = SPLIT.get((real or "").removeprefix("tensorflow.python."), "").split()
             defined = _names_of(real).union(*(_names_of(f"tensorflow.python.{part}") for part in parts_of_real))
             if parts[1:4:2] == ["contrib", "python"]:
-                defined |= _names_of(module_around(old))
+                defined |= _names_of(find_replacement_of_contrib(old))
             if parts[number] in defined or _ANYTHING in defined or parts[number].startswith("__"):
                 return Located(real, rest)  # a class, a function or an object, whose attributes are not in files
             if _is_below(old, NAMES) or _is_of_version_2(parts):

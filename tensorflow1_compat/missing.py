@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 from tensorflow1_compat import journal
-from tensorflow1_compat.insides import inner_module
+from tensorflow1_compat.insides import find_replacement_of_inner_module
 from tensorflow1_compat.tables import GONE, OF_1, Tables
 
 __all__ = ["advise_replacement", "describe_missing_name", "import_error", "shortened"]
@@ -48,7 +48,7 @@ def shortened(name: str) -> str:
 def advise_replacement(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
     """Returns a sentence with the nearest replacement of a missing name. If none exists, the sentence says so."""
     parts = name.split(".")
-    if inner_module(".".join(parts[:4])):  # inner modules of contrib are known by their short names
+    if find_replacement_of_inner_module(".".join(parts[:4])):  # inner modules of contrib are known by their short names
         parts[3:-1] = []
     for length in range(len(parts), 0, -1):
         known = GONE.get(".".join(parts[:length]))

@@ -33,8 +33,8 @@ def add_attributes_of_1() -> None:
 
 def add_attributes_of_2() -> None:
     """Adds attributes of earlier versions of TensorFlow 2, each as soon as its module is loaded."""
-    call_when_loaded("tensorflow.python.framework.ops", _add_to_graphs)
-    call_when_loaded(f"{KERAS}.src.engine.sequential", _add_to_models)
+    call_when_loaded("tensorflow.python.framework.ops", _add_last_id_to_graphs)
+    call_when_loaded(f"{KERAS}.src.engine.sequential", _add_predict_methods_to_models)
     call_when_loaded(f"{KERAS}.src.optimizers.optimizer", _accept_old_keywords)
 
 
@@ -50,12 +50,12 @@ def _set_if_missing(kind: type, name: str, value: Any) -> None:
         setattr(kind, name, value)
 
 
-def _add_to_graphs(module: types.ModuleType) -> None:
+def _add_last_id_to_graphs(module: types.ModuleType) -> None:
     # The number of operators; copies of TensorFlow's seed function compute an operator's seed from it.
     _set_if_missing(module.Graph, "_last_id", property(lambda graph: graph.num_operations()))
 
 
-def _add_to_models(module: types.ModuleType) -> None:
+def _add_predict_methods_to_models(module: types.ModuleType) -> None:
     _set_if_missing(module.Sequential, "predict_classes", _predict_classes)
     _set_if_missing(module.Sequential, "predict_proba", _predict_proba)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat import journal, missing
-from tensorflow1_compat.insides import find_moved_value, inner_module, module_around
+from tensorflow1_compat.insides import find_moved_value, find_replacement_of_contrib, find_replacement_of_inner_module
 from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.tables import INSIDES, OF_1, Tables
 from tensorflow1_compat.tree import SourceTree
@@ -210,7 +210,7 @@ def _find_value(at: ModuleProxy, name: str) -> Any:
             raise _NameMissing from None
     if full in _tables.modules or full in removed_names.GONE_MODULES:
         return proxy(full)
-    inner = inner_module(full)
+    inner = find_replacement_of_inner_module(full)
     try:
         value = _find_in_base(full, base, name)
     except _NameMissing:
@@ -233,7 +233,7 @@ def _find_moved_up(full: str) -> Any:
     if not full.startswith(f"{_CONTRIB}.") or len(parts) < 5 or parts[3] != "python":
         raise _NameMissing
     try:
-        return getattr(importlib.import_module(module_around(full)), parts[-1])
+        return getattr(importlib.import_module(find_replacement_of_contrib(full)), parts[-1])
     except AttributeError:
         raise _NameMissing from None
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from npu_bridge.base.search import search
 
-__all__ = ["Definitions", "names_tested_in", "definitions_in", "names_reached_from"]
+__all__ = ["Definitions", "find_names_tested_for_existence", "definitions_in", "names_reached_from"]
 
 # Functions that look up a name -> the position of that argument. A computed name can be any name.
 _BY_NAME = {"getattr": 1, "globals": 0, "eval": 0, "exec": 0, "import_module": 0, "__import__": 0, "attrgetter": 0}
@@ -30,7 +30,7 @@ class Definitions(NamedTuple):
     inside: dict[str, frozenset[str]] = {}
     lines: dict[str, tuple[int, int]] = {}
 
-    def around(self, line: int) -> str | None:
+    def find_enclosing_definition(self, line: int) -> str | None:
         """Returns the name of the function or class that contains a line; None at the top level."""
         return next((name for name, (first, last) in self.lines.items() if first <= line <= last), None)
 
@@ -65,7 +65,7 @@ def names_reached_from(files: Sequence[Definitions]) -> frozenset[str] | None:
     return None if _ANYTHING in reached else reached
 
 
-def names_tested_in(test: ast.expr) -> Iterator[str]:
+def find_names_tested_for_existence(test: ast.expr) -> Iterator[str]:
     """Yields the names whose existence a condition tests by `hasattr(tf, "name")` or `"name" in dir(tf)`."""
     for node in ast.walk(test):
         asked: ast.expr | None = None

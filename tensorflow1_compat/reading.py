@@ -15,7 +15,7 @@ from tensorflow1_compat.installed import exported_by
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.old_python.calls import OLD_METHODS, old_mode_of
 from tensorflow1_compat.old_python.removed_names import OF_OLD
-from tensorflow1_compat.reach import Definitions, definitions_in, names_tested_in
+from tensorflow1_compat.reach import Definitions, definitions_in, find_names_tested_for_existence
 
 SET, ANY = 0, "*"
 _DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
@@ -217,7 +217,7 @@ class _Reader(ast.NodeVisitor):
     def _guard_tested_names(self, test: ast.expr) -> Iterator[None]:
         """Treats names as guarded inside the `with` block if the condition `test` checks that they exist."""
         before = len(self._tested)
-        self._tested.extend(names_tested_in(test))
+        self._tested.extend(find_names_tested_for_existence(test))
         yield
         del self._tested[before:]
 

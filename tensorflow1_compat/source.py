@@ -129,8 +129,8 @@ class _ImportRedirector(ast.NodeTransformer):
             return node
         names = [alias.name for alias in node.names]
         if names == ["*"]:
-            return _place_like(ast.Expr(_make_call("take_all", ast.Constant(node.module))), node)
-        call = _make_call("take", ast.Constant(node.module), *map(ast.Constant, names))
+            return _place_like(ast.Expr(_make_call("import_all_names", ast.Constant(node.module))), node)
+        call = _make_call("import_names", ast.Constant(node.module), *map(ast.Constant, names))
         targets = [ast.Name(id=alias.asname or alias.name, ctx=ast.Store()) for alias in node.names]
         return _place_like(ast.Assign(targets=[ast.Tuple(elts=targets, ctx=ast.Store())], value=call), node)
 

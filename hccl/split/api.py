@@ -69,28 +69,28 @@ def set_split_strategy_by_size(dataSizeList: list[int] | list[float], group: str
         _warn_ignored(where, group, dataSizeList)
 
 
-def _check_list(where, name, values):
+def _check_list(function, name, values):
     if not isinstance(values, list) or not values:
-        raise _make_error(where, f"{name} is not a list", "a list with at least one number", values)
+        raise _make_error(function, f"{name} is not a list", "a list with at least one number", values)
     if len(values) > _DOCUMENTED_FRAGMENTS:
         _LOG.warning(
             "%s: %d fragments are more than the %d that the NPU stack allows. This package accepts them; use fewer if "
             "the script must also run on NPUs.",
-            where,
+            function,
             len(values),
             _DOCUMENTED_FRAGMENTS,
         )
 
 
-def _warn_ignored(where, group, values):
+def _warn_ignored(function, group, values):
     _LOG.warning(
         "%s: %s is ignored, because an earlier call has set the split of group %r, which stays until the group is "
         "destroyed. Remove one of the calls.",
-        where,
+        function,
         values,
         group,
     )
 
 
-def _make_error(where, problem, expected, got):
-    return ValueError(f"{where}: {problem}. Expected {expected}; got {got}. Correct the list.")
+def _make_error(function, problem, expected, got):
+    return ValueError(f"{function}: {problem}. Expected {expected}; got {got}. Correct the list.")

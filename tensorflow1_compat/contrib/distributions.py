@@ -70,7 +70,7 @@ class MultivariateNormalDiag(tf.distributions.Distribution):
 
 
 @tf.distributions.RegisterKL(MultivariateNormalDiag, MultivariateNormalDiag)
-def _divergence(first, second, name=None):
+def _kl_divergence(first, second, name=None):
     return tf.reduce_sum(tf.distributions.kl_divergence(first._normal, second._normal), -1)
 
 

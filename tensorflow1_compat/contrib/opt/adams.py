@@ -108,7 +108,7 @@ class AdaMaxOptimizer(UpdatingOptimizer):
     def _typed_arguments(self, var):
         numbers = (("learning_rate", self._lr), ("beta1", self._beta1), ("beta2", self._beta2),
                    ("epsilon", self._epsilon))  # fmt: skip
-        rate, beta1, beta2, epsilon = (self._number(name, number, var) for name, number in numbers)
+        rate, beta1, beta2, epsilon = (self._cast_hyperparameter(name, number, var) for name, number in numbers)
         return rate / (1 - tf.cast(self._get_beta_accumulators(), var.dtype.base_dtype)), beta1, beta2, epsilon
 
     def _step(self, var, grad):

@@ -39,7 +39,7 @@ class LARSOptimizer(UpdatingOptimizer):
 
     def compute_lr(self, grad, var):
         """Returns the scaled learning rate, and the gradient with weight decay; both unchanged for `skip_list`."""
-        rate = self._number("learning_rate", self._learning_rate, var)
+        rate = self._cast_hyperparameter("learning_rate", self._learning_rate, var)
         if self._skip_list is not None and any(part in var.name for part in self._skip_list):
             return rate, grad
         weight_norm, grad_norm = tf.norm(var, ord=2), tf.norm(grad, ord=2)
@@ -50,7 +50,7 @@ class LARSOptimizer(UpdatingOptimizer):
 
     def _step(self, var, grad):
         rate, grad = self.compute_lr(grad, var)
-        momentum = self._number("momentum", self._momentum, var)
+        momentum = self._cast_hyperparameter("momentum", self._momentum, var)
         slot = self.get_slot(var, "momentum")
         moved = tf.assign(slot, slot * momentum + grad * rate, use_locking=self._use_locking)
         step = moved * momentum + grad * rate if self._use_nesterov else moved
@@ -58,7 +58,10 @@ class LARSOptimizer(UpdatingOptimizer):
 
     def _sparse_step(self, var, grad, indices):
         """Updates rows with plain momentum, because the norms of some rows say nothing about the whole layer."""
-        rate, momentum = self._number("rate", self._learning_rate, var), self._number("momentum", self._momentum, var)
+        rate, momentum = (
+            self._cast_hyperparameter("rate", self._learning_rate, var),
+            self._cast_hyperparameter("momentum", self._momentum, var),
+        )
         slot = self.get_slot(var, "momentum")
         rows = tf.gather(slot, indices) * momentum + grad
         step = rows * momentum + grad if self._use_nesterov else rows

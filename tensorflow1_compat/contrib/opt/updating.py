@@ -30,7 +30,7 @@ class UpdatingOptimizer(tf.train.Optimizer):
     def _resource_apply_sparse(self, grad, handle, indices):
         return self._sparse_step(handle, grad, indices)
 
-    def _number(self, name: str, value, var) -> tf.Tensor:
+    def _cast_hyperparameter(self, name: str, value, var) -> tf.Tensor:
         """Returns a hyperparameter (a number, tensor or function without arguments) in the dtype of a variable."""
         value = self._call_if_callable(value)
         return tf.cast(tf.convert_to_tensor(value, name=name), var.dtype.base_dtype)
