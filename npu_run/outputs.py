@@ -55,7 +55,7 @@ def claim_command_output(
             raise LaunchError(str(error)) from error
 
 
-def check_output_file(path: str | None, option: str, own_content: bytes) -> None:
+def check_output_file(path: str | None, option: str, own_pattern: bytes) -> None:
     """Raises LaunchError unless a file can be written without overwriting other data; None means no file.
 
     Raises:
@@ -64,6 +64,6 @@ def check_output_file(path: str | None, option: str, own_content: bytes) -> None
     if path is None:
         return
     try:
-        check_output(path, own_content, option)
+        check_output(path, own_pattern, option)
     except OSError as error:
         raise LaunchError(str(error)) from error
