@@ -58,8 +58,7 @@ from npu_run.remote.tasks import Tasks
 STOP_SECS = 4.0
 _TICK_SECS = 0.05
 _KILL_TICK_SECS = 0.001
-# How long the ranks of a deadlock can take to leave Horovod with an exception, on a machine with more processes than
-# cores, too.
+# How long the ranks of a deadlock can take to leave Horovod with an exception, also if processes outnumber cores.
 _LEAVE_SECS = 10.0
 # How often to check for a hang; each check asks the system about every rank.
 _HANG_LOOK_SECS = 0.5
