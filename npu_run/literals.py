@@ -1,4 +1,4 @@
-"""Evaluates expressions of a script whose values its text alone determines."""
+"""Evaluates expressions whose values follow from a script's text alone."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def locate_definition(name: str) -> Located | None:
 
 
 def is_installed(name: str) -> bool:
-    """Returns whether the installed packages have a name, without any replacement."""
+    """Returns whether the installed packages themselves define a name; replacements of this package do not count."""
     found = locate_definition(name)
     if found is None or not found.inside:
         return found is not None

@@ -84,17 +84,17 @@ class InnerOptimizer(abc.ABC):
 
     def get_slot(self, variable, name):
         """Returns the slot `name` of a variable, or None."""
-        if name == SLOT and self.stand_ins.kept:
+        if name == SLOT and self.stand_ins.saved_variables:
             return self.stand_ins.slot_of(variable)
         return self._slot(variable, name)
 
     def get_slot_names(self) -> list:
         """Returns the sorted names of the slots."""
-        return sorted([*self._slot_names(), *([SLOT] if self.stand_ins.kept else [])])
+        return sorted([*self._slot_names(), *([SLOT] if self.stand_ins.saved_variables else [])])
 
     def variables(self) -> list:
         """Returns the variables of the optimizer, with the stand-ins."""
-        return [*self._variables(), *self.stand_ins.kept]
+        return [*self._variables(), *self.stand_ins.saved_variables]
 
     def _slot(self, variable, name):
         (seen,) = self.stand_ins.of([variable])

@@ -139,7 +139,7 @@ class RankState:
         Args:
           transfers: full names of the collectives of the update.
         """
-        if self._replicas is not None and self._replicas.kept and building_graph():
+        if self._replicas is not None and self._replicas.variables and building_graph():
             self._restore_own = RestoreOwnValues(self._replicas, set(transfers))
 
     def silence_start_warning(self) -> None:

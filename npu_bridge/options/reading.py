@@ -24,8 +24,8 @@ from npu_bridge.options.table import (
     IN_SESSION,
     RUN_CONFIG,
     Option,
+    OptionSource,
     OptionTable,
-    Place,
     UnknownKeyError,
 )
 from npu_bridge.options.training_options import TrainingOptions
@@ -77,7 +77,7 @@ def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
     Raises:
       TypeError, ValueError: an option, or a combination of options, is illegal.
     """
-    return _apply_rules(collect_settings(dict(values), Place(is_session=False, function=function), OPTIONS))
+    return _apply_rules(collect_settings(dict(values), OptionSource(is_session=False, function=function), OPTIONS))
 
 
 def parameter_values(config: Any) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _apply_rules(settings: Settings) -> TrainingOptions:
     return TrainingOptions({**values, **imposed}, _report_unusual(settings))
 
 
-def collect_settings(given: dict[str, Any], place: Place, table: OptionTable) -> Settings:
+def collect_settings(given: dict[str, Any], place: OptionSource, table: OptionTable) -> Settings:
     """Returns the input of the rules: the given values, each checked, and the defaults of all other options.
 
     Raises:
@@ -171,7 +171,7 @@ def _plain_value(option: Option, values: Mapping[str, Any]) -> Any:
     return option.normalise(values.get(option.name))
 
 
-def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None:
+def _read_variable(option: Option, values: dict[str, Any], place: OptionSource) -> None:
     """Gives an unset option the value of its environment variable."""
     text = environment.read_variable(option.variable)
     if text is None:

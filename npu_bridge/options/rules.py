@@ -9,7 +9,7 @@ from typing import Any, Callable, NamedTuple
 
 from npu_bridge.base.errors import message, option_error, say_once, shown
 from npu_bridge.options import grammar
-from npu_bridge.options.table import DUMP, EXPERIMENTAL, PROFILING, OptionTable, Place
+from npu_bridge.options.table import DUMP, EXPERIMENTAL, PROFILING, OptionSource, OptionTable
 from npu_bridge.options.table_precision import MIXED_PRECISION_MODES
 
 DEFAULT_PROFILING_OPTIONS = (
@@ -36,7 +36,7 @@ class Settings(NamedTuple):
 
     values: dict[str, Any]
     given: frozenset[str]
-    place: Place
+    place: OptionSource
     table: OptionTable
 
     def error(self, name: str, problem: str, expected: str, fix: str) -> Exception:

@@ -117,7 +117,7 @@ class Option:
         """The legal values, as a noun phrase."""
         return self.kind.expected + (" or None" if self.accepts_none else "")
 
-    def check(self, value: Any, place: Place, *, only_type: bool = False) -> None:
+    def check(self, value: Any, place: OptionSource, *, only_type: bool = False) -> None:
         """Raises an error if `value` is illegal. Warns once if it is outside of limits that are not enforced.
 
         Args:
@@ -146,7 +146,7 @@ class Option:
         return self.absent if plain == "" else plain
 
 
-class Place(NamedTuple):
+class OptionSource(NamedTuple):
     """The place where the user set an option; messages use the name that the option has there.
 
     Attributes:
@@ -172,8 +172,8 @@ class UnknownKeyError(ValueError):
     """Raised for a key in a session's parameter_map that belongs to no option."""
 
 
-IN_OBJECT = Place(is_session=False)
-IN_SESSION = Place(is_session=True)
+IN_OBJECT = OptionSource(is_session=False)
+IN_SESSION = OptionSource(is_session=True)
 
 
 class OptionTable:

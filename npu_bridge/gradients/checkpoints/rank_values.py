@@ -48,7 +48,7 @@ class RankValues:
         self._kept: dict = {}
 
     @property
-    def kept(self) -> list:
+    def variables(self) -> list:
         """The variables that differ between ranks."""
         return [variable for variable, _ in self._kept.values()]
 

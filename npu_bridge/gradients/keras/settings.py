@@ -25,8 +25,8 @@ class KerasSettings:
 
     Attributes:
       name, manager, is_distributed, stages: as in `recipe.PipelineSettings`.
-      is_tailing_optimization: decide whether to skip a step before the last fragment is all-reduced; needs a manager
-        and `is_distributed`.
+      is_tailing_optimization: check for overflows early, while the last fragment is all-reduced; needs a manager and
+        `is_distributed`.
       decides_together: with a manager, skip a step on all ranks if it overflows on one, even if other code averages
         the gradients.
       counts_skipped_steps: count skipped steps in the optimizer's `iterations`, too.

@@ -40,7 +40,7 @@ def make_forwarding_method(name: str):
 
 
 def _current_generation_class(name: str) -> type | None:
-    """Returns the current generation's class `name` if no legacy class has this name, as Keras 2.15 cannot load it."""
+    """Returns class `name` of the current generation, which Keras 2.15 cannot load if there is no legacy class; or None."""
     is_alone = not hasattr(tf.keras.optimizers.legacy, name)
     return getattr(tf.keras.optimizers, name, None) if is_alone else None
 
@@ -159,11 +159,15 @@ class PipelineMixin(delegating_trackable()):
         return [*self._inner_variables(), *self._own_variables()]
 
     def _own_variables(self):
-        return [*self.state_variables, *self._pipeline.inner.stand_ins.kept]
+        return [*self.state_variables, *self._pipeline.inner.stand_ins.saved_variables]
 
     def _variables_of(self, shapes):
         """Returns the variables that fit a file's `shapes`: all, or without stages or stand-ins; None if none fit."""
-        own, stages, kept = self._inner_variables(), self.state_variables, self._pipeline.inner.stand_ins.kept
+        own, stages, kept = (
+            self._inner_variables(),
+            self.state_variables,
+            self._pipeline.inner.stand_ins.saved_variables,
+        )
         for held in (self._all_variables(), [*own, *stages], [*own, *kept], own):
             if [tuple(variable.shape) for variable in held] == list(map(tuple, shapes)):
                 return held

@@ -207,7 +207,7 @@ class Precision:
         named = {name for name, asked in self._dtypes.by_type.items() if asked == dtype} | self._mixlist.allowed
         if rewriter.can_lower(dtype) and not any(rewriter.lacks_kernel(name, dtype) for name in named):
             return None
-        self.configured, self.low = (_imitated(policy) for policy in (self.configured, self.low))
+        self.configured, self.low = (_mark_as_imitated(policy) for policy in (self.configured, self.low))
         policies = [policy for policy in (self.configured, self.low) if policy is not None]
         return Imitation(dtype, policies, self.rewriter_variables, self.ops_keeping_dtype)
 
@@ -221,5 +221,5 @@ class Precision:
         return asked.pop() if asked else None
 
 
-def _imitated(policy: Policy | None) -> Policy | None:
+def _mark_as_imitated(policy: Policy | None) -> Policy | None:
     return policy if policy in (None, ORIGINAL) else policy._replace(is_imitated=True)
