@@ -116,7 +116,7 @@ def _with_checks(session, function, find_run):
 
 
 def _make_due_checks(session, find_run):
-    """Makes the checks that are due before a run; returns those that receive values, each with the tensors to fetch."""
+    """Makes the checks that are due before a run; returns those that need fetched values, each with its tensors."""
     checks = [*_CHECKS_OF_ALL.values(), *_CHECKS.get(session.graph, {}).values()]
     due = [check for check in checks if check.is_due(session)]
     run = find_run() if due else None

@@ -95,7 +95,7 @@ def report_failure(
       folder: folder of the training.
       error: an error that is being handled.
       step: the last global step.
-      history: history of the training, on rank 0; other ranks read the history.
+      history: history of the training on rank 0; other ranks read it from the folder.
       stream: where rank 0 prints the path of the page. None: nowhere.
     Raises:
       OSError: a file cannot be written.

@@ -39,7 +39,7 @@ class OwnWorkTimes:
         Args:
           ready, done: when this rank's gradients were ready, and when the reductions ended, in seconds since the epoch.
           is_update: whether gradients were exchanged; otherwise the batch is part of a later update.
-          steps: steps of the run; each counts as waiting as long as the last step.
+          steps: steps of the run; all are assumed to have waited as long as the last one.
         Returns:
           The numbers that ranks compare, once there are enough steps, else None: own work in each part, in seconds
           per step, and the fraction of waiting.

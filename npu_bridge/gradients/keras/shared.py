@@ -40,7 +40,7 @@ def make_forwarding_method(name: str):
 
 
 def _current_generation_class(name: str) -> type | None:
-    """Returns class `name` of the current generation, which Keras 2.15 cannot load if there is no legacy class; or None."""
+    """Returns the current class `name` if Keras 2.15 cannot load it because no legacy class has this name."""
     is_alone = not hasattr(tf.keras.optimizers.legacy, name)
     return getattr(tf.keras.optimizers, name, None) if is_alone else None
 

@@ -94,7 +94,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
             self.model.train_function = self._train
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Writes the environment variables of goal and progress before the first step."""
+        """Writes the goal and the progress into environment variables before the first step."""
         self._steps_before_epoch = self._steps_done
         if self._plan is None or self._has_begun:
             return

@@ -79,9 +79,9 @@ class Switch:
             self.has_happened = True
             if not decision.is_expected:
                 _LOG.warning(
-                    "accelerate_train_mode: the precision does not change exactly at the requested ratio of TOTAL_STEP. "
-                    "Expected a run to end there; got STEP_NOW=%s of TOTAL_STEP=%s with %d steps in a run. The last run "
-                    "of a training is always in the original precision.",
+                    "accelerate_train_mode: the precision does not change exactly at the requested ratio of "
+                    "TOTAL_STEP. Expected a run to end there; got STEP_NOW=%s of TOTAL_STEP=%s with %d steps in a run. "
+                    "The last run of a training is always in the original precision.",
                     *(reversed(self._progress_texts())),
                     self._steps_per_run,
                 )

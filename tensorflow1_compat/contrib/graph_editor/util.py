@@ -20,7 +20,7 @@ def make_list_of_op(ops, check_graph=True, allow_graph=True, ignore_ts=False):
 
 
 def make_list_of_t(ts, check_graph=True, allow_graph=True, ignore_ops=False):
-    """Returns the tensors of a graph, a tensor, or a list of tensors, as a list."""
+    """Returns a list of tensors: all tensors of a graph, or the given ones (a tensor or a list)."""
     if isinstance(ts, tf.Graph):
         return [tensor for op in ts.get_operations() for tensor in op.outputs]
     ts = tf.nest.flatten(list(ts) if isinstance(ts, (list, tuple, set)) else ts)
