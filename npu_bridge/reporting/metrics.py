@@ -79,7 +79,7 @@ class MetricsHook(StepHook):
         self._skipped = 0
 
     def after_create_session(self, session, coord):
-        """Starts the entries, and finds out whether a run has several steps."""
+        """Starts the metric entries on rank 0, and finds out whether a run has several steps."""
         del coord
         self._loops = steps_per_run(session) > 1
         if self._entries.writes:

@@ -164,7 +164,7 @@ def variable_scope_module() -> types.ModuleType:
 def replacements_of_layer_modules() -> dict[types.ModuleType, types.ModuleType]:
     """Maps TensorFlow's modules of TF 1 layers to the modules of Keras that replace them.
 
-    Seen in TF 2.15: the modules in `tensorflow.python.layers` need a package that might not be installed.
+    Checked in TF 2.15: the modules in `tensorflow.python.layers` need a package that might not be installed.
     """
     return {
         importlib.import_module(f"tensorflow.python.layers.{name}"): importlib.import_module(

@@ -35,7 +35,7 @@ def add_function(definition: Any) -> None:
 def redirected_calls(rename: Callable[[str], str] | None) -> Iterator[None]:
     """Redirects this thread's eager calls inside the block to the functions that `rename` returns.
 
-    Only the innermost block counts. None redirects nothing. Seen in TF 2.15: `Context.call_function`.
+    Only the innermost block counts. None redirects nothing. Checked in TF 2.15: `Context.call_function`.
     """
     before = getattr(_RENAMING, "rename", None)
     redirect_calls(rename)
@@ -67,7 +67,7 @@ def _wrap_calls() -> None:
 def rewritten_graph(graph: tf.Graph, fetches: Sequence[str], session_config: tf.compat.v1.ConfigProto) -> Any:
     """Returns the GraphDef that TensorFlow's graph rewriter makes for one CPU; starts no session.
 
-    Seen in TF 2.15: `grappler.tf_optimizer.OptimizeGraph` and `grappler.cluster.Cluster`.
+    Checked in TF 2.15: `grappler.tf_optimizer.OptimizeGraph` and `grappler.cluster.Cluster`.
 
     Args:
       graph: a TF 1 graph.

@@ -92,7 +92,7 @@ def disable_parallel_iterations(op: tf.Operation) -> None:
 def enclosing_branches(op: tf.Operation) -> Iterator[tuple[tf.Tensor | None, bool]]:
     """Yields (predicate, branch) for each TF 1 condition or loop around an operator, innermost first.
 
-    A loop has the predicate None. Seen in TF 2.15: `CondContext.pred` and `branch`.
+    A loop has the predicate None. Checked in TF 2.15: `CondContext.pred` and `branch`.
     """
     for context in contexts_around(op._get_control_flow_context()):
         yield getattr(context, "pred", None), bool(getattr(context, "branch", 0))
@@ -134,7 +134,7 @@ def is_branch_or_body(graph: tf.Graph) -> bool:
 def call_when_function_is_built(graph: tf.Graph, call: Callable[[], Any]) -> bool:
     """Calls `call` when the outermost function that is being built is complete.
 
-    Seen in TF 2.15: `FuncGraph.outer_graph` and `_add_scope_exit_callback`.
+    Checked in TF 2.15: `FuncGraph.outer_graph` and `_add_scope_exit_callback`.
 
     Returns:
       False, without calling `call`, if the outermost function is built for a TF 1 graph.
@@ -223,7 +223,7 @@ def shared_name(variable: tf.Variable) -> str:
 def set_variable_name(variable: tf.Variable, name: str, slice_info: tf.Variable.SaveSliceInfo) -> None:
     """Gives a resource variable, also in checkpoints, a name other than its operator's.
 
-    Seen in TF 2.15: `_handle_name` and `_set_save_slice_info`.
+    Checked in TF 2.15: `_handle_name` and `_set_save_slice_info`.
 
     Args:
       variable: the variable.

@@ -24,7 +24,7 @@ _DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 def watch_calls(run_call: Callable[[Any, Callable], Any]) -> None:
     """Passes all eager calls of functions through `run_call(function, call)`; does not load TensorFlow.
 
-    Seen in TF 2.15: `ConcreteFunction._call_flat`.
+    Checked in TF 2.15: `ConcreteFunction._call_flat`.
     """
 
     def call_flat(call, function, *arguments, **keywords):
@@ -43,7 +43,7 @@ def watch_calls(run_call: Callable[[Any, Callable], Any]) -> None:
 def collected_graphs() -> Iterator[list]:
     """Collects the optimized graphs of functions that are called inside the block for the first time.
 
-    Seen in TF 2.15: `Context.enable_graph_collection` and `export_run_metadata`.
+    Checked in TF 2.15: `Context.enable_graph_collection` and `export_run_metadata`.
 
     Returns:
       A list of GraphDefs, filled at the end of the block.
@@ -63,7 +63,7 @@ def collected_graphs() -> Iterator[list]:
 class CpuProfile:
     """A profile of the operators that this process runs on CPUs, from now on.
 
-    Seen in TF 2.15: `_pywrap_profiler.ProfilerSession`, and the names of events in its trace.
+    Checked in TF 2.15: `_pywrap_profiler.ProfilerSession`, and the names of events in its trace.
 
     Raises:
       tf.errors.AlreadyExistsError: another profile is being made; TensorFlow makes one at a time.

@@ -66,7 +66,7 @@ def variables_by_key(saver: tf.compat.v1.train.Saver) -> dict | None:
 def keys_in_object_checkpoint(reader: Any) -> dict[str, str]:
     """Returns the keys of an object-based checkpoint by variable name; empty for another kind of checkpoint.
 
-    Seen in TF 2.15: the message `TrackableObjectGraph` under the key `_CHECKPOINTABLE_OBJECT_GRAPH`.
+    Checked in TF 2.15: the message `TrackableObjectGraph` under the key `_CHECKPOINTABLE_OBJECT_GRAPH`.
     """
     from tensorflow.core.protobuf import trackable_object_graph_pb2
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def serve_from_first_use(describe: Callable[[tf.compat.v1.ConfigProto], Any], when_started: Callable[[], None]) -> None:
     """Makes the process a server of a cluster as soon as it executes eagerly or makes a session.
 
-    Must be called before either. Values made before the process became a server cannot be used afterwards. Seen in TF
-    2.15: `Context.ensure_initialized`, `_collective_ops_server_def` and `enable_collective_ops`.
+    Must be called before either. Values made before the process became a server cannot be used afterwards.
+    Checked in TF 2.15: `Context.ensure_initialized`, `_collective_ops_server_def` and `enable_collective_ops`.
 
     Args:
       describe: returns the ServerDef for the settings of the process; called once, right before the server starts.

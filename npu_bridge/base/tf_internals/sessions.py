@@ -92,7 +92,7 @@ _COLLECTIONS: list[tf.compat.v1.RunMetadata] = []  # the open ones, the innermos
 def collected_function_graphs() -> Iterator[tf.compat.v1.RunMetadata]:
     """Yields a RunMetadata; after the block it holds the graphs of functions that were first called inside.
 
-    With nested blocks, each RunMetadata gets the functions called in its own block. Seen in TF 2.15:
+    With nested blocks, each RunMetadata gets the functions called in its own block. Checked in TF 2.15:
     `context.enable_graph_collection`, `export_run_metadata` and `disable_graph_collection`.
     """
     import tensorflow as tf

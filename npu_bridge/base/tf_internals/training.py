@@ -58,7 +58,7 @@ def learning_rates(optimizer: Any) -> list:
 def adam_hyperparameters(optimizer: tf.compat.v1.train.AdamOptimizer) -> dict[str, tf.Tensor]:
     """Returns the hyper-parameters of TF 1 Adam during its update, by their names in `tf.raw_ops.ApplyAdam`.
 
-    Seen in TF 2.15: `_get_beta_accumulators`, `_lr_t`, `_beta1_t`, `_beta2_t` and `_epsilon_t`.
+    Checked in TF 2.15: `_get_beta_accumulators`, `_lr_t`, `_beta1_t`, `_beta2_t` and `_epsilon_t`.
     """
     beta1_power, beta2_power = optimizer._get_beta_accumulators()
     return {
@@ -148,7 +148,7 @@ def compile_arguments(model: tf.keras.Model) -> dict:
 def watch_gradients(note: Callable[[Any, Any], None]) -> None:
     """Calls `note(targets, gradients)` whenever gradients are built in a TF 1 graph, from now on.
 
-    Seen in TF 2.15: `gradients_util._GradientsHelper`.
+    Checked in TF 2.15: `gradients_util._GradientsHelper`.
     """
     from tensorflow.python.ops import gradients_util
 
@@ -212,8 +212,8 @@ def replace_seed_choice(choose: Callable[[Callable, Any], Any]) -> None:
 def seed_unseeded_operators(seed: int) -> None:
     """Gives each new random operator without a seed its own seed, because determinism requires seeds.
 
-    Seen in TF 2.15: `Graph._create_op_internal`. Two modules refuse operators without seeds by themselves; their name
-    `config`, which they use only for this, is replaced.
+    Checked in TF 2.15: `Graph._create_op_internal`. Two modules themselves refuse operators without seeds; their
+    name `config`, which they use only for this, is replaced.
     """
     from tensorflow.python.framework import ops
     from tensorflow.python.ops import image_ops_impl, stateful_random_ops

@@ -64,8 +64,8 @@ class NPUEstimator(tf.estimator.Estimator):
     """An `Estimator` that takes an `NPURunConfig` and starts all ranks with the same variables.
 
     With several ranks, each training begins with a broadcast of rank 0's variables, unless
-    `NPURunConfig(horovod_mode=True)` leaves the broadcast to the script. Rank 0's checkpoint defines the reached step,
-    so that all ranks stop together.
+    `NPURunConfig(horovod_mode=True)` leaves the broadcast to the script. All ranks take the step reached so far from
+    rank 0's checkpoint, so that they stop together.
 
     If `log_step_count_steps` of the `NPURunConfig` is set, every rank logs its loss at this interval, and a
     `StragglerHook` on all ranks names slow ranks. Rank 0 shows progress on standard error (`ProgressHook`), writes
@@ -143,7 +143,7 @@ class NPUEstimator(tf.estimator.Estimator):
         precision.prepare(self._session_config)
 
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None):
-        """Trains like `tf.estimator.Estimator.train`; with several ranks, rank 0's checkpoint defines the reached step.
+        """Trains like `tf.estimator.Estimator.train`; with several ranks, the step reached so far is rank 0's.
 
         Raises:
           DamagedCheckpointError: (a RuntimeError) the checkpoint to resume from is damaged; under `npu-run --restarts`,

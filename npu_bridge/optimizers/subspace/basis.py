@@ -72,7 +72,7 @@ class Basis:
             return cls(rows, tuple((name, size) for name, size in columns))
         except (ValueError, TypeError, LookupError) as error:
             problem, expected = f"{described} does not describe the columns", "a list of names and sizes"
-            fix = "Write both files with Basis.save."
+            fix = "Write the basis and its description with Basis.save."
             raise ValueError(message("Basis", problem, expected, shown(error), fix)) from None
 
     def part(self, variables: Sequence[Any], number: int, count: int) -> np.ndarray:
