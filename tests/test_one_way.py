@@ -26,7 +26,7 @@ PRODUCTS = {
     "reporting/page/document.py": "npu-run report; ReportHook attempts it",
     "reporting/page/facts.py": "ReportHook attempts it",
     "reporting/picture_style.py": "npu-run plan --out; draw_training attempts it",
-    "reporting/tail_report.py": "what npu-run --timeline ends with; Recording.conclude tells what fails",
+    "reporting/tail_report.py": "what npu-run --timeline ends with; Recording.draw_tail says what fails",
     "session/dump_files.py": "TensorWatch attempts it",
     "session/overflow_hook.py": "TensorWatch attempts it",
     "session/precision/op_lists.py": "files that a person asks for",
