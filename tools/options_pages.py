@@ -50,7 +50,7 @@ Some options belong to a helper object: `dump_mode` *of DumpConfig* is set by
 `NPURunConfig(dump_config=DumpConfig(dump_mode="all"))`. The classes are in `npu_bridge.estimator.npu.npu_config`.
 
 In a session, each option has a slot for its type: `.s` for text, `.i` for an integer, `.b` for a boolean. So you write
-`parameter_map["iterations_per_loop"].i = 10`. The tables show the slot, with the key where it differs from the name. An
+`parameter_map["iterations_per_loop"].i = 10`. The tables show the slot, and the key if it is not the option's name. An
 option without a slot cannot be set in a session.
 
 In the column *values*, the default follows the semicolon; without one it is None. A value outside limits marked
