@@ -231,7 +231,7 @@ def test_clipping_between_unscaling_and_the_update():
 def test_another_backend_is_refused(monkeypatch):
     """As jax would say it, without which Keras does not begin with another backend."""
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    with pytest.raises(ValueError, match="another library. Expected TensorFlow; got KERAS_BACKEND=jax. Set"):
+    with pytest.raises(ValueError, match="library. Expected KERAS_BACKEND=tensorflow; got KERAS_BACKEND=jax."):
         npu_keras_optimizer(sgd())
 
 
