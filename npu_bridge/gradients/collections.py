@@ -50,13 +50,13 @@ def record_update_operators() -> Iterator[None]:
     graph.get_collection_ref(UPDATES).extend(graph.get_operations()[before:])
 
 
-def publish_tensor(name: Any, tensor: Any) -> None:
-    """Adds a tensor or variable to a collection of the current TF 1 graph.
+def publish_in_graph(name: Any, value: Any) -> None:
+    """Adds a tensor, a variable or another object to a collection of the current TF 1 graph.
 
     Does nothing in eager execution, in a function, and inside a `tf.cond` or a loop, where tensors cannot be fetched.
     """
     if building_graph() and current_control_flow_context(tf.compat.v1.get_default_graph()) is None:
-        tf.compat.v1.add_to_collection(name, tensor)
+        tf.compat.v1.add_to_collection(name, value)
 
 
 def publish_learning_rate(optimizer: Any) -> None:
@@ -73,5 +73,5 @@ def publish_learning_rate(optimizer: Any) -> None:
         # Tensors made inside the gate of loss scaling cannot be fetched.
         is_fetchable = isinstance(tensor, tf.Tensor) and tensor.graph is graph and graph.is_fetchable(tensor)
         if is_fetchable or isinstance(rate, float):
-            publish_tensor(LEARNING_RATE, tensor if is_fetchable else rate)
+            publish_in_graph(LEARNING_RATE, tensor if is_fetchable else rate)
             return

@@ -138,7 +138,7 @@ def counter_variable(initial_value: Any, name: str, dtype: tf.DType = tf.int32, 
         trainable=False,
         use_resource=not is_graph if use_resource is None else use_resource,
     )
-    collections.publish_tensor(collections.LOSS_SCALE_STATE, variable)
+    collections.publish_in_graph(collections.LOSS_SCALE_STATE, variable)
     return variable
 
 

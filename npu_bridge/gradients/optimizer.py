@@ -121,7 +121,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         # After the inner optimizer, so that the outermost of nested optimizers sets the losses last.
         self._inner.pass_losses(losses, step.losses.values)
         if not any(map(callable, losses)):
-            collections.publish_tensor(collections.UNSCALED_LOSS, sum_in_order(losses) if has_several else loss)
+            collections.publish_in_graph(collections.UNSCALED_LOSS, sum_in_order(losses) if has_several else loss)
         if has_several:
             return self._combine(step, step.grads_and_vars)
         return self._combine(step, self._pipeline.prepare_gradients(step, grads_and_vars))
@@ -178,7 +178,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
             self._inner.prepare(step.updated)
         update = self._pipeline.apply(step, lambda pairs: self._inner.apply_gradients(pairs, global_step, name))
         collections.publish_learning_rate(self._inner.optimizer)
-        collections.publish_tensor(collections.GRADIENTS, given)
+        collections.publish_in_graph(collections.GRADIENTS, given)
         return update
 
     def skip_steps_together(self):

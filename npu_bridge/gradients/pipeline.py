@@ -285,7 +285,7 @@ class Pipeline:
         with wire_names.recorded_names() as transfers, exchanges.unchecked_updates():
             update = update_of()
         self.rank_state.after_update(transfers)
-        collections.publish_tensor(collections.PIPELINES, self)
+        collections.publish_in_graph(collections.PIPELINES, self)
         with tf.control_dependencies(step.notes.get(_OPS_TO_AWAIT, [])):
             state_updates = [op for op in (stage.after_update(step) for stage in self.stages) if op is not None]
         if update is None or not state_updates or tf.executing_eagerly():

@@ -119,7 +119,7 @@ class RemoteHost:
         return bool(text)
 
     def check_connection(self) -> None:
-        """Sets `lost_because` if the connection has ended or was silent for too long; first reads what has arrived."""
+        """Reads arrived events, then sets `lost_because` if the connection has ended or was silent for too long."""
         if self.lost_because or self._is_closed.is_set():
             return
         reason = self._describe_end()

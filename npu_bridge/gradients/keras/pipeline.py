@@ -64,7 +64,7 @@ class KerasPipeline:
             def scaled():
                 return self.pipeline.scale(loss(), step)
         else:
-            collections.publish_tensor(collections.UNSCALED_LOSS, loss)
+            collections.publish_in_graph(collections.UNSCALED_LOSS, loss)
             with contextlib.nullcontext() if tape is None or not self.pipeline.scales_loss else tape:
                 scaled = self.pipeline.scale(loss, step)
         return self._combine(step, self.pipeline.prepare_gradients(step, differentiate(scaled, tape)))

@@ -37,7 +37,7 @@ class GroupScaling(Scaling):
         losses = step.losses
         losses.scales, losses.common_scale = tuple(tf.unstack(scales)), smallest_scale(scales)
         step.record_factor(losses.common_scale)
-        collections.publish_tensor(collections.LOSS_SCALE, losses.common_scale)
+        collections.publish_in_graph(collections.LOSS_SCALE, losses.common_scale)
         pairs = step.grads_and_vars
         for number, scale in enumerate(losses.scales):
             of_group = [grad for group, (grad, _) in zip(groups, pairs) if group == number and grad is not None]

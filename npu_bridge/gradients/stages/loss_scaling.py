@@ -77,7 +77,7 @@ class LossScaling(Scaling):
         step.losses.scales = scales
         step.losses.common_scale = scales[0] if len(scales) == 1 else smallest_scale(scales)
         step.record_factor(step.losses.common_scale)
-        collections.publish_tensor(collections.LOSS_SCALE, step.losses.common_scale)
+        collections.publish_in_graph(collections.LOSS_SCALE, step.losses.common_scale)
 
     def each_batch(self, step):
         if len(step.losses.scales) > 1 and not step.losses.usable:  # gradients of one loss, not checked yet

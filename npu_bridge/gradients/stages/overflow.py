@@ -104,7 +104,7 @@ class OverflowCheck(Stage):
         with tf.name_scope(f"{self._name}_OverflowCheck"):
             (step.should_apply,) = step.tensors_when_due(lambda: [self._decide(step)], lambda: [tf.constant(False)])
             if building_graph():
-                collections.publish_tensor(collections.STEP_SKIPPED, overflow_of(step))
+                collections.publish_in_graph(collections.STEP_SKIPPED, overflow_of(step))
         if building_graph():
             tf.identity(step.should_apply, name=_FETCHED_NAME)
         return run_if(step.should_apply, update)
