@@ -32,7 +32,7 @@ import tensorflow as tf  # noqa: E402
 import npu_bridge.npu_init  # noqa: E402, F401  (sessions read options)
 from npu_bridge.options import with_optimizer_entry  # noqa: E402
 from npu_bridge.reporting.history import History  # noqa: E402
-from npu_run.compare.folders import Comparison, compare_folders  # noqa: E402
+from npu_run.compare.folders import FolderComparison, compare_folders  # noqa: E402
 
 tf1 = tf.compat.v1
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
@@ -265,7 +265,7 @@ def train(folder, name, noise, seed, repeat, error=""):
     history.close()
 
 
-def compare_pair(root, name, noise, seed, error="") -> Comparison:
+def compare_pair(root, name, noise, seed, error="") -> FolderComparison:
     """Makes the trainings of `train_pair` and compares them."""
     train_pair(root, name, noise, seed, error)
     return compare_folders(str(root / "a"), str(root / "b"))
@@ -278,7 +278,7 @@ def train_pair(root, name, noise, seed, error="") -> None:
     train(root / "b", name, noise, seed, REPEATS, error)
 
 
-def is_placed(found: Comparison, name, error) -> bool:
+def is_placed(found: FolderComparison, name, error) -> bool:
     """Returns whether a verdict names the operator, the variable or the step of the error."""
     places = build(name).places[error]
     for verdict in found.verdicts:

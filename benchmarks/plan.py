@@ -119,19 +119,19 @@ def run_on(hosts, options, compute_secs, percentages):
 def compare(options):
     """Prints a row for each rate and kind of step."""
     from benchmarks.lab.two_hosts import two_hosts
-    from npu_bridge.collective.cost_model import Link, Training, predict, step_secs
+    from npu_bridge.collective.cost_model import NetworkLink, TrainingCosts, predict_step_time, step_secs
     from npu_bridge.collective.fragments import DEFAULT_PERCENTAGES
 
     def training(compute_secs):
-        return Training(options.params * _VALUE_BYTES, compute_secs, options.tensors)
+        return TrainingCosts(options.params * _VALUE_BYTES, compute_secs, options.tensors)
 
     print(f"{options.params} parameters in {options.tensors} variables, 2 ranks, medians of {options.rounds} steps")
     print(f"{'link':8}  {'alone':>8}  {'predicted':>9}  {'measured':>9}  {'ratio':>5}  split")
     for rate in options.rates.split(","):
-        link = Link(_BITS_PER_SEC[rate] / 8, _LATENCY_SECS)
+        link = NetworkLink(_BITS_PER_SEC[rate] / 8, _LATENCY_SECS)
         # Computation as long as the sum, where the split matters most.
-        secs = predict(2, training(0.0), link).communication_secs
-        best = predict(2, training(secs), link).percentages
+        secs = predict_step_time(2, training(0.0), link).communication_secs
+        best = predict_step_time(2, training(secs), link).percentages
         with two_hosts(rate=rate) as hosts:
             for compute_secs, split in ((0.0, [100]), (secs, [100]), (secs, DEFAULT_PERCENTAGES), (secs, best)):
                 measured = run_on(hosts, options, compute_secs, list(split))

@@ -142,7 +142,7 @@ def contenders(optimizer_name):
     """Returns a dict from contender to a function that makes its optimizer."""
     import tensorflow as tf
 
-    from npu_bridge.collective.engine_of_ranks import engine
+    from npu_bridge.collective.engine_of_ranks import choose_engine
     from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
     from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 
@@ -176,7 +176,7 @@ def contenders(optimizer_name):
         FUSED_ON: lambda: ours(fused(optimizer_name), True, name="fused_on"),
         COMPUTE_ONLY: lambda: ours(inner(optimizer_name), False, is_distributed=False, name="alone"),
     }
-    return {name: wrap for name, wrap in made.items() if engine() == "horovod" or name not in STOCK}
+    return {name: wrap for name, wrap in made.items() if choose_engine() == "horovod" or name not in STOCK}
 
 
 def build_steps(options):
@@ -185,7 +185,7 @@ def build_steps(options):
 
     from npu_bridge import collective
     from npu_bridge.base.environment import temporary_variables
-    from npu_bridge.collective.engine_of_ranks import engine
+    from npu_bridge.collective.engine_of_ranks import choose_engine
     from npu_bridge.collective.fragments import all_reduce_bytes
     from npu_bridge.session.iterations import name_step
 
@@ -205,7 +205,7 @@ def build_steps(options):
                 steps[name] = name_step(steps[name])
             variables = tf1.trainable_variables(f"contender_{number}/")
     values = [variable.read_value() for variable in variables]
-    if engine() == "horovod":
+    if choose_engine() == "horovod":
         import horovod.tensorflow as hvd
 
         exchanged = hvd.grouped_allreduce(values, op=hvd.Average, name="wire")

@@ -40,7 +40,7 @@ SHARE = 0.01
 def contenders(threshold):
     """Returns a dict from contender to a function that wraps an optimizer."""
     from npu_bridge import stages
-    from npu_bridge.collective.engine_of_ranks import engine
+    from npu_bridge.collective.engine_of_ranks import choose_engine
     from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 
     def horovod(optimizer, name, is_half=False):
@@ -64,7 +64,9 @@ def contenders(threshold):
         OF_WEIGHTS: lambda opt: ours(opt, "adasum_weights", stages.Adasum(on="weights")),
         NONE: lambda opt: opt,
     }
-    return {name: wrap for name, wrap in made.items() if engine() == "horovod" or name not in (HOROVOD, HOROVOD_HALF)}
+    return {
+        name: wrap for name, wrap in made.items() if choose_engine() == "horovod" or name not in (HOROVOD, HOROVOD_HALF)
+    }
 
 
 def step_with(wrap, gradients):
@@ -90,7 +92,7 @@ def threshold_of(gradients):
         session.run(tf.compat.v1.global_variables_initializer())
         values = session.run([grad for grad, _ in gradients])
     largest = np.quantile(np.abs(np.concatenate([value.ravel()[::7] for value in values])), 1 - SHARE)
-    return collective.current().exchange([int(largest * 1e15)], "threshold")[0][0] / 1e15
+    return collective.current().exchange_integers([int(largest * 1e15)], "threshold")[0][0] / 1e15
 
 
 def config_of():

@@ -10,7 +10,7 @@ import importlib
 import sys
 
 from npu_bridge.base import documented_paths, tensorflow_start
-from npu_bridge.base.lazy import lazy_getattr, submodules
+from npu_bridge.base.lazy import lazy_getattr, places_of_submodules
 from npu_bridge.base.version import __version__
 
 __all__ = ["__version__", "hccl_ops", "helper", "npu_bridge_handle", "npu_close", "npu_estimator"]
@@ -21,7 +21,9 @@ npu_bridge_handle = object()
 __getattr__ = lazy_getattr(
     __name__,
     {
-        **submodules(__name__, "boost", "estimator", "hccl", "npu_init", "tf_adapter", *documented_paths.NAMES),
+        **places_of_submodules(
+            __name__, "boost", "estimator", "hccl", "npu_init", "tf_adapter", *documented_paths.NAMES
+        ),
         "hccl_ops": "npu_bridge.hccl.hccl_ops",
         "npu_close": "npu_bridge.estimator.npu.npu_plugin:npu_close",
         "npu_estimator": "npu_bridge.estimator.npu.npu_estimator",

@@ -6,12 +6,12 @@ first use. Importing the package has no side effect, with one exception: if a sc
 TensorFlow 2, its modules get these names.
 """
 
-from npu_bridge.base.lazy import lazy_getattr, submodules
+from npu_bridge.base.lazy import lazy_getattr, places_of_submodules
 from npu_bridge.base.version import __version__
 from tensorflow1_compat.plain import fix_old_names
 
 _PLACES = {
-    **submodules(__name__, "compat", "configs", "distribute", "npu_device", "ops", "train"),
+    **places_of_submodules(__name__, "compat", "configs", "distribute", "npu_device", "ops", "train"),
     "gen_npu_ops": "npu_device.npu_device:gen_npu_ops",
     "global_options": "npu_device.configs.npu_config:global_options",
     "is_inf_nan_enabled": "npu_bridge.estimator.npu.npu_plugin:is_inf_nan_enabled",

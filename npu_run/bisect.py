@@ -15,11 +15,11 @@ from npu_bridge.base.files import write_atomically
 from npu_bridge.base.output_folders import OutputFolder
 from npu_bridge.base.reading import read_json
 from npu_bridge.base.terminal import echo, path_for_message
-from npu_run.command_line import ScriptCommand, add_launcher_options, exit_on_errors, say
+from npu_run.command_line import ScriptCommand, add_launcher_options, exit_on_errors, print_unless_quiet
 from npu_run.errors import LaunchError
 from npu_run.outputs import claim_command_output
 from npu_run.repeat import repeat_folder
-from npu_run.trials.search import Operator, OutOfRuns, SearchResult, find_minimal_float32_set
+from npu_run.trials.search import Operator, OutOfRunsError, SearchResult, find_minimal_float32_set
 from npu_run.trials.trial import FLOAT32, Trial, run_trial
 
 LOW_MODES = (
@@ -109,8 +109,8 @@ class Bisection:
                 f"in model.fit only types of operators can be kept, for which {self._low} has no lists. Expected --low "
                 f"allow_mix_precision, allow_mix_precision_fp16 or allow_mix_precision_bf16; got {self._low}."
             )
-        self._say(f"{len(operators)} operators may be lowered")
-        found = find_minimal_float32_set(operators, self._does_run_pass)
+        self._print_progress(f"{len(operators)} operators may be lowered")
+        found = find_minimal_float32_set(operators, self._is_run_accepted)
         if found is None:
             self._print_always(
                 f"even with all {len(operators)} operators in float32 the run does not pass: the difference is in no "
@@ -156,7 +156,7 @@ class Bisection:
                 f"Choose another folder with --out."
             )
         self._runs = runs
-        self._say(f"resumes after {len(self._runs)} runs in low precision")
+        self._print_progress(f"resumes after {len(self._runs)} runs in low precision")
 
     def _train_float32_runs(self) -> None:
         """Makes the float32 runs whose losses give the noise band, except finished ones; measures the band."""
@@ -182,9 +182,9 @@ class Bisection:
         from npu_run.trials.acceptance import Float32Band
 
         self._band = Float32Band([repeat_folder(self.folder, number) for number in range(_REFERENCES)], self._tolerance)
-        self._say(f"float32: {self._band}")
+        self._print_progress(f"float32: {self._band}")
 
-    def _does_run_pass(self, kept_operators: frozenset[str]) -> bool:
+    def _is_run_accepted(self, kept_operators: frozenset[str]) -> bool:
         names = sorted(kept_operators)
         for run in self._runs:
             if run["kept"] == names:
@@ -206,13 +206,13 @@ class Bisection:
           description: a description of the run, to print.
         """
         if len(self._runs) + _REFERENCES >= self._max_runs:
-            raise OutOfRuns
+            raise OutOfRunsError
         folder = os.path.join(self.folder, self._next_run_name())
         trial = Trial(folder=folder, seed=0, steps=self._steps)
         code = self._train(trial, {"precision_mode": self._low, "precision_mode_v2": None, **options})
         passes, why = (False, f"exit code {code}") if code else self._band.judge_run(folder)
         description = description or f"{len(kept_names)} operator{'' if len(kept_names) == 1 else 's'} in float32"
-        self._say(
+        self._print_progress(
             f"run {len(self._runs) + _REFERENCES + 1}: {description}: {'inside' if passes else 'outside'} ({why})"
         )
         self._runs.append({"kept": kept_names, "passes": passes, "why": why})
@@ -268,19 +268,19 @@ class Bisection:
             return
         known = [run for run in self._runs if run["kept"] == [f"mix list of {', '.join(types)}"]]
         try:
-            passes = known[0]["passes"] if known else self._try_types(types, mixlist)
-        except OutOfRuns:
+            passes = known[0]["passes"] if known else self._are_types_accepted(types, mixlist)
+        except OutOfRunsError:
             echo("  not tried: no runs are left")
             return
         fails = "  it does not pass, as casts are at other places; keep the operators instead"
         echo("  it passes, too" if passes else fails)
 
-    def _try_types(self, types: Sequence[str], mixlist: str) -> bool:
+    def _are_types_accepted(self, types: Sequence[str], mixlist: str) -> bool:
         label = f"mix list of {', '.join(types)}"
         return self._train_and_judge([label], {"modify_mixlist": mixlist}, label)
 
-    def _say(self, text: str) -> None:
-        say(f"npu-run bisect: {text}")
+    def _print_progress(self, text: str) -> None:
+        print_unless_quiet(f"npu-run bisect: {text}")
 
     def _print_always(self, text: str) -> None:
         """Prints a result, even with `--quiet`."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from npu_bridge.base.terminal import escape_in_line
 
 if TYPE_CHECKING:
-    from tensorflow1_compat.findings import Finding, Survey
-    from tensorflow1_compat.journal import Entry
+    from tensorflow1_compat.findings import Finding, ScriptSurvey
+    from tensorflow1_compat.journal import OldNameUse
 
 _TITLES = {
     "cannot work": "cannot work here",
@@ -23,36 +23,36 @@ _TITLES = {
 }
 
 
-def findings_as_facts(script: str, found: Survey, entries: list[Entry] = ()) -> dict[str, Any]:
-    """Returns the findings as plain data for JSON; `entries` are the old names that a run of the script has met."""
+def findings_as_facts(script: str, survey: ScriptSurvey, used_old_names: list[OldNameUse] = ()) -> dict[str, Any]:
+    """Returns the findings as plain data for JSON; `used_old_names` are old names that a run of the script met."""
     return {
         "script": script,
-        "tensorflow": found.era,
-        "files": found.files,
-        "findings": [_finding_facts(each) for each in found.findings],
-        "met": [_finding_facts(each) for each in entries],
+        "tensorflow": survey.era,
+        "files": survey.files,
+        "findings": [_finding_facts(each) for each in survey.findings],
+        "met": [_finding_facts(each) for each in used_old_names],
     }
 
 
-def _finding_facts(finding: Finding | Entry) -> dict[str, str]:
+def _finding_facts(finding: Finding | OldNameUse) -> dict[str, str]:
     row = {"kind": finding.kind, "what": finding.what, "remark": finding.remark, "place": str(finding.place)}
     return row | ({"severity": finding.severity} if hasattr(finding, "severity") else {})
 
 
-def _finding_text(finding: Finding | Entry) -> str:
+def _describe_finding(finding: Finding | OldNameUse) -> str:
     what = f"{finding.what} ({finding.severity})" if finding.kind == "ranks" else finding.what
     return f"{what}: {finding.remark}" if finding.remark else what
 
 
-def format_findings(script: str, found: Survey, entries: list[Entry] = ()) -> str:
+def format_findings(script: str, survey: ScriptSurvey, used_old_names: list[OldNameUse] = ()) -> str:
     """Returns the findings as text to print: a block for each kind of finding, and a verdict."""
-    lines = [f"{escape_in_line(script)}: a script of TensorFlow {found.era}, {found.files} file(s) read"]
-    blocks = {kind: [each for each in found.findings if each.kind == kind] for kind in _TITLES}
+    lines = [f"{escape_in_line(script)}: a script of TensorFlow {survey.era}, {survey.files} file(s) read"]
+    blocks = {kind: [each for each in survey.findings if each.kind == kind] for kind in _TITLES}
     for kind, title in _TITLES.items():
-        rows = list(entries) if kind == "met" else blocks[kind]
+        rows = list(used_old_names) if kind == "met" else blocks[kind]
         if rows:
             lines += ["", f"{title}:"]
-            lines += [f"  {each.place}: {_finding_text(each)}" for each in rows]
+            lines += [f"  {each.place}: {_describe_finding(each)}" for each in rows]
     count, needed = len(blocks["cannot work"]), len(blocks["needed"])
     verdict = [f"{count} name(s) or file(s) cannot work."] if count else []
     verdict += [f"{needed} package(s) or variable(s) must be installed or set first."] if needed else []

@@ -29,13 +29,13 @@ from npu_run.command_line import (
     add_settings_option,
     add_source_options,
     announce_settings,
-    fail,
-    say,
+    exit_with_message,
+    print_unless_quiet,
 )
 from npu_run.commands import COMMANDS, GROUPS, describe_missing_script, find_command
 from npu_run.errors import LaunchError, check_thread
 from npu_run.job.elastic import WAIT_SECS, RankBounds, determine_rank_bounds
-from npu_run.job.hosts import Plan, plan_job
+from npu_run.job.hosts import JobPlan, plan_job
 from npu_run.job.output import LOG_FILES
 from npu_run.job.rank_process import rank_command, rank_defaults
 from npu_run.job.starts import RestartableJob
@@ -258,10 +258,10 @@ def run_script(
                 echo(recording.draw_tail(plan.size), err=True)
             sys.exit(code)
         except (LaunchError, NotOursError) as error:
-            fail(f"npu-run: {escape_in_line(str(error))}")
+            exit_with_message(f"npu-run: {escape_in_line(str(error))}")
 
 
-def _elastic_bounds(options: Mapping[str, Any], plan: Plan, has_tasks: bool) -> tuple[RankBounds | None, Plan]:
+def _elastic_bounds(options: Mapping[str, Any], plan: JobPlan, has_tasks: bool) -> tuple[RankBounds | None, JobPlan]:
     """Returns the bounds and the plan of an elastic job; for any other job returns None and the unchanged plan.
 
     Args:
@@ -285,12 +285,12 @@ def _elastic_bounds(options: Mapping[str, Any], plan: Plan, has_tasks: bool) -> 
         options["least"], options["most"], options["size"], whole, options["hosts_from"], excluded
     )
     bounds = RankBounds(*numbers, **times)
-    return bounds, whole or Plan(bounds.most, {})
+    return bounds, whole or JobPlan(bounds.most, {})
 
 
 def _reserve_outputs(
     outputs: contextlib.ExitStack,
-    plan: Plan,
+    plan: JobPlan,
     log_dir: str | None,
     repeats: Repeats | None,
     recording: Recording | None,
@@ -317,10 +317,10 @@ def _reserve_outputs(
 
 
 def _print_progress(text: str) -> None:
-    say(f"npu-run: {escape_in_line(text)}")
+    print_unless_quiet(f"npu-run: {escape_in_line(text)}")
 
 
-def _announce_start(script: str, plan: Plan, elastic: RankBounds | None) -> None:
+def _announce_start(script: str, plan: JobPlan, elastic: RankBounds | None) -> None:
     """Prints the number of ranks; if another launcher started an npu-run for each rank, only rank 0 prints."""
     placed = environment.launcher_placement() if plan.size == 1 else None
     if placed is not None and placed.rank > 0:
@@ -329,15 +329,17 @@ def _announce_start(script: str, plan: Plan, elastic: RankBounds | None) -> None
     ranks = f"{size} rank{'' if size == 1 else 's'}"
     if elastic is not None:
         most = f"to {elastic.most}" if elastic.most < MOST_RANKS else "or more"
-        say(f"npu-run: starting {elastic.least} {most} ranks of {escape_in_line(script)}")
+        print_unless_quiet(f"npu-run: starting {elastic.least} {most} ranks of {escape_in_line(script)}")
         return
-    say(f"npu-run: starting {ranks} of {escape_in_line(script)}{'' if plan.is_local else f' on {plan.hosts}'}")
+    print_unless_quiet(
+        f"npu-run: starting {ranks} of {escape_in_line(script)}{'' if plan.is_local else f' on {plan.hosts}'}"
+    )
     engine = engine_of_ranks.describe_engine() if size > 1 else ""
     if engine:
-        say(f"npu-run: {engine}")
+        print_unless_quiet(f"npu-run: {engine}")
 
 
-def _run_alone(script: str, arguments: list[str], plan: Plan) -> None:
+def _run_alone(script: str, arguments: list[str], plan: JobPlan) -> None:
     """Replaces this process with the script, so that the script gets signals and terminal and sets the exit code."""
     check_thread()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", rank_defaults(1)["TF_CPP_MIN_LOG_LEVEL"])

@@ -20,7 +20,7 @@ from click.shell_completion import CompletionItem
 
 from npu_bridge.base import environment
 from npu_bridge.base.reading import open_file
-from npu_bridge.base.terminal import echo, escape_del, escape_in_line, flush_or_silence, silence
+from npu_bridge.base.terminal import discard_unwritten_output, echo, escape_del, escape_in_line, flush_or_silence
 from npu_run.commands import describe_missing_script
 from npu_run.errors import LaunchError
 from npu_run.tensorflow_choice import TensorFlowChoice
@@ -68,9 +68,9 @@ class Command(click.Command):
                 _print_facts(self, error.exit_code, {"problem": error.format_message()})
             text = io.StringIO()
             error.show(text)
-            fail(text.getvalue().rstrip("\n"), error.exit_code)
+            exit_with_message(text.getvalue().rstrip("\n"), error.exit_code)
         except click.Abort:
-            fail("Aborted!", 1)
+            exit_with_message("Aborted!", 1)
         finally:
             flush_or_silence()
 
@@ -117,18 +117,18 @@ class ScriptCommand(Command):
         """Completes words as click does, but offers no options after SCRIPT."""
         return [] if ctx.params.get("script") else super().shell_complete(ctx, incomplete)
 
-    def _report_misplaced_option(self, script: str, rest: Sequence[str]) -> None:
+    def _report_misplaced_option(self, script: str, words_after_script: Sequence[str]) -> None:
         """Prints a hint if an option of this command follows SCRIPT, and the script's text does not contain it."""
         own = {name: param for param in self.params if isinstance(param, click.Option) for name in param.opts}
-        at = next((number for number, word in enumerate(rest) if word.partition("=")[0] in own), None)
+        at = next((number for number, word in enumerate(words_after_script) if word.partition("=")[0] in own), None)
         if at is None or not os.path.isfile(script):
             return
-        name = rest[at].partition("=")[0]
+        name = words_after_script[at].partition("=")[0]
         with open_file(script, errors="replace") as file:
             if re.search(rf"{re.escape(name)}\b|['\"]{re.escape(name.lstrip('-'))}['\"]", file.read()):
                 return
-        has_value = not own[name].is_flag and "=" not in rest[at]
-        given = " ".join(rest[at : at + 1 + has_value])
+        has_value = not own[name].is_flag and "=" not in words_after_script[at]
+        given = " ".join(words_after_script[at : at + 1 + has_value])
         name = _command_name(self)
         line = f"{given} goes to the script. If it is for {name}, write {name} {given} {script}"
         echo(escape_in_line(f"{name}: {line}"), err=True)
@@ -143,10 +143,10 @@ class ScriptCommand(Command):
 
 
 def _make_flag_option(short: str, name: str, key: str, doc: str) -> click.Option:
-    def note(context: click.Context, option: click.Parameter, given: bool) -> None:
+    def store_flag(context: click.Context, option: click.Parameter, given: bool) -> None:
         context.meta[key] = given
 
-    return click.Option([short, name], is_flag=True, expose_value=False, callback=note, help=doc)
+    return click.Option([short, name], is_flag=True, expose_value=False, callback=store_flag, help=doc)
 
 
 def is_quiet() -> bool:
@@ -155,7 +155,7 @@ def is_quiet() -> bool:
     return context is not None and bool(context.meta.get(_QUIET))
 
 
-def say(text: str) -> None:
+def print_unless_quiet(text: str) -> None:
     """Prints a progress line on standard error, unless `--quiet` is given."""
     if not is_quiet():
         echo(text, err=True)
@@ -181,21 +181,21 @@ def _exit_on_stream_errors(name: str) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        silence(sys.stdout)
-        fail(f"{name}: the program that reads the output has ended")
+        discard_unwritten_output(sys.stdout)
+        exit_with_message(f"{name}: the program that reads the output has ended")
     except OSError as error:
         with contextlib.suppress(OSError):
             _print_problem(str(error))
-        silence(sys.stdout)
-        fail(f"{name}: {escape_in_line(str(error))}")
+        discard_unwritten_output(sys.stdout)
+        exit_with_message(f"{name}: {escape_in_line(str(error))}")
 
 
-def fail(text: str, code: int = 2) -> NoReturn:
+def exit_with_message(text: str, code: int = 2) -> NoReturn:
     """Prints a text on standard error, if it is open, and ends the process."""
     try:
         echo(text, err=True)
     except (OSError, ValueError):
-        silence(sys.stderr)
+        discard_unwritten_output(sys.stderr)
     sys.exit(code)
 
 
@@ -206,7 +206,7 @@ def _prepare_process(name: str) -> None:
     """
     for stream, what, sign in ((sys.stdout, "standard output", ">"), (sys.stderr, "standard error", "2>")):
         if stream is None:
-            fail(
+            exit_with_message(
                 f"{name}: {what} is closed. Expected a terminal, a file or a pipe; add {sign}/dev/null to see nothing."
             )
     if sys.stdin is None:
@@ -216,7 +216,7 @@ def _prepare_process(name: str) -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_OPEN_FILES, hard))
         except (ValueError, OSError):
-            fail(
+            exit_with_message(
                 f"{name}: this process can open only {soft} files. Expected at least {LEAST_OPEN_FILES}; run "
                 f"ulimit -n 1024 first."
             )
@@ -229,7 +229,7 @@ def exit_on_errors(*errors: type[Exception]) -> Iterator[None]:
         yield
     except errors as error:
         _print_problem(str(error))
-        fail(f"{_command_name(click.get_current_context().command)}: {escape_in_line(str(error))}")
+        exit_with_message(f"{_command_name(click.get_current_context().command)}: {escape_in_line(str(error))}")
 
 
 def _print_problem(text: str) -> None:
@@ -274,7 +274,7 @@ def _complete_option(context: click.Context, parameter: click.Parameter, incompl
     from npu_bridge.options.catalogue import OPTIONS
     from npu_bridge.options.table import RUN_CONFIG
 
-    names = (option.name for option in OPTIONS.of(RUN_CONFIG) if option.is_plain)
+    names = (option.name for option in OPTIONS.options_of(RUN_CONFIG) if option.is_plain)
     return [CompletionItem(f"{name}=") for name in names if name.startswith(incomplete)]
 
 
@@ -284,7 +284,7 @@ def announce_settings(settings: Sequence[str]) -> None:
         from npu_bridge.options import from_shell  # imported late: every start of a script loads this module
 
         with exit_on_errors(TypeError, ValueError):
-            from_shell.pass_to_ranks(settings)
+            from_shell.pass_settings_to_ranks(settings)
 
 
 def add_script_arguments(command: Callable, endings: Sequence[str] = (".py",)) -> Callable:

@@ -15,7 +15,7 @@ import click
 from npu_bridge.base.errors import nearest_word
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command.
 
     Attributes:
@@ -29,24 +29,24 @@ class Entry(NamedTuple):
 
 GROUPS = {
     "Before a training": {
-        "doctor": Entry("doctor.command", "whether a run would work on this machine, and the cures"),
-        "check": Entry("check", "the names that a script uses, and those that cannot work here"),
-        "try": Entry("try_", "the first steps of a training, in a temporary folder"),
-        "effects": Entry("effects", "the effect here of each option that is set"),
-        "explain": Entry("explain", "the stages that a configuration file adds to a step"),
-        "plan": Entry("predict.command", "how fast a training would be on other numbers of ranks"),
+        "doctor": CommandEntry("doctor.command", "whether a run would work on this machine, and the cures"),
+        "check": CommandEntry("check", "the names that a script uses, and those that cannot work here"),
+        "try": CommandEntry("try_", "the first steps of a training, in a temporary folder"),
+        "effects": CommandEntry("effects", "the effect here of each option that is set"),
+        "explain": CommandEntry("explain", "the stages that a configuration file adds to a step"),
+        "plan": CommandEntry("predict.command", "how fast a training would be on other numbers of ranks"),
     },
     "After a training": {
-        "report": Entry("report", "one page about a training"),
-        "compare": Entry("compare.command", "whether two trainings agree, and where they begin to differ"),
+        "report": CommandEntry("report", "one page about a training"),
+        "compare": CommandEntry("compare.command", "whether two trainings agree, and where they begin to differ"),
     },
     "When two trainings differ": {
-        "record": Entry("record", "save how a training starts: weights, batches, random numbers"),
-        "replay": Entry("record", "train from such a start, and compare bit for bit"),
-        "bisect": Entry("bisect", "which operators must stay float32 in low precision"),
+        "record": CommandEntry("record", "save how a training starts: weights, batches, random numbers"),
+        "replay": CommandEntry("record", "train from such a start, and compare bit for bit"),
+        "bisect": CommandEntry("bisect", "which operators must stay float32 in low precision"),
     },
     "In your shell": {
-        "completion": Entry("completion", "completes commands, options and scripts in bash, zsh and fish"),
+        "completion": CommandEntry("completion", "completes commands, options and scripts in bash, zsh and fish"),
     },
 }
 COMMANDS = {name: f"{__package__}.{entry.module}" for group in GROUPS.values() for name, entry in group.items()}

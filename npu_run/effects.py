@@ -24,7 +24,7 @@ _FROM_FILE = re.compile(r"""\bfrom_file\(\s*['"]([^'"]+)['"]""")
 _VALUE_CHARACTERS = 60
 
 
-class Row(NamedTuple):
+class OptionRow(NamedTuple):
     """An option that is set.
 
     Attributes:
@@ -60,7 +60,7 @@ def effects(
     return code, facts, functools.partial(_print_rows, script, rows, counts)
 
 
-def _print_rows(script: str, rows: Sequence[Row], counts: Mapping[str, int]) -> None:
+def _print_rows(script: str, rows: Sequence[OptionRow], counts: Mapping[str, int]) -> None:
     console = PlainConsole()
     for word, title in _TITLES.items():
         shown = [_table_cells(row) for row in rows if row.effect == word and not (word == "works" and is_quiet())]
@@ -70,28 +70,30 @@ def _print_rows(script: str, rows: Sequence[Row], counts: Mapping[str, int]) -> 
             print_table(shown, console, title)
     if not rows and script.endswith(".py"):
         echo("A script shows only the values written in it. For all values, give the model folder of a training.")
-    told = ", ".join(f"{count} {word}" for word, count in (("work", counts["works"]), *_other_counts(counts)) if count)
+    told = ", ".join(
+        f"{count} {word}" for word, count in (("work", counts["works"]), *_list_counts_of_other_levels(counts)) if count
+    )
     options = f"{len(rows)} option{'' if len(rows) == 1 else 's'}"
     echo(f"{escape_in_line(script)}: {options} set{f': {told}' if told else ''}.")
 
 
-def _other_counts(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+def _list_counts_of_other_levels(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return [("without effect", counts["no effect"]), ("refused", counts["refused"])]
 
 
-def _table_cells(row: Row) -> tuple[str, ...]:
+def _table_cells(row: OptionRow) -> tuple[str, ...]:
     return (f"{row.place}: {row.name}" if row.place else row.name, _shorten(row.value), row.note)
 
 
-def _list_rows(path: str, choice: TensorFlowChoice) -> Iterator[Row]:
+def _list_rows(path: str, choice: TensorFlowChoice) -> Iterator[OptionRow]:
     if os.path.isdir(path):
-        return _rows_of_training(path)
+        return _read_rows_of_training(path)
     if path.endswith(".toml"):
         return _rows_of_file(path)
     return _rows_of_script(path, choice)
 
 
-def _rows_of_file(path: str) -> Iterator[Row]:
+def _rows_of_file(path: str) -> Iterator[OptionRow]:
     """Yields a row for each option in a configuration file, in the order of the file; does not need TensorFlow.
 
     Raises:
@@ -102,8 +104,8 @@ def _rows_of_file(path: str) -> Iterator[Row]:
     return _rows_of_table(read_toml(path)[0], RUN_CONFIG)
 
 
-def _rows_of_table(content: Mapping[str, Any], owner: str) -> Iterator[Row]:
-    names = [option.name for option in OPTIONS.of(owner)]
+def _rows_of_table(content: Mapping[str, Any], owner: str) -> Iterator[OptionRow]:
+    names = [option.name for option in OPTIONS.options_of(owner)]
     for name, value in content.items():
         kind = OPTIONS[name].kind if name in names else None
         if hasattr(kind, "owner") and isinstance(value, dict):
@@ -113,10 +115,10 @@ def _rows_of_table(content: Mapping[str, Any], owner: str) -> Iterator[Row]:
         elif name != "stages":
             near = nearest_word(name, names)
             note = f"not an option{f'; did you mean {near}?' if near else ''}"
-            yield Row(f"{owner}.{name}", repr(value), "", "refused", note)
+            yield OptionRow(f"{owner}.{name}", repr(value), "", "refused", note)
 
 
-def _make_row(option: Option, value: Any) -> Row:
+def _make_row(option: Option, value: Any) -> OptionRow:
     effect = option.effect
     try:
         option.check(value, IN_OBJECT)
@@ -126,14 +128,14 @@ def _make_row(option: Option, value: Any) -> Row:
         if effect.level == "refused" and value == option.default:
             effect = Effect("recorded", "It is the default; any other value is refused.")
     note = effect.note or _default_note(effect.level)
-    return Row(f"{option.owner}.{option.name}", repr(value), repr(option.default), WORDS[effect.level], note)
+    return OptionRow(f"{option.owner}.{option.name}", repr(value), repr(option.default), WORDS[effect.level], note)
 
 
 def _default_note(level: str) -> str:
     return {"works": "as documented", "recorded": "checked and kept", "refused": "any value but the default"}[level]
 
 
-def _rows_of_script(path: str, choice: TensorFlowChoice) -> Iterator[Row]:
+def _rows_of_script(path: str, choice: TensorFlowChoice) -> Iterator[OptionRow]:
     known = {name: option for option in OPTIONS for name in (option.name, option.key) if name}
     for finding in choice.survey(path).findings:
         kind, _, name = finding.what.partition(" ")
@@ -142,13 +144,13 @@ def _rows_of_script(path: str, choice: TensorFlowChoice) -> Iterator[Row]:
         option, place = known.get(name), str(finding.place)
         if finding.is_fatal:
             owner = f"{option.owner}." if option is not None else ""
-            yield Row(f"{owner}{name}", "", "", "refused", finding.remark, place)
+            yield OptionRow(f"{owner}{name}", "", "", "refused", finding.remark, place)
         elif option is None:
-            yield Row(name, "", "", "no effect", finding.remark, place)
+            yield OptionRow(name, "", "", "no effect", finding.remark, place)
         else:
             level, note = option.effect
             row = (f"{option.owner}.{option.name}", "", repr(option.default))
-            yield Row(*row, WORDS[level], note or _default_note(level), place)
+            yield OptionRow(*row, WORDS[level], note or _default_note(level), place)
 
     with open_file(path, errors="replace") as text:
         named = _FROM_FILE.findall(text.read())
@@ -157,7 +159,7 @@ def _rows_of_script(path: str, choice: TensorFlowChoice) -> Iterator[Row]:
             yield from (row._replace(place=file) for row in _rows_of_file(file))
 
 
-def _rows_of_training(folder: str) -> Iterator[Row]:
+def _read_rows_of_training(folder: str) -> Iterator[OptionRow]:
     from npu_bridge.reporting.page.facts import FACTS_FILE
 
     try:
@@ -170,7 +172,7 @@ def _rows_of_training(folder: str) -> Iterator[Row]:
         ) from error
     for name, value, default, said in rows:
         level, _, note = said.partition(": ")
-        yield Row(name, value, default, WORDS.get(level, "works"), note or _default_note(level))
+        yield OptionRow(name, value, default, WORDS.get(level, "works"), note or _default_note(level))
 
 
 def _shorten(text: str) -> str:

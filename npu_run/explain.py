@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from npu_bridge.base.environment import overlapped_steps, read_variable, write_variable
+from npu_bridge.base.environment import read_overlapped_steps, read_variable, write_variable
 from npu_bridge.base.terminal import echo
 from npu_bridge.collective.cost_model import LEAST_WAIT
 from npu_bridge.reporting.picture_style import PICTURE_FILES
@@ -38,7 +38,7 @@ def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: b
     from npu_bridge import stages
     from npu_bridge.estimator.npu.npu_config import NPURunConfig
     from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
-    from npu_bridge.gradients.explanation import bytes_sent_with, list_stages, ring_all_reduce_bytes
+    from npu_bridge.gradients.explanation import list_stages, ring_all_reduce_bytes, sum_sent_bytes
 
     config = NPURunConfig.from_file(path)
     manager = FixedLossScaleManager(2.0**15)
@@ -46,7 +46,7 @@ def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: b
     text = stages.explain(pipeline, svg=svg, ranks=ranks)
     rows = list_stages(pipeline, ranks)
     plain = ring_all_reduce_bytes(ranks) * parameters
-    sent = bytes_sent_with(rows, ranks)
+    sent = sum_sent_bytes(rows, ranks)
     total = None if sent is None else sent * parameters
     overlap = _describe_overlap(config, rows, ranks)
     precision = _describe_precision(config)
@@ -87,7 +87,7 @@ def _describe_overlap(config, rows, ranks: int) -> str | None:
 
     if config.iterations_per_loop == 1:
         return None
-    asked = overlapped_steps()
+    asked = read_overlapped_steps()
     sending = [row.name for row in rows if row.sends is not None and row.place == "reduce"]
     waiting = [row.name for row in rows if row.place == "clip by norm"]
     if ranks == 1:

@@ -24,19 +24,19 @@ _ENCODED = ("as_bytes", "as_text", "as_str", "as_str_any")  # of `tf.compat`
 _CHANGEABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp)
 
 
-class Undecided(BaseException):
+class UndecidedError(BaseException):
     """Raised to end a check that needs a value that the text does not show; `except Exception` does not catch it."""
 
 
-class Unknown:
+class UnknownValue:
     """A value that the text does not show. Any use of the value in a check ends the check."""
 
     def __getattribute__(self, name: str) -> NoReturn:
-        raise Undecided(name)
+        raise UndecidedError(name)
 
 
 def _raise_undecided(*_: Any, **__: Any) -> NoReturn:
-    raise Undecided
+    raise UndecidedError
 
 
 _ASKED = re.findall(
@@ -46,15 +46,15 @@ _ASKED = re.findall(
     "fspath array bytes reversed",
 )
 for _name in _ASKED:
-    setattr(Unknown, f"__{_name}__", _raise_undecided)
+    setattr(UnknownValue, f"__{_name}__", _raise_undecided)
 
 
 def is_known(value: Any) -> bool:
-    """Returns whether the text shows a value, so that it is not an `Unknown`."""
-    return type(value) is not Unknown
+    """Returns whether the text shows a value, so that it is not an `UnknownValue`."""
+    return type(value) is not UnknownValue
 
 
-class Arguments(NamedTuple):
+class CallArguments(NamedTuple):
     """The arguments of a call; `is_open` is True if the text does not show all arguments."""
 
     positional: tuple[Any, ...]
@@ -73,13 +73,13 @@ class ExpressionEvaluator:
 
         Args:
           facts: facts about the file.
-          make: returns the result of calling a dotted name, or an `Unknown`.
+          make: returns the result of calling a dotted name, or an `UnknownValue`.
         """
         self._facts = facts
         self._make = make
         self._made: dict[ast.Call, Any] = {}
         nodes = [*ast.walk(facts.tree)]
-        bound = collections.Counter(name for node in nodes for name in names_bound_by(node))
+        bound = collections.Counter(name for node in nodes for name in list_bound_names(node))
         mentions = collections.Counter(node.id for node in nodes if isinstance(node, ast.Name))
         self._bound: dict[str, ast.expr] = {}
         for node in facts.tree.body:
@@ -99,13 +99,13 @@ class ExpressionEvaluator:
         return alias and ".".join([alias, *parts])
 
     def value_of(self, node: ast.expr) -> Any:
-        """Returns the value of an expression, or an `Unknown`."""
+        """Returns the value of an expression, or an `UnknownValue`."""
         try:
             return self._evaluate(node)
         except (ArithmeticError, TypeError, ValueError, RecursionError):
-            return Unknown()
+            return UnknownValue()
 
-    def arguments(self, call: ast.Call) -> Arguments:
+    def arguments(self, call: ast.Call) -> CallArguments:
         """Returns the arguments of a call."""
         positional: list[Any] = []
         named: dict[str, Any] = {}
@@ -126,31 +126,31 @@ class ExpressionEvaluator:
                 named.update(value)
             else:
                 is_open = True
-        return Arguments(tuple(positional), named, is_open)
+        return CallArguments(tuple(positional), named, is_open)
 
     def _evaluate(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
-            return self.value_of(self._bound[node.id]) if node.id in self._bound else Unknown()
+            return self.value_of(self._bound[node.id]) if node.id in self._bound else UnknownValue()
         if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
             values = [self.value_of(each) for each in node.elts]
             kind = {ast.Tuple: tuple, ast.List: list, ast.Set: set}[type(node)]
-            return kind(values) if all(map(is_known, values)) else Unknown()
+            return kind(values) if all(map(is_known, values)) else UnknownValue()
         if isinstance(node, ast.Dict):
-            values = [self.value_of(each) if each else Unknown() for each in (*node.keys, *node.values)]
-            return dict(zip(values, values[len(node.keys) :])) if all(map(is_known, values)) else Unknown()
+            values = [self.value_of(each) if each else UnknownValue() for each in (*node.keys, *node.values)]
+            return dict(zip(values, values[len(node.keys) :])) if all(map(is_known, values)) else UnknownValue()
         if isinstance(node, (ast.BinOp, ast.UnaryOp)):
             return self._evaluate_arithmetic(node)
-        return self._evaluate_call(node) if isinstance(node, ast.Call) else Unknown()
+        return self._evaluate_call(node) if isinstance(node, ast.Call) else UnknownValue()
 
     def _evaluate_arithmetic(self, node: ast.BinOp | ast.UnaryOp) -> Any:
         if isinstance(node, ast.UnaryOp):
             value = self.value_of(node.operand)
             is_number = is_known(value) and isinstance(value, (int, float))
-            return -value if is_number and isinstance(node.op, ast.USub) else Unknown()
+            return -value if is_number and isinstance(node.op, ast.USub) else UnknownValue()
         pair, compute = (self.value_of(node.left), self.value_of(node.right)), _OPERATORS.get(type(node.op))
-        return compute(*pair) if compute and all(map(_is_small, pair)) else Unknown()
+        return compute(*pair) if compute and all(map(_is_small, pair)) else UnknownValue()
 
     def _evaluate_call(self, node: ast.Call) -> Any:
         """Evaluates a call; a later evaluation returns the same object only for a loss-scale manager.
@@ -159,7 +159,7 @@ class ExpressionEvaluator:
         """
         if node in self._made:
             return self._made[node]
-        self._made[node] = Unknown()  # an object made of itself
+        self._made[node] = UnknownValue()  # an object made of itself
         made = self._call_result(node)
         if not type(made).__name__.endswith("Manager"):
             del self._made[node]
@@ -173,13 +173,13 @@ class ExpressionEvaluator:
             return _encode_or_decode(self.value_of(node.args[0]), name)
         if isinstance(node.func, ast.Attribute) and node.func.attr == "encode" and not node.args:
             return _encode_or_decode(self.value_of(node.func.value), "encode")
-        return self._make(name, node) if name else Unknown()
+        return self._make(name, node) if name else UnknownValue()
 
 
 def _encode_or_decode(value: Any, name: str) -> Any:
     """Returns the result of `as_bytes`, `as_text` or `encode` for a text."""
     if not is_known(value) or not isinstance(value, (str, bytes)):
-        return Unknown()
+        return UnknownValue()
     text = value if isinstance(value, str) else value.decode()
     return text.encode() if name.endswith(("as_bytes", "encode")) else text
 
@@ -189,7 +189,7 @@ def _is_small(value: Any) -> bool:
     return is_known(value) and isinstance(value, (int, float)) and abs(value) <= _LARGEST_OPERAND
 
 
-def names_bound_by(node: ast.AST) -> list[str]:
+def list_bound_names(node: ast.AST) -> list[str]:
     """Returns the names that a node binds, or declares as global or nonlocal."""
     if isinstance(node, ast.Name):
         return [] if isinstance(node.ctx, ast.Load) else [node.id]

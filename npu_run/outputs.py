@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from npu_bridge.base.files import NotOursError, check_output
+from npu_bridge.base.files import NotOursError, check_output_path
 from npu_bridge.base.held_folders import FolderHeldError
 from npu_bridge.base.output_folders import OutputFolder, claim_output_folder
 from npu_run.errors import LaunchError
@@ -64,6 +64,6 @@ def check_output_file(path: str | None, option: str, own_pattern: bytes) -> None
     if path is None:
         return
     try:
-        check_output(path, own_pattern, option)
+        check_output_path(path, own_pattern, option)
     except OSError as error:
         raise LaunchError(str(error)) from error

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tensorflow1_compat.findings import Finding
-from tensorflow1_compat.journal import Place
-from tensorflow1_compat.reading import FileFacts, Use
+from tensorflow1_compat.journal import SourcePlace
+from tensorflow1_compat.reading import FileFacts, NameUse
 
 _RANKS = {"get_rank_id", "get_npu_rank_id", "get_local_rank_id", "get_npu_local_rank_id"}
 _SIZES = {"get_rank_size", "get_npu_rank_size", "get_local_rank_size", "get_npu_local_rank_size"}
@@ -48,10 +48,10 @@ class Rule(NamedTuple):
     severity: str
     sentence: str
     cure: str
-    find: Callable[[_Script], Iterable[Place]]
+    find: Callable[[_ScriptFacts], Iterable[SourcePlace]]
 
 
-class _Script:
+class _ScriptFacts:
     """A script and its modules, with methods that find calls and names in these files."""
 
     def __init__(self, files: Sequence[FileFacts]):
@@ -59,67 +59,69 @@ class _Script:
         self.uses = [use for facts in files for use in facts.uses]
         nodes = [(facts, node) for facts in files for node in ast.walk(facts.tree)]
         self.methods = [
-            (node.func.attr, node, Place(facts.path, node.lineno))
+            (node.func.attr, node, SourcePlace(facts.path, node.lineno))
             for facts, node in nodes
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         ]
         self.variables = {name for facts in files for name in facts.variables}
 
-    def calls_named(self, *names: str) -> list[Use]:
+    def calls_named(self, *names: str) -> list[NameUse]:
         """Returns calls of functions with one of these names, in any module."""
         return [use for use in self.uses if use.call is not None and use.name.rpartition(".")[2] in names]
 
-    def shard_calls(self) -> list[Place]:
+    def shard_calls(self) -> list[SourcePlace]:
         return [place for name, node, place in self.methods if name == "shard" and len(node.args) == 2]
 
-    def rank_queries(self) -> list[Place]:
+    def rank_queries(self) -> list[SourcePlace]:
         places = [use.place for use in self.uses if _is_rank_function(use.name, _RANKS | _SIZES, _HOROVOD_FUNCTIONS)]
-        return places or [Place(self.files[0].path, 1)] * bool(self.variables & _VARIABLES)
+        return places or [SourcePlace(self.files[0].path, 1)] * bool(self.variables & _VARIABLES)
 
     def mentions(self, words: Iterable[str]) -> bool:
         return any(word in use.name for use in self.uses for word in words)
 
     def surely_averages_gradients(self) -> bool:
         """Returns whether some call certainly averages gradients over the ranks."""
-        return bool(self.calls_named(*_AVERAGES)) or any(map(_may_distribute, self.calls_named("NPUOptimizer")))
+        return bool(self.calls_named(*_AVERAGES)) or any(
+            map(_may_distribute_training, self.calls_named("NPUOptimizer"))
+        )
 
     def may_average_gradients(self) -> bool:
         """Returns whether some call averages gradients over the ranks or could do so."""
         return self.surely_averages_gradients() or self.mentions(_CAN_AVERAGE)
 
 
-def _is_rank_function(name: str, ours: set[str], horovod_names: set[str]) -> bool:
+def _is_rank_function(name: str, own_names: set[str], horovod_names: set[str]) -> bool:
     last = name.rpartition(".")[2]
-    return last in ours or (name.startswith("horovod.") and last in horovod_names)
+    return last in own_names or (name.startswith("horovod.") and last in horovod_names)
 
 
-def _may_distribute(use: Use) -> bool:
+def _may_distribute_training(use: NameUse) -> bool:
     call = use.call
     return call is not None and (
         call.is_open or call.positional is None or call.positional > 2 or "is_distributed" in call.keywords
     )
 
 
-def _find_missing_is_distributed(script: _Script) -> Iterator[Place]:
+def _find_missing_is_distributed(script: _ScriptFacts) -> Iterator[SourcePlace]:
     if not script.may_average_gradients() and (script.shard_calls() or script.rank_queries()):
         yield from (use.place for use in script.calls_named("NPUOptimizer"))
 
 
-def _find_plain_keras_optimizer(script: _Script) -> Iterator[Place]:
+def _find_plain_keras_optimizer(script: _ScriptFacts) -> Iterator[SourcePlace]:
     if not script.may_average_gradients() and any(name == "compile" for name, *_ in script.methods):
         yield from (
             use.place for use in script.calls_named("npu_callbacks_append", "NPUBroadcastGlobalVariablesCallback")
         )
 
 
-def _find_unsharded_rows(script: _Script) -> Iterator[Place]:
+def _find_unsharded_rows(script: _ScriptFacts) -> Iterator[SourcePlace]:
     knows_ranks = script.shard_calls() or script.rank_queries() or script.mentions(_DISTRIBUTES_ROWS)
     if script.surely_averages_gradients() and not knows_ranks:
         datasets = [use.place for use in script.uses if ".data." in use.name and "Dataset" in use.name]
         yield from datasets[:1]
 
 
-def _find_loops_over_rank(script: _Script) -> Iterator[Place]:
+def _find_loops_over_rank(script: _ScriptFacts) -> Iterator[SourcePlace]:
     for facts in () if script.mentions(("EndTogether",)) else script.files:
         lengths = {
             node.lineno: node.iter if isinstance(node, ast.For) else node.test
@@ -129,7 +131,7 @@ def _find_loops_over_rank(script: _Script) -> Iterator[Place]:
         yield from _find_dependent_lines(facts, lengths, functools.partial(_is_rank_call, facts))
 
 
-def _find_loops_over_own_rows(script: _Script) -> Iterator[Place]:
+def _find_loops_over_own_rows(script: _ScriptFacts) -> Iterator[SourcePlace]:
     for facts in () if script.mentions(_DISTRIBUTES_ROWS) else script.files:
         rows = {}
         for node in ast.walk(facts.tree):
@@ -143,7 +145,7 @@ def _find_loops_over_own_rows(script: _Script) -> Iterator[Place]:
 
 def _find_dependent_lines(
     facts: FileFacts, lines: dict[int, ast.expr], is_source: Callable[[ast.AST], bool]
-) -> Iterator[Place]:
+) -> Iterator[SourcePlace]:
     """Yields the places of those `lines` whose expression contains a source, or a variable computed from one.
 
     Args:
@@ -165,7 +167,7 @@ def _find_dependent_lines(
         before = len(names)
         for node in filter(lambda node: depends(node.value), assigned):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    yield from (Place(facts.path, line) for line, expression in lines.items() if depends(expression))
+    yield from (SourcePlace(facts.path, line) for line, expression in lines.items() if depends(expression))
 
 
 def _is_rank_call(facts: FileFacts, node: ast.AST) -> bool:
@@ -229,9 +231,9 @@ RULES = (
 )
 
 
-def findings_of(files: Sequence[FileFacts]) -> Iterator[Finding]:
+def find_rank_mistakes(files: Sequence[FileFacts]) -> Iterator[Finding]:
     """Yields a finding for each place where the files break one of `RULES`."""
-    script = _Script(files)
+    script = _ScriptFacts(files)
     for rule in RULES:
         for place in rule.find(script):
             yield Finding("ranks", rule.name, f"{rule.sentence}. {rule.cure}", place, rule.severity)

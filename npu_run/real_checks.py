@@ -1,8 +1,8 @@
 """Checks the arguments in a script's text by calling the documented constructors and functions with them.
 
 The errors are those that a run of the script would raise, because the same code raises them. A value that the text
-does not show is an `Unknown`, which ends a check that needs it. Only code that checks its arguments is called: no ranks
-start, and no file is made.
+does not show is an `UnknownValue`, which ends a check that needs it. Only code that checks its arguments is called: no
+ranks start, and no file is made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.kinds import Helper
 from npu_bridge.options.rules import HELPER_RULES, RULES, DirectoryError, Settings
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG
-from npu_run.literals import Arguments, Undecided, Unknown, is_known
+from npu_run.literals import CallArguments, UndecidedError, UnknownValue, is_known
 
 _OURS = ("npu_bridge.", "npu_device.", "hccl.")
 # Modules whose calls only check their arguments; for calls of other modules, only the signature is checked.
@@ -111,8 +111,8 @@ def find_missing_name(name: str) -> Exception | None:
     return None
 
 
-def evaluate_call(name: str, arguments: Arguments) -> Any:
-    """Returns the value of a call that is an argument of another call; an `Unknown` if the value cannot be computed."""
+def evaluate_call(name: str, arguments: CallArguments) -> Any:
+    """Returns the value of a call that is an argument of another call; an `UnknownValue` if it cannot be computed."""
     try:
         if _OPTIMIZERS.fullmatch(name):
             return _make_optimizer(import_from_tensorflow(name))
@@ -126,11 +126,11 @@ def evaluate_call(name: str, arguments: Arguments) -> Any:
             else None
         )
         if function is None or not _can_be_checked(function) or arguments.is_open:
-            return Unknown()
+            return UnknownValue()
         bound = _replace_job_arguments(inspect.signature(function).bind(*arguments.positional, **arguments.named))
         return function(*bound.args, **bound.kwargs)
-    except (Exception, Undecided):
-        return Unknown()
+    except (Exception, UndecidedError):
+        return UnknownValue()
 
 
 def import_from_tensorflow(name: str) -> Any:
@@ -153,7 +153,7 @@ def _make_optimizer(kind: Any) -> Any:
         return kind(0.1, 0.9)
 
 
-def find_call_error(function: Callable[..., Any], arguments: Arguments) -> Exception | None:
+def find_call_error(function: Callable[..., Any], arguments: CallArguments) -> Exception | None:
     """Returns the error that a call raises whatever its unknown arguments are; None if the call can work."""
     try:
         signature = inspect.signature(function)
@@ -184,7 +184,7 @@ def try_call(function: Callable[..., Any], *positional: Any, **named: Any) -> Ex
     except _REFUSALS as error:
         # A folder that is missing now can exist in the run: the script can still make it.
         return None if isinstance(error.__cause__, (DirectoryError, OSError)) else error
-    except (Exception, Undecided):
+    except (Exception, UndecidedError):
         return None
     return None
 
@@ -192,12 +192,12 @@ def try_call(function: Callable[..., Any], *positional: Any, **named: Any) -> Ex
 def find_broken_rules(settings: Settings, unknown: Mapping[str, Any], rules: tuple = RULES) -> Iterator[Exception]:
     """Yields an error for each broken rule between options, if no value of the `unknown` options can fix it."""
     values = {**settings.values, **unknown}
-    settings = settings._replace(values=values, given=_GivenNames(settings.given.difference(unknown), unknown))
+    settings = settings._replace(values=values, given=_GivenOptionNames(settings.given.difference(unknown), unknown))
     yield from filter(None, (try_call(rule, settings) for rule in rules))
 
 
-class _GivenNames(frozenset):
-    """A set of the options that a script gives; `in` raises `Undecided` for an option in `unknown`."""
+class _GivenOptionNames(frozenset):
+    """A set of the options that a script gives; `in` raises `UndecidedError` for an option in `unknown`."""
 
     def __new__(cls, names, unknown):
         given = super().__new__(cls, names)
@@ -206,7 +206,7 @@ class _GivenNames(frozenset):
 
     def __contains__(self, name):
         if name in self.unknown:
-            raise Undecided(name)
+            raise UndecidedError(name)
         return super().__contains__(name)
 
 
@@ -217,17 +217,17 @@ def _can_be_checked(function: Any) -> bool:
     return _CHECKING_MODULES.fullmatch(module) is not None or (name in _CHECKING_FUNCTIONS and module.startswith(_OURS))
 
 
-def _replace_job_arguments(given: inspect.BoundArguments) -> inspect.BoundArguments:
-    """Replaces arguments that only the real job can check (ranks, groups, folders) by sample values or `Unknown`."""
+def _replace_job_arguments(bound_arguments: inspect.BoundArguments) -> inspect.BoundArguments:
+    """Replaces arguments that only the real job can check (ranks, groups, folders) by samples or `UnknownValue`."""
     result: Any = {}
-    for name, value in given.arguments.items():
+    for name, value in bound_arguments.arguments.items():
         of_one = _SINGLE_RANK_VALUES.get(name)
         if of_one is not None and type(value) is type(of_one):
             value = of_one if type(value) is str or value >= (name == "rank_size") else value
         elif _JOB_ARGUMENTS.fullmatch(name):
-            value = Unknown()
+            value = UnknownValue()
         result[name] = value
-    return inspect.BoundArguments(given.signature, result)
+    return inspect.BoundArguments(bound_arguments.signature, result)
 
 
 def _find_argument_error(function: Any, arguments: inspect.BoundArguments, is_open: bool) -> Exception | None:
@@ -242,7 +242,9 @@ def _find_argument_error(function: Any, arguments: inspect.BoundArguments, is_op
     plain = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     needed = [each.name for each in parameters if each.default is each.empty and each.name in plain]
     for name, value in () if is_sure else known.items():  # one by one: another argument can hide the error
-        error = try_call(function, **{**{each: Unknown() for each in needed}, name: value}) if name != more else None
+        error = (
+            try_call(function, **{**{each: UnknownValue() for each in needed}, name: value}) if name != more else None
+        )
         if error is not None and _mentions_argument(error, {name: value}):
             return error
     return None
@@ -266,7 +268,7 @@ def _find_config_error(cls: Any, given: dict[str, Any], is_open: bool) -> Except
     for name, value in known.items():
         if (error := try_call(OPTIONS[name].check, value, IN_OBJECT)) is not None:
             return error
-    values = {option.name: known.get(option.name, option.default) for option in OPTIONS.of(owner)}
+    values = {option.name: known.get(option.name, option.default) for option in OPTIONS.options_of(owner)}
     from npu_bridge.options.construction import check_run_config
     from npu_bridge.options.reading import collect_settings
 
@@ -296,18 +298,18 @@ def _split_options(owner: str, known: Mapping[str, Any], hidden: set[str]) -> tu
     """
     plain: dict[str, Any] = {}
     unknown: dict[str, Any] = {}
-    for option in OPTIONS.of(owner):
+    for option in OPTIONS.options_of(owner):
         name, helper = option.name, known.get(option.name)
         if isinstance(option.kind, Helper):
-            inner = OPTIONS.of(option.kind.owner)
+            inner = OPTIONS.options_of(option.kind.owner)
             if name in hidden:
-                unknown.update({each.name: Unknown() for each in inner if each.is_plain})
+                unknown.update({each.name: UnknownValue() for each in inner if each.is_plain})
             elif helper is not None:
                 plain.update({each.name: getattr(helper, each.attribute) for each in inner if each.is_plain})
         elif name == "session_config" and (name in hidden or helper is not None):
-            unknown.update({each.name: Unknown() for each in OPTIONS if each.is_plain})
+            unknown.update({each.name: UnknownValue() for each in OPTIONS if each.is_plain})
         elif name in hidden and option.is_plain:
-            unknown[name] = Unknown()
+            unknown[name] = UnknownValue()
         elif name in known and option.is_plain:
             plain[name] = known[name]
     return plain, {name: value for name, value in unknown.items() if name not in plain}

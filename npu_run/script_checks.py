@@ -15,10 +15,10 @@ from npu_bridge.base.reading import open_file
 from npu_bridge.options import OPTIONS, table_precision
 from npu_bridge.options.table import IN_SESSION, Option, UnknownKeyError
 from npu_run import rank_rules, real_checks
-from npu_run.literals import ExpressionEvaluator, Unknown, is_known, names_bound_by
+from npu_run.literals import ExpressionEvaluator, UnknownValue, is_known, list_bound_names
 from tensorflow1_compat.findings import Finding
-from tensorflow1_compat.installed import exported_by
-from tensorflow1_compat.journal import Place
+from tensorflow1_compat.installed import list_exported_names
+from tensorflow1_compat.journal import SourcePlace
 from tensorflow1_compat.reading import FileFacts
 
 _OURS = ("npu_bridge.", "npu_device.", "hccl.")
@@ -52,7 +52,7 @@ class _Setting(NamedTuple):
         return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
 
 
-def findings_of(files: Sequence[FileFacts], era: int, calls: bool = True) -> Iterator[Finding]:
+def find_option_mistakes(files: Sequence[FileFacts], era: int, calls: bool = True) -> Iterator[Finding]:
     """Yields findings: mistakes with several ranks, refused calls and options, and the effects of options.
 
     Args:
@@ -60,7 +60,7 @@ def findings_of(files: Sequence[FileFacts], era: int, calls: bool = True) -> Ite
       era: 1 or 2, for TensorFlow 1 or 2.
       calls: whether to check calls of this package in the script; a check loads TensorFlow.
     """
-    yield from rank_rules.findings_of(files)
+    yield from rank_rules.find_rank_mistakes(files)
     refused: set[tuple[str, str]] = set()
     if calls and any(map(_needs_checks, files)):
         with real_checks.simulated_run(era):
@@ -104,7 +104,7 @@ def _find_refusals(facts: FileFacts) -> Iterator[Finding]:
             yield _make_finding(error, f"{use.name}(...)", use.place)
     sessions: dict[str, list[_Setting]] = {}
     for setting in _all_settings(facts):
-        place = Place(facts.path, setting.target.lineno)
+        place = SourcePlace(facts.path, setting.target.lineno)
         if setting.session:
             sessions.setdefault(setting.session, []).append(setting)
             error = _find_session_error([setting], values)
@@ -116,7 +116,7 @@ def _find_refusals(facts: FileFacts) -> Iterator[Finding]:
         certain = [each for each in settings if each.is_certain and is_known(values.value_of(each.value))]
         error = _find_session_error(certain, values) if len(certain) > 1 else None
         if error is not None and not any(_find_session_error([each], values) for each in certain):
-            yield _make_finding(error, "parameter_map", Place(facts.path, certain[-1].target.lineno))
+            yield _make_finding(error, "parameter_map", SourcePlace(facts.path, certain[-1].target.lineno))
 
 
 def _find_misspelt_names(facts: FileFacts) -> Iterator[Finding]:
@@ -125,20 +125,20 @@ def _find_misspelt_names(facts: FileFacts) -> Iterator[Finding]:
     stars = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom) and n.names[0].name == "*"]
     if not stars or not all(f"{star}.".startswith(_OURS) for star in stars):
         return
-    exported = {name for star in stars for name in exported_by(star)}
-    bound = {name for node in nodes for name in names_bound_by(node)} | exported | {*dir(builtins)} | {*facts.aliases}
+    exported = {name for star in stars for name in list_exported_names(star)}
+    bound = {name for node in nodes for name in list_bound_names(node)} | exported | {*dir(builtins)} | {*facts.aliases}
     for node in nodes:
         if isinstance(node, ast.Name) and node.id not in bound:
             if near := difflib.get_close_matches(node.id, exported, n=1, cutoff=0.85):
                 remark = f"name {node.id!r} is not defined. Did you mean: {near[0]!r}?"
-                yield Finding("cannot work", node.id, remark, Place(facts.path, node.lineno))
+                yield Finding("cannot work", node.id, remark, SourcePlace(facts.path, node.lineno))
 
 
 def _is_of_this_package(value: Any) -> bool:
     return any(kind.__module__.startswith("npu_bridge.") for kind in type(value).__mro__)
 
 
-def _make_finding(error: Exception, subject: str, place: Place) -> Finding:
+def _make_finding(error: Exception, subject: str, place: SourcePlace) -> Finding:
     option = getattr(error, "option", None)
     return Finding("cannot work", f"option {option}" if option else subject, str(error), place)
 
@@ -162,7 +162,7 @@ def _find_session_error(settings: Iterable[_Setting], values: ExpressionEvaluato
         read = collect_settings(given, IN_SESSION, OPTIONS)
     except (TypeError, ValueError) as error:
         return error
-    unknown = {option.name: Unknown() for option in OPTIONS if option.is_plain and option.name not in given}
+    unknown = {option.name: UnknownValue() for option in OPTIONS if option.is_plain and option.name not in given}
     return next(real_checks.find_broken_rules(read, unknown), None)
 
 
@@ -182,36 +182,36 @@ def _find_attribute_error(setting: _Setting, values: ExpressionEvaluator) -> Exc
 
 
 def _all_settings(facts: FileFacts) -> Iterator[_Setting]:
-    return _settings_in(facts.tree.body, "", Counter())
+    return _list_settings(facts.tree.body, "", Counter())
 
 
-def _settings_in(
-    body: Iterable[ast.stmt], scope: str, bound: Counter[str], is_certain: bool = True
+def _list_settings(
+    body: Iterable[ast.stmt], scope: str, binding_counts: Counter[str], is_certain: bool = True
 ) -> Iterator[_Setting]:
     """Yields the settings in a block of statements.
 
     Args:
       body: the statements.
       scope: dotted name of the surrounding function.
-      bound: counts how often the function has assigned each name so far.
+      binding_counts: counts how often the function has assigned each name so far.
       is_certain: whether every call of the function runs the block.
     """
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield from _settings_in(node.body, f"{scope}.{node.name}", Counter())
+            yield from _list_settings(node.body, f"{scope}.{node.name}", Counter())
         elif isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Attribute):
             at = target.value
             holder = at.value if isinstance(at, ast.Subscript) else None
             session = ""
             if isinstance(holder, ast.Attribute) and holder.attr == "parameter_map":
                 owner = ast.unparse(holder.value)
-                session = f"{scope} {owner} {bound[owner]}"
+                session = f"{scope} {owner} {binding_counts[owner]}"
             yield _Setting(target, node.value, session, is_certain)
         elif isinstance(node, ast.Assign):
-            bound.update(map(ast.unparse, node.targets))
+            binding_counts.update(map(ast.unparse, node.targets))
         elif not (isinstance(node, ast.Try) and node.handlers):  # a block that can fail
             inner = [*getattr(node, "body", ()), *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
-            yield from _settings_in(inner, scope, bound, is_certain and isinstance(node, ast.With))
+            yield from _list_settings(inner, scope, binding_counts, is_certain and isinstance(node, ast.With))
 
 
 def _find_options(facts: FileFacts) -> Iterator[Finding]:
@@ -225,7 +225,7 @@ def _find_options(facts: FileFacts) -> Iterator[Finding]:
             for number, line in enumerate(file, start=1):
                 written += [(key, number, True) for key in _PARAMETER.findall(line.partition("#")[0])]
     for name, line, is_key in written:
-        option, place = _BY_NAME.get(name), Place(facts.path, line)
+        option, place = _BY_NAME.get(name), SourcePlace(facts.path, line)
         if option is None:
             remark = (
                 _describe_unknown_key(name)

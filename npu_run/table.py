@@ -29,7 +29,11 @@ def print_text(console: Console, text: str, style: str = "") -> None:
 
 
 def print_table(
-    rows: Sequence[Sequence[str]], console: Console, title: str = "", headings: Sequence[str] = (), right: int = 0
+    rows: Sequence[Sequence[str]],
+    console: Console,
+    title: str = "",
+    headings: Sequence[str] = (),
+    right_aligned_columns: int = 0,
 ) -> None:
     """Prints rows, and an empty line below them.
 
@@ -38,14 +42,14 @@ def print_table(
       console: the console to print on.
       title: a line above the table; the rows are then indented.
       headings: titles of the columns.
-      right: number of columns, counted from the left, that are aligned to the right.
+      right_aligned_columns: number of columns, counted from the left, that are aligned to the right.
     """
     if console.is_terminal:
         table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE)
         table.show_header = bool(headings)
         for number in range(len(rows[0])):
             heading = headings[number] if headings else ""
-            table.add_column(heading, justify="right" if number < right else "left", overflow="fold")
+            table.add_column(heading, justify="right" if number < right_aligned_columns else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(escape_in_line(cell)) for cell in row))
         console.print(table)
@@ -56,7 +60,9 @@ def print_table(
         print_text(console, title)
     indent = "  " if title else ""
     for line in lines:
-        cells = [cell.rjust(width) for cell, width in zip(line[:right], widths)]
-        cells += [cell.ljust(width) for cell, width in zip(line[right:], widths[right:])]
+        cells = [cell.rjust(width) for cell, width in zip(line[:right_aligned_columns], widths)]
+        cells += [
+            cell.ljust(width) for cell, width in zip(line[right_aligned_columns:], widths[right_aligned_columns:])
+        ]
         print_text(console, indent + "  ".join(cells).rstrip())
     console.print()

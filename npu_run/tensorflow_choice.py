@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npu_bridge.base import environment
 from npu_bridge.base.files import write_atomically
-from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.secondary_files import SecondaryOutput
 from npu_bridge.base.terminal import echo
 from npu_run.errors import LaunchError
 
 if TYPE_CHECKING:
-    from tensorflow1_compat.findings import Survey
+    from tensorflow1_compat.findings import ScriptSurvey
 
 REPORT_FILES = rb'^\{\n "script": .*\n "tensorflow": '  # how migration reports begin
 _CHOICE = "NPU_RUN_SOURCE"
@@ -62,17 +62,19 @@ class TensorFlowChoice(NamedTuple):
         above = [path for path in paths if folder.startswith(path.rstrip(os.sep) + os.sep) and path != _OWN_PROJECT]
         return list(dict.fromkeys([folder, *folders_above_package(folder), *above, *self.trees]))
 
-    def survey(self, script: str, calls: bool = True) -> Survey:
+    def survey(self, script: str, calls: bool = True) -> ScriptSurvey:
         """Reads a script without running it, and returns the findings.
 
         Args:
           script: path of the script.
           calls: whether to check calls of this package in the script; a check loads TensorFlow.
         """
-        from npu_run.script_checks import findings_of  # imported late: every start of a script loads this module
+        from npu_run.script_checks import (
+            find_option_mistakes,  # imported late: every start of a script loads this module
+        )
         from tensorflow1_compat.findings import survey
 
-        more = functools.partial(findings_of, calls=calls)
+        more = functools.partial(find_option_mistakes, calls=calls)
         return survey(script, self.find_roots(script), min(self.era, 2), self.era != AS_INSTALLED, more)
 
     def apply_to_script(self, script: str, rank: int) -> bool:
@@ -86,14 +88,14 @@ class TensorFlowChoice(NamedTuple):
         """
         from tensorflow1_compat import child, era, journal, start
 
-        start.note_version_is_known()
+        start.mark_version_as_known()
         roots = self.find_roots(script)
         found = self.era
         older: dict = {}
         if found == AS_INSTALLED:
             return False
         if found != 1:
-            evidence = era.evidence_of(script, roots)
+            evidence = era.find_evidence_of_script(script, roots)
             found = found or (1 if evidence.is_tensorflow_1 else 2)
             if found == 2 and not evidence.old_of_2:
                 return False
@@ -113,14 +115,14 @@ class TensorFlowChoice(NamedTuple):
         if self.report is None or rank > 0:
             return
         from npu_run.check_page import findings_as_facts, format_findings
-        from tensorflow1_compat.journal import entries
+        from tensorflow1_compat.journal import list_old_name_uses
 
         found = self.survey(script, calls=False)  # the script has run, so its calls need no checks
-        facts = json.dumps(findings_as_facts(script, found, entries()), indent=1)
+        facts = json.dumps(findings_as_facts(script, found, list_old_name_uses()), indent=1)
         if self.report:
-            Secondary(f"the report {self.report}").attempt(write_atomically, self.report, facts, REPORT_FILES)
+            SecondaryOutput(f"the report {self.report}").attempt(write_atomically, self.report, facts, REPORT_FILES)
         sys.stdout.flush()
-        echo(format_findings(script, found, entries()), err=True)
+        echo(format_findings(script, found, list_old_name_uses()), err=True)
 
 
 def folders_above_package(folder: str) -> list[str]:

@@ -125,7 +125,7 @@ def record_training(recording: Recording, rank: int) -> None:
         return CallRecorder(recorder())
 
     def note_update(optimizer, pairs):
-        call_recorder().note_update()
+        call_recorder().record_update()
 
     watch_training(lambda: [recorder()])
     watch_calls(lambda function, call: call_recorder().record_call(function, call))

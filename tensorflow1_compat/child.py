@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from npu_bridge.base.environment import probable_rank, read_variable, write_variable
 from npu_bridge.base.files import temporary_folder
-from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.secondary_files import SecondaryOutput
 from tensorflow1_compat import journal, spawn, start
 from tensorflow1_compat.source import compile_source, prepare_namespace
 from tensorflow1_compat.tree import SourceTree
@@ -37,7 +37,7 @@ def redirect_python3(roots: Sequence[str]) -> None:
       roots: folders of the user's source files.
     """
     say = None if probable_rank() == 0 else lambda text: None
-    Secondary("the python3 for processes of this script", say=say).attempt(_put_first_on_path, roots)
+    SecondaryOutput("the python3 for processes of this script", say=say).attempt(_put_first_on_path, roots)
 
 
 def _put_first_on_path(roots: Sequence[str]) -> None:
@@ -54,7 +54,7 @@ def _put_first_on_path(roots: Sequence[str]) -> None:
 def _main(roots: list[str], arguments: list[str]) -> None:
     given = arguments[arguments[:1] == ["-u"] :]
     is_code = given[:1] == ["-c"] and len(given) > 1
-    is_file = given[:1] != [] and given[0].endswith(".py") and SourceTree(roots).holds(given[0])
+    is_file = given[:1] != [] and given[0].endswith(".py") and SourceTree(roots).contains_file(given[0])
     if not (is_code or is_file and os.path.isfile(given[0])):
         os.execv(sys.executable, [sys.executable, *arguments])
     if given != arguments:

@@ -12,11 +12,11 @@ from tensorflow1_compat.installed import is_installed
 from tensorflow1_compat.old_python.calls import numpy_version
 from tensorflow1_compat.old_python.removed_names import OLD_ANYWHERE, OLD_BESIDE_NUMPY_2, REUSED
 from tensorflow1_compat.old_python.removed_of_numpy import KEYWORDS
-from tensorflow1_compat.reading import METHODS_OF_LEGACY, FileFacts, Use
+from tensorflow1_compat.reading import METHODS_OF_LEGACY, FileFacts, NameUse
 from tensorflow1_compat.reading_tree import read_tree
 from tensorflow1_compat.tables_of_2 import LEGACY_OPTIMIZERS, OF_2
 
-__all__ = ["Evidence", "evidence_in", "evidence_of", "explain_older_keras"]
+__all__ = ["EraEvidence", "find_evidence_in_files", "find_evidence_of_script", "explain_older_keras"]
 
 # Modules that exist in one era only.
 _MODULES_OF_1 = ("tensorflow.contrib", "tensorflow.examples", "tensorflow.flags", "tensorflow.app")
@@ -54,7 +54,7 @@ _HELPERS_OF_1 = tuple(
 )
 
 
-class Evidence(NamedTuple):
+class EraEvidence(NamedTuple):
     """The names in a script that show for which version of TensorFlow it is written.
 
     Attributes:
@@ -64,19 +64,19 @@ class Evidence(NamedTuple):
       switches_to_2: whether the script requests TensorFlow 2 on NPUs.
     """
 
-    of_1: dict[str, Use]
-    of_2: dict[str, Use]
-    old_of_2: dict[str, Use]
+    of_1: dict[str, NameUse]
+    of_2: dict[str, NameUse]
+    old_of_2: dict[str, NameUse]
     switches_to_2: bool
 
     @property
-    def packages_in_older_version(self) -> dict[str, Use]:
+    def packages_in_older_version(self) -> dict[str, NameUse]:
         """The packages, "keras" or "tensorflow", that the script needs in an older version.
 
         Each package is mapped to the first name that only its older version has. If the installed package `keras` is
         Keras 2, a name of either package counts for both.
         """
-        found: dict[str, Use] = {}
+        found: dict[str, NameUse] = {}
         for use in self.old_of_2.values():
             root = (use.alias if use.name == METHODS_OF_LEGACY else use.name).partition(".")[0]
             if root == "tensorflow_addons" or use.name == METHODS_OF_LEGACY and root != "keras":
@@ -97,13 +97,13 @@ class Evidence(NamedTuple):
         return not self.switches_to_2 and len(self.of_1) > 0 and len(self.of_1) >= len(self.of_2)
 
 
-def explain_older_keras(older: Mapping[str, Use]) -> list[tuple[Use, str]]:
+def explain_older_keras(older: Mapping[str, NameUse]) -> list[tuple[NameUse, str]]:
     """Returns pairs: a use of a name that only an older Keras has, and a message that says which Keras the script gets.
 
     Args:
-      older: `Evidence.packages_in_older_version`.
+      older: `EraEvidence.packages_in_older_version`.
     """
-    by_use: dict[Use, list[str]] = {}
+    by_use: dict[NameUse, list[str]] = {}
     for package, use in older.items():
         by_use.setdefault(use, []).append("keras" if package == "keras" else "tf.keras")
     return [
@@ -112,28 +112,28 @@ def explain_older_keras(older: Mapping[str, Use]) -> list[tuple[Use, str]]:
     ]
 
 
-def _describe_use(use: Use) -> str:
+def _describe_use(use: NameUse) -> str:
     if use.name == METHODS_OF_LEGACY:
         return "an optimizer with _resource_apply_dense"
     return use.name if use.call is None or _needs_older_version(use) else f"a keyword of {use.name}"
 
 
-def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
+def find_evidence_of_script(script: str, roots: Sequence[str]) -> EraEvidence:
     """Returns the evidence, in a script and the user's modules that it imports, for TensorFlow 1 or 2.
 
     Reads the files without running them.
     """
-    return evidence_in(read_tree(script, roots))
+    return find_evidence_in_files(read_tree(script, roots))
 
 
-def evidence_in(files: Iterable[FileFacts]) -> Evidence:
+def find_evidence_in_files(files: Iterable[FileFacts]) -> EraEvidence:
     """Returns the evidence, in the files of a script, that it was written for TensorFlow 1 or 2."""
-    of_1: dict[str, Use] = {}
-    of_2: dict[str, Use] = {}
-    old_of_2: dict[str, Use] = {}
-    of_version_1: dict[str, Use] = {}
-    needs_graphs: dict[str, Use] = {}
-    beside_version_2: dict[str, Use] = {}
+    of_1: dict[str, NameUse] = {}
+    of_2: dict[str, NameUse] = {}
+    old_of_2: dict[str, NameUse] = {}
+    of_version_1: dict[str, NameUse] = {}
+    needs_graphs: dict[str, NameUse] = {}
+    beside_version_2: dict[str, NameUse] = {}
     switches_to_2 = needs_2 = makes_graphs = False
     for facts in files:
         has_both = any(map(_is_plain_tensorflow_name, facts.uses))
@@ -150,7 +150,7 @@ def evidence_in(files: Iterable[FileFacts]) -> Evidence:
                 if use.name in _NEEDS_GRAPHS:
                     needs_graphs.setdefault(use.name, use)
                 continue
-            era = _era_of(use.name)
+            era = _find_era_of_name(use.name)
             if era == 1 and use.name.startswith(_VERSION_1):
                 is_beside = has_both and use.alias == "tensorflow.compat.v1"
                 (beside_version_2 if is_beside else of_version_1).setdefault(use.name, use)
@@ -161,23 +161,23 @@ def evidence_in(files: Iterable[FileFacts]) -> Evidence:
     if not makes_graphs:
         # A file that uses `tf1 = tf.compat.v1` beside `tf` and makes its graphs works unchanged in TensorFlow 2.
         of_1.update(needs_graphs | ({} if needs_2 else beside_version_2))
-    return Evidence(of_1, of_2, old_of_2, switches_to_2)
+    return EraEvidence(of_1, of_2, old_of_2, switches_to_2)
 
 
-def _is_plain_tensorflow_name(use: Use) -> bool:
+def _is_plain_tensorflow_name(use: NameUse) -> bool:
     """Returns whether a use reads a name of `import tensorflow as tf` other than the version of TensorFlow."""
     versions = ("tensorflow.compat", "tensorflow.__", "tensorflow.version")
     return use.alias == "tensorflow" and not use.name.startswith(versions)
 
 
-def _has_old_keywords(use: Use) -> bool:
+def _has_old_keywords(use: NameUse) -> bool:
     given = use.call.keywords if use.call else ()
     if numpy_version() >= (2, 0) and not KEYWORDS.get(use.name, frozenset()).isdisjoint(given):
         return True
     return any(word in _OLD_KEYWORDS.get(part, ()) for part in use.name.split(".") for word in given)
 
 
-def _needs_older_version(use: Use) -> bool:
+def _needs_older_version(use: NameUse) -> bool:
     """Returns whether only an older version of TensorFlow 2, Keras, numpy or Python has the used name."""
     if use.name == METHODS_OF_LEGACY:  # classes of TensorFlow 1 and of the legacy namespace still have these methods
         return not use.alias.startswith(_VERSION_1) and "legacy" not in use.alias
@@ -200,22 +200,22 @@ def _is_still_installed(name: str) -> bool:
     return False
 
 
-def _era_of(name: str) -> int:
+def _find_era_of_name(name: str) -> int:
     """Returns 1 or 2 for a name that only TensorFlow 1 or only TensorFlow 2 has, else 0."""
     if name in _HELPERS_OF_1 or name.startswith(_MODULES_OF_1):
         return 1
     for prefix in _VERSION_1:
         if name.startswith(prefix):
-            return 1 if _table_has(ONLY_1, name[len(prefix) :]) else 0
+            return 1 if _has_name_or_part(ONLY_1, name[len(prefix) :]) else 0
     name = name.replace("tensorflow_core.", "tensorflow.", 1)
     if not name.startswith("tensorflow."):
         return 0
     rest = name[len("tensorflow.") :]
     if rest.startswith("compat."):
         return 0
-    return 1 if _table_has(ONLY_1, rest) else 2 if _table_has(ONLY_2, rest) else 0
+    return 1 if _has_name_or_part(ONLY_1, rest) else 2 if _has_name_or_part(ONLY_2, rest) else 0
 
 
-def _table_has(table: dict[str, frozenset[str]], name: str) -> bool:
+def _has_name_or_part(table: dict[str, frozenset[str]], name: str) -> bool:
     parts = name.split(".")
     return any(part in table.get(".".join(parts[:number]), ()) for number, part in enumerate(parts))

@@ -17,19 +17,19 @@ from npu_bridge.base import environment
 from npu_bridge.base.errors import did_you_mean
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.terminal import path_for_message
-from tensorflow1_compat.era import Evidence, evidence_in, evidence_of, explain_older_keras
+from tensorflow1_compat.era import EraEvidence, explain_older_keras, find_evidence_in_files, find_evidence_of_script
 from tensorflow1_compat.installed import find_missing, names_of_same_module
-from tensorflow1_compat.journal import Place
-from tensorflow1_compat.missing import advise_replacement, shortened
+from tensorflow1_compat.journal import SourcePlace
+from tensorflow1_compat.missing import advise_replacement, shorten_name
 from tensorflow1_compat.old_python import removed_names
-from tensorflow1_compat.reach import names_reached_from
-from tensorflow1_compat.reading import ANY, SET, FileFacts, Use, read_file
+from tensorflow1_compat.reach import find_reached_names
+from tensorflow1_compat.reading import ANY, SET, FileFacts, NameUse, read_file
 from tensorflow1_compat.reading_tree import likely_path_additions, read_tree
 from tensorflow1_compat.signatures import find_call_problem
 from tensorflow1_compat.tables import MODULES, NAMES, OF_1
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["Finding", "Survey", "survey"]
+__all__ = ["Finding", "ScriptSurvey", "survey"]
 
 FATAL = ("cannot work", "needed")  # kinds that stop a script
 _TENSORFLOW = ("tensorflow.", "tensorflow_core.", "keras.", "npu_bridge.npu_init.tf.")
@@ -76,7 +76,7 @@ class Finding(NamedTuple):
     kind: str
     what: str
     remark: str
-    place: Place
+    place: SourcePlace
     effect: str = "harmless"
 
     @property
@@ -90,7 +90,7 @@ class Finding(NamedTuple):
         return "stops it" if self.is_fatal else self.effect
 
 
-class Survey(NamedTuple):
+class ScriptSurvey(NamedTuple):
     """The result of reading a script and the user's modules that it imports.
 
     Attributes:
@@ -110,7 +110,7 @@ def survey(
     era: int = 0,
     is_switched: bool = True,
     more: Callable[[Sequence[FileFacts], int], Iterable[Finding]] = lambda files, era: (),
-) -> Survey:
+) -> ScriptSurvey:
     """Reads a script and its modules without running them; returns the findings.
 
     Args:
@@ -121,7 +121,7 @@ def survey(
       more: a function that returns further findings; its arguments are the files and TensorFlow's version, 1 or 2.
     """
     files = list(read_tree(script, roots))
-    evidence: Evidence = evidence_in(files)
+    evidence: EraEvidence = find_evidence_in_files(files)
     era = era or (1 if evidence.is_tensorflow_1 else 2)
     found: dict[tuple[str, str], Finding] = {}
     of_files = ((*_find_syntax_errors(facts), *_find_names(facts, era)) for facts in files)
@@ -134,13 +134,13 @@ def survey(
     of_era = _find_older_packages(evidence) if era == 2 and is_switched else ()
     for finding in _downgrade_unreached(files, itertools.chain(of_era, more(files, era), *of_files, of_all)):
         found.setdefault((finding.kind, finding.what), finding)
-    return Survey(era, len(files), list(found.values()))
+    return ScriptSurvey(era, len(files), list(found.values()))
 
 
 def _downgrade_unreached(files: Sequence[FileFacts], findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yields the findings; makes fatal findings harmless if they are in functions that no code calls."""
     definitions = {facts.path: facts.definitions for facts in files}
-    reached = names_reached_from(list(definitions.values()))
+    reached = find_reached_names(list(definitions.values()))
     for finding in findings:
         around = (
             definitions[finding.place.file].find_enclosing_definition(finding.place.line) if finding.is_fatal else None
@@ -153,13 +153,13 @@ def _downgrade_unreached(files: Sequence[FileFacts], findings: Iterable[Finding]
 
 def _find_syntax_errors(facts: FileFacts) -> Iterator[Finding]:
     if facts.error is not None:
-        place = Place(facts.path, facts.error.lineno or 1)
+        place = SourcePlace(facts.path, facts.error.lineno or 1)
         is_old = isinstance(facts.error, TabError) or _OF_PYTHON_2.search(f"{facts.error.msg}: {facts.error.text}")
         remark = ": is it Python 2? 2to3 and reindent make it Python 3" if is_old else ""
         yield Finding("cannot work", f"syntax of {place}", f"{facts.error.msg}{remark}", place)
 
 
-def _find_older_packages(evidence: Evidence) -> Iterator[Finding]:
+def _find_older_packages(evidence: EraEvidence) -> Iterator[Finding]:
     """Yields a finding for each package that the script gets in an older version."""
     for use, remark in explain_older_keras(evidence.packages_in_older_version):
         yield Finding("healed", "older Keras", remark, use.place)
@@ -181,7 +181,7 @@ def _find_names(facts: FileFacts, era: int) -> Iterator[Finding]:
                     yield Finding("healed", use.name, remark, use.place)
 
 
-def _check_package_name(use: Use) -> Iterator[Finding]:
+def _check_package_name(use: NameUse) -> Iterator[Finding]:
     missing = find_missing(use.name)
     if missing is not None and not use.is_guarded:
         module, _, leaf = missing.rpartition(".")
@@ -191,9 +191,9 @@ def _check_package_name(use: Use) -> Iterator[Finding]:
         yield Finding("npu", use.name, "", use.place)
 
 
-def _check_tensorflow_name(use: Use) -> Iterator[Finding]:
+def _check_tensorflow_name(use: NameUse) -> Iterator[Finding]:
     missing = find_missing(use.name)
-    short = shortened(missing or use.name)
+    short = shorten_name(missing or use.name)
     if missing is not None:
         kind = "ignored" if use.is_guarded else "cannot work"
         yield Finding(kind, short, advise_replacement(missing, names_of_same_module(missing)), use.place)
@@ -205,14 +205,14 @@ def _check_tensorflow_name(use: Use) -> Iterator[Finding]:
         yield Finding("contrib", ".".join(short.split(".")[:4]), "", use.place)
 
 
-def _describe_call_error(use: Use) -> str | None:
+def _describe_call_error(use: NameUse) -> str | None:
     """Returns why a call cannot work; None if the call can work, or is inside `try`."""
     return None if use.call is None or use.is_guarded else find_call_problem(use.name, use.call)
 
 
 def _find_missing_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
     """Yields a finding for each imported package that is not installed or whose folder Python does not search."""
-    adds_folders = any(map(_mentions_path, files))
+    adds_folders = any(map(_mentions_search_path, files))
     own, *others = map(os.path.realpath, roots)
     searched = {own, *(root for root in others if not own.startswith(os.path.join(root, "")))}
     for facts in files:
@@ -236,7 +236,7 @@ def _find_missing_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> 
                 yield Finding("needed", f"package {package}", remark, use.place)
 
 
-def _mentions_path(facts: FileFacts) -> bool:
+def _mentions_search_path(facts: FileFacts) -> bool:
     """Returns whether a file mentions `sys.path`, and so can change where Python finds modules."""
     with open_file(facts.path, errors="replace") as file:
         return "sys.path" in file.read()
@@ -274,12 +274,12 @@ def _folder_of_old_package(package: str, roots: Sequence[str]) -> str | None:
     if spec is None or not spec.origin or not spec.submodule_search_locations or package in sys.stdlib_module_names:
         return None
     folder = os.path.dirname(spec.origin)
-    if folder in map(os.path.abspath, roots) or SourceTree(roots).holds(folder):
+    if folder in map(os.path.abspath, roots) or SourceTree(roots).contains_file(folder):
         return None
     files = itertools.islice(pathlib.Path(folder).glob("**/*.py"), _MOST_FOLDERS)
     if not any(map(_imports_tensorflow, files)):
         return None
-    return folder if evidence_of(spec.origin, [os.path.dirname(folder)]).is_tensorflow_1 else None
+    return folder if find_evidence_of_script(spec.origin, [os.path.dirname(folder)]).is_tensorflow_1 else None
 
 
 def _imports_tensorflow(path: pathlib.Path) -> bool:
@@ -349,4 +349,4 @@ def _find_unset_variables(files: Sequence[FileFacts]) -> Iterator[Finding]:
                 and environment.read_variable(name) is None
             ):
                 remark = "it is not set, and the script reads it without a default"
-                yield Finding("needed", f"environment variable {name}", remark, Place(facts.path, line))
+                yield Finding("needed", f"environment variable {name}", remark, SourcePlace(facts.path, line))

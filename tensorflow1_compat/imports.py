@@ -44,7 +44,7 @@ def import_names(module: str, *names: str) -> tuple[Any, ...]:
     """Executes `from module import names`; returns the values of the names."""
     try:
         source = load(module)
-        return tuple([_take_name(source, module, name) for name in names])
+        return tuple([_get_imported_name(source, module, name) for name in names])
     except ImportError as error:
         if getattr(error, "is_described", False):
             error.__traceback__ = None  # internal frames only confuse the reader
@@ -63,7 +63,7 @@ def import_all_names(module: str) -> None:
         return
     names = getattr(source, "__all__", None)
     for name in names if names is not None else [name for name in dir(source) if not name.startswith("_")]:
-        namespace[name] = _take_name(source, module, name)
+        namespace[name] = _get_imported_name(source, module, name)
 
 
 def import_by_call(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
@@ -85,7 +85,7 @@ def _names_mentioned_in(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names_mentioned_in, inner))
 
 
-def _take_name(source: Any, module: str, name: str) -> Any:
+def _get_imported_name(source: Any, module: str, name: str) -> Any:
     if isinstance(source, proxies.ModuleProxy):
         return source.take(name)
     try:

@@ -20,12 +20,12 @@ from tensorflow1_compat.insides import SPLIT, find_replacement_of_contrib, find_
 from tensorflow1_compat.tables import INSIDES, MODULES, NAMES, OF_1
 
 __all__ = [
-    "Located",
-    "defined_in",
-    "exported_by",
+    "NameLocation",
+    "is_defined_in",
+    "list_exported_names",
     "find_missing",
     "is_installed",
-    "locate",
+    "locate_name",
     "locate_definition",
     "names_of_same_module",
 ]
@@ -46,7 +46,7 @@ _ANYTHING = "*"
 _COMPOUND = (ast.If, ast.Try, ast.With, ast.For, ast.ExceptHandler)
 
 
-class Located(NamedTuple):
+class NameLocation(NamedTuple):
     """The module in which the search for a dotted name ended.
 
     Attributes:
@@ -65,28 +65,28 @@ def find_missing(name: str) -> str | None:
     return _locate_part_by_part(name).missing
 
 
-def names_of_same_module(missing: str) -> frozenset[str]:
+def names_of_same_module(missing_name: str) -> frozenset[str]:
     """Returns all names of the module that should contain a missing name."""
-    return _names_of(_locate_part_by_part(missing).module)
+    return _names_of(_locate_part_by_part(missing_name).module)
 
 
-def locate(name: str) -> Located | None:
+def locate_name(name: str) -> NameLocation | None:
     """Returns the place where a name of a script is defined; None if the name does not exist."""
     found = _locate_part_by_part(name)
     return None if found.missing else found
 
 
-def locate_definition(name: str) -> Located | None:
+def locate_definition(name: str) -> NameLocation | None:
     """Returns the place where a name in an installed file is defined; None if no such module exists.
 
-    Unlike `locate`, takes names as they are: `keras` is the installed Keras.
+    Unlike `locate_name`, takes names as they are: `keras` is the installed Keras.
     """
     if name.startswith("tensorflow.compat.v1."):
-        return locate(name)
+        return locate_name(name)
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         if _file_of_module(module := ".".join(parts[:length])):
-            return Located(module, tuple(parts[length:]))
+            return NameLocation(module, tuple(parts[length:]))
     return None
 
 
@@ -99,7 +99,7 @@ def is_installed(name: str) -> bool:
 
 
 @functools.cache
-def _locate_part_by_part(name: str) -> Located:
+def _locate_part_by_part(name: str) -> NameLocation:
     for same in OF_1.same:
         if name == same or name.startswith(f"{same}."):
             name = "tensorflow" + name[len(same) :]
@@ -111,7 +111,7 @@ def _locate_part_by_part(name: str) -> Located:
         if old in NAMES:
             place, _, inside = NAMES[old].partition(":")
             if inside or _file_of_module(place) is None:
-                return Located(place, (*filter(None, inside.split(".")), *rest[1:]))
+                return NameLocation(place, (*filter(None, inside.split(".")), *rest[1:]))
             real = place
         elif old in MODULES or old in _API:
             real = _API.get(old) or _API.get(MODULES[old]) or MODULES[old]
@@ -121,7 +121,7 @@ def _locate_part_by_part(name: str) -> Located:
             real = f"{KERAS}.src.{'.'.join(parts[1 : number + 1])}"
         elif old.startswith(INSIDES) and _file_of_module(old):
             real = old
-        elif _is_below(old, MODULES) and parts[number] not in _names_of(real):
+        elif _is_below_listed_name(old, MODULES) and parts[number] not in _names_of(real):
             continue
         elif parts[number] not in _names_of(real) and (inner := find_replacement_of_inner_module(old)):
             real = inner
@@ -131,11 +131,11 @@ def _locate_part_by_part(name: str) -> Located:
             if parts[1:4:2] == ["contrib", "python"]:
                 defined |= _names_of(find_replacement_of_contrib(old))
             if parts[number] in defined or _ANYTHING in defined or parts[number].startswith("__"):
-                return Located(real, rest)  # a class, a function or an object, whose attributes are not in files
-            if _is_below(old, NAMES) or _is_of_version_2(parts):
-                return Located(real, rest)
-            return Located(real, rest, missing=old)
-    return Located(real)
+                return NameLocation(real, rest)  # a class, a function or an object, whose attributes are not in files
+            if _is_below_listed_name(old, NAMES) or _is_of_version_2(parts):
+                return NameLocation(real, rest)
+            return NameLocation(real, rest, missing=old)
+    return NameLocation(real)
 
 
 def _is_of_version_2(parts: list[str]) -> bool:
@@ -143,7 +143,7 @@ def _is_of_version_2(parts: list[str]) -> bool:
     return len(parts) > 2 and parts[0] == "tensorflow" and parts[2] in _names_of(f"tensorflow._api.v2.{parts[1]}")
 
 
-def _is_below(name: str, table: dict[str, str]) -> bool:
+def _is_below_listed_name(name: str, table: dict[str, str]) -> bool:
     return any(key.startswith(f"{name}.") for key in table)
 
 
@@ -179,7 +179,7 @@ def _names_of(module: str) -> frozenset[str]:
     return frozenset(_definitions_by_name(module))
 
 
-def defined_in(module: str, name: str) -> list[ast.FunctionDef | ast.ClassDef | ast.Assign | str | None]:
+def is_defined_in(module: str, name: str) -> list[ast.FunctionDef | ast.ClassDef | ast.Assign | str | None]:
     """Returns the definitions of a name at the top level of a module.
 
     Each is a syntax node, the full name of an imported object, or None for any other kind of definition.
@@ -216,7 +216,7 @@ def _nested_statements(node: ast.AST) -> Iterable[ast.AST]:
 
 
 def _definitions(node: ast.AST, package: str) -> Iterator[tuple[str, Any]]:
-    """Yields the names that a statement defines, each with its definition as in `defined_in`."""
+    """Yields the names that a statement defines, each with its definition as in `is_defined_in`."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
         yield node.name, node
     elif isinstance(node, ast.Import):
@@ -227,7 +227,7 @@ def _definitions(node: ast.AST, package: str) -> Iterator[tuple[str, Any]]:
         above = package.rsplit(".", node.level - 1)[0] if node.level else ""
         module = ".".join(filter(None, [above, node.module]))
         for alias in node.names:
-            for name in exported_by(module) if alias.name == "*" else [alias.name]:
+            for name in list_exported_names(module) if alias.name == "*" else [alias.name]:
                 yield alias.asname or name, f"{module}.{name}"
     elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -236,9 +236,9 @@ def _definitions(node: ast.AST, package: str) -> Iterator[tuple[str, Any]]:
             yield name, node if is_plain else None
 
 
-def exported_by(module: str) -> list[str]:
+def list_exported_names(module: str) -> list[str]:
     """Returns the names that `from module import *` binds."""
-    found = locate(module)
+    found = locate_name(module)
     index = _definitions_by_name(found.module if found and not found.inside else module)
     for node in index.get("__all__", ()):
         try:

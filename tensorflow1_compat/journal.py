@@ -11,19 +11,27 @@ from typing import NamedTuple
 
 from npu_bridge.base.terminal import echo, path_for_message
 
-__all__ = ["Entry", "Place", "place_of_caller", "entries", "record_use", "say_once", "stop_printing"]
+__all__ = [
+    "OldNameUse",
+    "SourcePlace",
+    "place_of_caller",
+    "list_old_name_uses",
+    "record_use",
+    "say_once",
+    "stop_printing",
+]
 
 # Modules below `contrib` count as callers.
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _MODULES = ("proxies.py", "imports.py", "journal.py", "missing.py", os.path.join("old_python", ""))
 _NOT_OF_USER = (*(os.path.join(_FOLDER, name) for name in _MODULES), "<frozen")
-_ENTRIES: dict[tuple[str, str], Entry] = {}
+_ENTRIES: dict[tuple[str, str], OldNameUse] = {}
 # A byte for each printed line, by its checksum, in memory that forked children share.
 _PRINTED = mmap.mmap(-1, mmap.PAGESIZE)
 _PRINTS = True
 
 
-class Place(NamedTuple):
+class SourcePlace(NamedTuple):
     """A place in the user's files: file and line."""
 
     file: str
@@ -33,7 +41,7 @@ class Place(NamedTuple):
         return f"{path_for_message(self.file)}:{self.line}"
 
 
-class Entry(NamedTuple):
+class OldNameUse(NamedTuple):
     """A record of an old name or behaviour that a script used.
 
     Attributes:
@@ -46,33 +54,33 @@ class Entry(NamedTuple):
     kind: str
     what: str
     remark: str
-    place: Place
+    place: SourcePlace
 
 
-def place_of_caller(frame: types.FrameType | None = None) -> Place:
+def place_of_caller(frame: types.FrameType | None = None) -> SourcePlace:
     """Returns the place of the nearest caller outside this package and Python's import system."""
     frame = frame or sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_OF_USER):
         frame = frame.f_back
-    return Place(frame.f_code.co_filename, frame.f_lineno)
+    return SourcePlace(frame.f_code.co_filename, frame.f_lineno)
 
 
-def record_use(kind: str, what: str, remark: str = "") -> None:
+def record_use(kind: str, subject: str, remark: str = "") -> None:
     """Records the first use of a name; later uses have no effect."""
-    if (kind, what) not in _ENTRIES:
-        _ENTRIES[kind, what] = Entry(kind, what, remark, place_of_caller(sys._getframe(1)))
+    if (kind, subject) not in _ENTRIES:
+        _ENTRIES[kind, subject] = OldNameUse(kind, subject, remark, place_of_caller(sys._getframe(1)))
 
 
-def say_once(what: str, remark: str) -> None:
+def say_once(subject: str, remark: str) -> None:
     """Records a replaced name or behaviour; at its first use prints a line to standard error, on rank 0 only."""
-    record_use("friction", what, remark)
-    place = zlib.crc32(what.encode()) % len(_PRINTED)
+    record_use("friction", subject, remark)
+    place = zlib.crc32(subject.encode()) % len(_PRINTED)
     if _PRINTS and not _PRINTED[place]:
         _PRINTED[place] = 1
-        echo(f"npu-run: {place_of_caller(sys._getframe(1))}: {what}: {remark}", err=True)
+        echo(f"npu-run: {place_of_caller(sys._getframe(1))}: {subject}: {remark}", err=True)
 
 
-def entries() -> list[Entry]:
+def list_old_name_uses() -> list[OldNameUse]:
     """Returns all recorded entries, in the order of first use."""
     return list(_ENTRIES.values())
 

@@ -7,9 +7,9 @@ import logging
 import tensorflow.compat.v1 as tf
 
 from npu_bridge.base.errors import say_once
-from npu_bridge.base.tf_internals.contrib import engine_classes
+from npu_bridge.base.tf_internals.contrib import keras_engine_classes
 
-Network, InputLayer, InputSpec = engine_classes()
+Network, InputLayer, InputSpec = keras_engine_classes()
 keras = tf.keras
 Layer, Model, Input = keras.layers.Layer, keras.models.Model, keras.layers.Input
 get_session, set_session = keras.backend.get_session, keras.backend.set_session

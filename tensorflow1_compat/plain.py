@@ -8,9 +8,9 @@ import sys
 from npu_bridge.base.terminal import echo, path_for_message
 from npu_bridge.base.tf_internals.sessions import has_eager_context
 from tensorflow1_compat import start
-from tensorflow1_compat.era import Evidence, evidence_of
-from tensorflow1_compat.journal import Place
-from tensorflow1_compat.missing import shortened
+from tensorflow1_compat.era import EraEvidence, find_evidence_of_script
+from tensorflow1_compat.journal import SourcePlace
+from tensorflow1_compat.missing import shorten_name
 from tensorflow1_compat.tree import SourceTree
 
 __all__ = ["switch_main_script_to_tensorflow_1", "fix_old_names"]
@@ -23,14 +23,16 @@ def switch_main_script_to_tensorflow_1() -> None:
     started by `npu-run`.
     """
     path = _main_script()
-    evidence = evidence_of(path, [os.path.dirname(path)]) if path else None
+    evidence = find_evidence_of_script(path, [os.path.dirname(path)]) if path else None
     if evidence is None or not evidence.is_tensorflow_1:
         return
     problem = _describe_unreachable_name(evidence)
     if not _is_too_late_to_switch():
         start.switch_v2_off()
     elif _is_eager():
-        problem = problem or f"{Place(path, 1)}: TensorFlow has run eagerly before npu_bridge.npu_init was imported"
+        problem = (
+            problem or f"{SourcePlace(path, 1)}: TensorFlow has run eagerly before npu_bridge.npu_init was imported"
+        )
     if problem:
         echo(f"npu_bridge: {problem}: start it with npu-run {path_for_message(path)}", err=True)
 
@@ -42,7 +44,7 @@ def fix_old_names() -> None:
     """
     path = _main_script()
     if path:
-        evidence = evidence_of(path, [os.path.dirname(path)])
+        evidence = find_evidence_of_script(path, [os.path.dirname(path)])
         if evidence.old_of_2 and not evidence.is_tensorflow_1:
             start.prepare_process([os.path.dirname(path)], era=2, older=evidence.older)
 
@@ -53,15 +55,15 @@ def _main_script() -> str | None:
     if start.is_version_known() or not path or not path.endswith(".py") or not os.path.isfile(path):
         return None
     path = os.path.realpath(path)
-    return path if SourceTree([os.path.dirname(path)]).holds(path) else None
+    return path if SourceTree([os.path.dirname(path)]).contains_file(path) else None
 
 
-def _describe_unreachable_name(evidence: Evidence) -> str | None:
+def _describe_unreachable_name(evidence: EraEvidence) -> str | None:
     """Returns a message about the first name that the script will not find; None if it will find all names."""
     for name, use in evidence.of_1.items():
         is_contrib = "contrib" in name.split(".")[:4]
         if not use.is_guarded and (is_contrib or name.startswith("tensorflow.") and ".compat." not in name):
-            return f"{use.place}: TensorFlow 2.15 has no {shortened(name)}"
+            return f"{use.place}: TensorFlow 2.15 has no {shorten_name(name)}"
     return None
 
 

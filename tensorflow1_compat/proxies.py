@@ -17,7 +17,7 @@ from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat import journal, missing
 from tensorflow1_compat.insides import find_moved_value, find_replacement_of_contrib, find_replacement_of_inner_module
 from tensorflow1_compat.old_python import removed_names
-from tensorflow1_compat.tables import INSIDES, OF_1, Tables
+from tensorflow1_compat.tables import INSIDES, OF_1, NameTables
 from tensorflow1_compat.tree import SourceTree
 
 __all__ = [
@@ -55,10 +55,10 @@ ROOTS = frozenset(
 
 _proxies: dict[str, ModuleProxy] = {}
 _tree: SourceTree | None = None
-_tables: Tables = OF_1
+_tables: NameTables = OF_1
 
 
-def serve_proxies(tree: SourceTree | None, tables: Tables = OF_1) -> None:
+def serve_proxies(tree: SourceTree | None, tables: NameTables = OF_1) -> None:
     """Makes the script's files (`tree`) import proxies of TensorFlow with the names in `tables`."""
     global _tree, _tables
     _tree, _tables = tree, tables
@@ -68,7 +68,7 @@ def serve_proxies(tree: SourceTree | None, tables: Tables = OF_1) -> None:
 def is_plain(name: str) -> bool:
     """Returns whether imports of a module return the real module rather than a proxy."""
     root = name.partition(".")[0]
-    if _tree is not None and _tree.holds_module(root):
+    if _tree is not None and _tree.contains_module(root):
         return True
     if root in _TENSORFLOW_ROOTS:
         return root not in _tables.roots
@@ -83,7 +83,7 @@ def is_plain(name: str) -> bool:
 
 def is_user_file(path: str) -> bool:
     """Returns whether a file belongs to the user's files, whose imports get proxies."""
-    return _tree is not None and _tree.holds(path)
+    return _tree is not None and _tree.contains_file(path)
 
 
 def names_removed_from(module: str) -> set[str]:
@@ -125,7 +125,7 @@ class ModuleProxy(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         try:
             value = _find_value(self, name)
-        except _NameMissing:
+        except _MissingNameError:
             if name.startswith("__"):
                 raise AttributeError(f"module {self._name!r} has no attribute {name!r}") from None
             raise AttributeError(missing.describe_missing_name(f"{self._name}.{name}", dir(self), _tables)) from None
@@ -143,7 +143,7 @@ class ModuleProxy(types.ModuleType):
             return self.__dict__[name]
         try:
             return _find_value(self, name)
-        except _NameMissing:
+        except _MissingNameError:
             raise missing.import_error(f"{self._name}.{name}", dir(self), _tables) from None
 
     def public_names(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class ModuleProxy(types.ModuleType):
         for name in names:
             try:
                 found[name] = self.__dict__[name] if name in self.__dict__ else _find_value(self, name)
-            except _NameMissing:
+            except _MissingNameError:
                 continue
         return found
 
@@ -181,13 +181,13 @@ class ModuleProxy(types.ModuleType):
         return proxy, (self._name,)
 
 
-class _NameMissing(Exception):
+class _MissingNameError(Exception):
     """An exception for a name that neither the tables nor the installed modules have."""
 
 
-def _find_value(at: ModuleProxy, name: str) -> Any:
-    """Returns the value of a name in a proxy; raises `_NameMissing` if the name does not exist."""
-    full, base = f"{at._name}.{name}", at._base
+def _find_value(module: ModuleProxy, name: str) -> Any:
+    """Returns the value of a name in a proxy; raises `_MissingNameError` if the name does not exist."""
+    full, base = f"{module._name}.{name}", module._base
     if full in _tables.versions:
         return _tables.versions[full]
     if _canonical_name(full) != full:
@@ -207,38 +207,38 @@ def _find_value(at: ModuleProxy, name: str) -> Any:
         try:
             return getattr(base, name)
         except AttributeError:
-            raise _NameMissing from None
+            raise _MissingNameError from None
     if full in _tables.modules or full in removed_names.GONE_MODULES:
         return proxy(full)
     inner = find_replacement_of_inner_module(full)
     try:
         value = _find_in_base(full, base, name)
-    except _NameMissing:
+    except _MissingNameError:
         value = None if inner else _find_moved_up(full)
     if inner is not None and not isinstance(value, types.ModuleType):
         value = importlib.import_module(inner)
     return _proxy_if_module(full, value)
 
 
-def _find_moved_up(full: str) -> Any:
+def _find_moved_up(full_name: str) -> Any:
     """Returns the value of a name that has moved to the parent module, or out of an internal module of contrib.
 
     For any name below `tensorflow.contrib.X.python`, searches the module of this package that replaces `X`.
     """
-    module, _, name = full.rpartition(".")
+    module, _, name = full_name.rpartition(".")
     for part, above in removed_names.UP.items():
         if f"{module}.".startswith(f"{part}."):
             return _find_value(proxy(above), name)
-    parts = full.split(".")
-    if not full.startswith(f"{_CONTRIB}.") or len(parts) < 5 or parts[3] != "python":
-        raise _NameMissing
+    parts = full_name.split(".")
+    if not full_name.startswith(f"{_CONTRIB}.") or len(parts) < 5 or parts[3] != "python":
+        raise _MissingNameError
     try:
-        return getattr(importlib.import_module(find_replacement_of_contrib(full)), parts[-1])
+        return getattr(importlib.import_module(find_replacement_of_contrib(full_name)), parts[-1])
     except AttributeError:
-        raise _NameMissing from None
+        raise _MissingNameError from None
 
 
-def _find_in_base(full: str, base: types.ModuleType, name: str) -> Any:
+def _find_in_base(full_name: str, base: types.ModuleType, name: str) -> Any:
     try:
         return getattr(base, name)
     except AttributeError:
@@ -247,9 +247,9 @@ def _find_in_base(full: str, base: types.ModuleType, name: str) -> Any:
     if not base.__name__.startswith(_INTERFACES):
         candidates = [below]
     else:
-        candidates = [full] if full.startswith((*INSIDES, "keras.")) else []
-    if full.startswith("keras."):
-        candidates.append(f"{KERAS}.src.{full[6:]}")
+        candidates = [full_name] if full_name.startswith((*INSIDES, "keras.")) else []
+    if full_name.startswith("keras."):
+        candidates.append(f"{KERAS}.src.{full_name[6:]}")
     for candidate in candidates:
         try:
             return importlib.import_module(candidate)
@@ -259,34 +259,34 @@ def _find_in_base(full: str, base: types.ModuleType, name: str) -> Any:
     try:
         return find_moved_value(base.__name__, name)
     except AttributeError:
-        return _find_in_version_2(full)
+        return _find_in_version_2(full_name)
 
 
-def _find_in_version_2(full: str) -> Any:
+def _find_in_version_2(full_name: str) -> Any:
     """Returns a function or class that only TensorFlow 2 has, such as `tf.nn.gelu`, for scripts of both versions.
 
     Names directly below `tf` are left out, because scripts use them to determine the version.
     """
-    root, *path = full.split(".")
+    root, *path = full_name.split(".")
     if root != "tensorflow" or len(path) < 2 or path[0] in ("compat", "contrib"):
-        raise _NameMissing
+        raise _MissingNameError
     value: Any = importlib.import_module("tensorflow")
     for part in path:
         value = getattr(value, part, None)
     if value is None or isinstance(value, types.ModuleType):
-        raise _NameMissing
-    journal.record_use("name", full, f"tensorflow 2's {'.'.join(path)}")
+        raise _MissingNameError
+    journal.record_use("name", full_name, f"tensorflow 2's {'.'.join(path)}")
     return value
 
 
-def _proxy_if_module(full: str, value: Any) -> Any:
+def _proxy_if_module(full_name: str, value: Any) -> Any:
     """Returns a proxy for a module of TensorFlow or a module with removed names; returns other values unchanged."""
     if not isinstance(value, types.ModuleType) or isinstance(value, ModuleProxy):
         return value
-    if full.startswith(_CONTRIB):
-        journal.record_use("name", full, value.__name__)
-    if full.partition(".")[0] in _TENSORFLOW_ROOTS or _has_removed_names(full):
-        return _proxies.setdefault(full, ModuleProxy(full, value))
+    if full_name.startswith(_CONTRIB):
+        journal.record_use("name", full_name, value.__name__)
+    if full_name.partition(".")[0] in _TENSORFLOW_ROOTS or _has_removed_names(full_name):
+        return _proxies.setdefault(full_name, ModuleProxy(full_name, value))
     return value
 
 
@@ -308,7 +308,7 @@ def _import_base(name: str) -> types.ModuleType:
     above = proxy(parent)
     try:
         value = _find_value(above, leaf)
-    except _NameMissing:
+    except _MissingNameError:
         raise missing.import_error(name, dir(above), _tables, ModuleNotFoundError) from None
     if not isinstance(value, types.ModuleType):
         kind = type(value).__name__
@@ -343,8 +343,8 @@ def _added_names(name: str) -> set[str]:
     return {key[len(start) :].partition(".")[0] for key in (*_tables.names, *_tables.modules) if key.startswith(start)}
 
 
-def _import_value(place: str) -> Any:
-    module, _, inside = place.partition(":")
+def _import_value(dotted_name: str) -> Any:
+    module, _, inside = dotted_name.partition(":")
     value = importlib.import_module(module)
     for part in inside.split(".") if inside else ():
         value = getattr(value, part)

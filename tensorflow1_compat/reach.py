@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from npu_bridge.base.search import search
 
-__all__ = ["Definitions", "find_names_tested_for_existence", "definitions_in", "names_reached_from"]
+__all__ = ["FileDefinitions", "find_names_tested_for_existence", "definitions_in", "find_reached_names"]
 
 # Functions that look up a name -> the position of that argument. A computed name can be any name.
 _BY_NAME = {"getattr": 1, "globals": 0, "eval": 0, "exec": 0, "import_module": 0, "__import__": 0, "attrgetter": 0}
 _ANYTHING = "*"
 
 
-class Definitions(NamedTuple):
+class FileDefinitions(NamedTuple):
     """The top-level definitions of a file, and the names that their code mentions.
 
     Attributes:
@@ -35,7 +35,7 @@ class Definitions(NamedTuple):
         return next((name for name, (first, last) in self.lines.items() if first <= line <= last), None)
 
 
-def definitions_in(tree: ast.Module) -> Definitions:
+def definitions_in(tree: ast.Module) -> FileDefinitions:
     """Returns the top-level definitions in a syntax tree."""
     at_top: set[str] = set()
     in_main: set[str] = set()
@@ -50,18 +50,18 @@ def definitions_in(tree: ast.Module) -> Definitions:
             in_main |= mentioned
         else:
             at_top |= mentioned
-    return Definitions(frozenset(at_top), frozenset(in_main), inside, lines)
+    return FileDefinitions(frozenset(at_top), frozenset(in_main), inside, lines)
 
 
-def names_reached_from(files: Sequence[Definitions]) -> frozenset[str] | None:
+def find_reached_names(files: Sequence[FileDefinitions]) -> frozenset[str] | None:
     """Returns the names that reachable code mentions; None if this code computes names, so any name is possible."""
 
-    def mentioned_by(name: str) -> Iterator[str]:
+    def names_mentioned_by(name: str) -> Iterator[str]:
         for each in files:
             yield from each.inside.get(name, ())
 
     begin = files[0].in_main.union(*(each.at_top for each in files))
-    reached = frozenset(search(begin, mentioned_by))
+    reached = frozenset(search(begin, names_mentioned_by))
     return None if _ANYTHING in reached else reached
 
 

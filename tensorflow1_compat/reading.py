@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from npu_bridge.base.reading import open_file
-from tensorflow1_compat.installed import exported_by
-from tensorflow1_compat.journal import Place
-from tensorflow1_compat.old_python.calls import OLD_METHODS, old_mode_of
+from tensorflow1_compat.installed import list_exported_names
+from tensorflow1_compat.journal import SourcePlace
+from tensorflow1_compat.old_python.calls import OLD_METHODS, find_old_mode
 from tensorflow1_compat.old_python.removed_names import OF_OLD
-from tensorflow1_compat.reach import Definitions, definitions_in, find_names_tested_for_existence
+from tensorflow1_compat.reach import FileDefinitions, definitions_in, find_names_tested_for_existence
 
 SET, ANY = 0, "*"
 _DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
@@ -26,7 +26,7 @@ _VERSIONS = ("__version__", "VERSION", "version_info")
 _EXAMINED = ("tensorflow.", "keras.", "npu_bridge.", "npu_device")
 
 
-class Call(NamedTuple):
+class ScriptCall(NamedTuple):
     """The arguments of a call.
 
     Attributes:
@@ -42,7 +42,7 @@ class Call(NamedTuple):
     node: ast.Call
 
 
-class Use(NamedTuple):
+class NameUse(NamedTuple):
     """A use of a module or a dotted name in a file.
 
     Attributes:
@@ -55,10 +55,10 @@ class Use(NamedTuple):
     """
 
     name: str
-    place: Place
+    place: SourcePlace
     is_import: bool
     is_guarded: bool
-    call: Call | None = None
+    call: ScriptCall | None = None
     alias: str = ""
 
 
@@ -79,13 +79,13 @@ class FileFacts(NamedTuple):
     """
 
     path: str
-    uses: list[Use]
+    uses: list[NameUse]
     modules: list[tuple[str, int]]
     error: SyntaxError | None = None
     aliases: dict[str, str] = {}
     variables: dict[str, int] = {}
     texts: Sequence[str] = ()
-    definitions: Definitions = Definitions()
+    definitions: FileDefinitions = FileDefinitions()
     tree: ast.Module = ast.Module([], [])
 
 
@@ -118,7 +118,7 @@ def read_file(
 
 class _Reader(ast.NodeVisitor):
     def __init__(self, path: str, tree: ast.Module, aliases_in: Callable[[str, int], dict[str, str] | None]):
-        self.uses: list[Use] = []
+        self.uses: list[NameUse] = []
         self.modules: list[tuple[str, int]] = []
         self.aliases: dict[str, str] = {}
         self.variables: dict[str, int] = {}
@@ -151,7 +151,7 @@ class _Reader(ast.NodeVisitor):
             full = f"{module}.{alias.name}".strip(".")
             self.modules.append((full, node.level))
             if alias.name == "*":
-                names = (_star_names(module) if bound is None and not node.level else bound) or {}
+                names = (_list_star_names(module) if bound is None and not node.level else bound) or {}
                 self.aliases.update(
                     (name, full)
                     for name, full in names.items()
@@ -231,7 +231,7 @@ class _Reader(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         if self._resolve_dotted(node.func) in ("os.environ.update", "os.environ.setdefault", "os.putenv"):
             self.variables[ANY] = SET
-        if old_mode_of(node) is not None:
+        if find_old_mode(node) is not None:
             self._add_use(f"{OF_OLD}.open", node)
         self._call = node
         self.generic_visit(node)
@@ -283,7 +283,7 @@ class _Reader(ast.NodeVisitor):
 
     def _add_use(self, name: str, node: ast.AST, is_import: bool = False, **more: object) -> None:
         is_guarded = self._guards > 0 or not {*self._tested}.isdisjoint(name.split("."))
-        self.uses.append(Use(name, Place(self._path, node.lineno), is_import, is_guarded, **more))
+        self.uses.append(NameUse(name, SourcePlace(self._path, node.lineno), is_import, is_guarded, **more))
 
 
 def _single_imported_name(node: ast.stmt) -> str | None:
@@ -293,10 +293,10 @@ def _single_imported_name(node: ast.stmt) -> str | None:
     return node.names[0].asname or node.names[0].name
 
 
-def _read_call(node: ast.Call) -> Call:
+def _read_call(node: ast.Call) -> ScriptCall:
     is_starred = any(isinstance(argument, ast.Starred) for argument in node.args)
     keywords = tuple(keyword.arg for keyword in node.keywords if keyword.arg)
-    return Call(None if is_starred else len(node.args), keywords, len(keywords) < len(node.keywords), node)
+    return ScriptCall(None if is_starred else len(node.args), keywords, len(keywords) < len(node.keywords), node)
 
 
 def _names_bound_in(tree: ast.Module) -> set[str]:
@@ -312,8 +312,8 @@ def _names_bound_in(tree: ast.Module) -> set[str]:
     return bound
 
 
-def _star_names(module: str) -> dict[str, str]:
+def _list_star_names(module: str) -> dict[str, str]:
     """Returns the names that `from module import *` binds, with their full names; {} for modules not examined."""
     if not module.startswith(_EXAMINED):
         return {}
-    return {name: f"{module}.{name}" for name in exported_by(module)}
+    return {name: f"{module}.{name}" for name in list_exported_names(module)}

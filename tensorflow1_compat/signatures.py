@@ -6,8 +6,8 @@ import ast
 import functools
 from typing import NamedTuple
 
-from tensorflow1_compat.installed import defined_in, locate, locate_definition
-from tensorflow1_compat.reading import Call
+from tensorflow1_compat.installed import is_defined_in, locate_definition, locate_name
+from tensorflow1_compat.reading import ScriptCall
 
 __all__ = ["find_call_problem"]
 
@@ -44,14 +44,14 @@ class _Parameters(NamedTuple):
     takes_any_name: bool
 
 
-def find_call_problem(name: str, call: Call) -> str | None:
+def find_call_problem(name: str, call: ScriptCall) -> str | None:
     """Returns why a call cannot work, in a few words; None if the call can work, or its signature is unknown.
 
     Args:
       name: a dotted name, such as `tensorflow.nn.dropout`.
       call: the arguments of the call.
     """
-    found = locate(name)
+    found = locate_name(name)
     if found is None:
         return None
     parameters = _find_parameters(found.module, *found.inside) if len(found.inside) == 1 else None
@@ -91,7 +91,7 @@ def _find_definition(
     module: str, name: str, steps: int = _MOST_STEPS
 ) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
     """Returns the module and the syntax node that define a name of a module; None if they are not unique."""
-    nodes = defined_in(module, name)
+    nodes = is_defined_in(module, name)
     if len(nodes) != 1 or steps == 0:
         return None  # several definitions
     (node,) = nodes
@@ -120,7 +120,7 @@ def _find_definition_of_expression(module: str, value: ast.expr, steps: int):
         return None
     if not rest:
         return _find_definition(module, value.id, steps - 1)
-    nodes = defined_in(module, value.id)
+    nodes = is_defined_in(module, value.id)
     return _find_installed_definition(".".join([nodes[0], *rest]), steps) if [*map(type, nodes)] == [str] else None
 
 

@@ -15,7 +15,7 @@ import re
 import types
 from typing import Any
 
-from tensorflow1_compat.old_python.calls import OLD_METHODS, OLD_MODES, numpy_version, old_mode_of
+from tensorflow1_compat.old_python.calls import OLD_METHODS, OLD_MODES, find_old_mode, numpy_version
 from tensorflow1_compat.proxies import MENTIONS, ROOTS
 
 __all__ = ["ENTRANCE", "UserLoader", "compile_source", "prepare_namespace"]
@@ -113,19 +113,19 @@ class _ImportRedirector(ast.NodeTransformer):
         self._has_numbers = has_numbers
 
     def visit_Import(self, node: ast.Import) -> Any:
-        if not any(_root(alias.name) in self._roots for alias in node.names):
+        if not any(_root_module_name(alias.name) in self._roots for alias in node.names):
             return node
         return [self._redirect_alias(alias, node) for alias in node.names]
 
     def _redirect_alias(self, alias: ast.alias, node: ast.Import) -> ast.stmt:
-        if _root(alias.name) not in self._roots:
+        if _root_module_name(alias.name) not in self._roots:
             return ast.copy_location(ast.Import(names=[alias]), node)
         function = "load" if alias.asname else "load_root"
-        target = ast.Name(id=alias.asname or _root(alias.name), ctx=ast.Store())
+        target = ast.Name(id=alias.asname or _root_module_name(alias.name), ctx=ast.Store())
         return _place_like(ast.Assign(targets=[target], value=_make_call(function, ast.Constant(alias.name))), node)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
-        if node.level or _root(node.module) not in self._roots:
+        if node.level or _root_module_name(node.module) not in self._roots:
             return node
         names = [alias.name for alias in node.names]
         if names == ["*"]:
@@ -141,7 +141,7 @@ class _ImportRedirector(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> Any:
-        mode = old_mode_of(node)
+        mode = find_old_mode(node)
         if mode is not None:
             mode.value = mode.value.replace("U", "") or "r"
         self.generic_visit(node)
@@ -159,7 +159,7 @@ class _ImportRedirector(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> Any:
         if node.id == "__import__" and isinstance(node.ctx, ast.Load):
-            return _place_like(_entrance_node("import_by_call"), node)
+            return _place_like(_make_entrance_node("import_by_call"), node)
         return node
 
 
@@ -175,20 +175,20 @@ def _wrap_in_call(function: str, node: ast.expr, *more: ast.expr) -> ast.expr:
     return ast.fix_missing_locations(ast.copy_location(_make_call(function, node, *more), node))
 
 
-def _root(module: str | None) -> str:
+def _root_module_name(module: str | None) -> str:
     return (module or "").partition(".")[0]
 
 
-def _entrance_node(function: str) -> ast.Attribute:
+def _make_entrance_node(function: str) -> ast.Attribute:
     return ast.Attribute(value=ast.Name(id=ENTRANCE, ctx=ast.Load()), attr=function, ctx=ast.Load())
 
 
 def _make_call(function: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(func=_entrance_node(function), args=list(arguments), keywords=[])
+    return ast.Call(func=_make_entrance_node(function), args=list(arguments), keywords=[])
 
 
-def _place_like(new: Any, old: ast.AST) -> Any:
+def _place_like(new_node: Any, old_node: ast.AST) -> Any:
     """Gives a new node and all nodes below it the place of an old node."""
-    for node in ast.walk(new):
-        ast.copy_location(node, old)
-    return new
+    for node in ast.walk(new_node):
+        ast.copy_location(node, old_node)
+    return new_node

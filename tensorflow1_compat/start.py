@@ -15,19 +15,19 @@ from tensorflow1_compat.tables import OF_1
 from tensorflow1_compat.tables_of_2 import tables_of
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["note_version_is_known", "prepare_process", "is_version_known", "switch_v2_off"]
+__all__ = ["mark_version_as_known", "prepare_process", "is_version_known", "switch_v2_off"]
 
 _is_version_known = False
 
 
-def note_version_is_known() -> None:
+def mark_version_as_known() -> None:
     """Records that the TensorFlow version of the script is known, so that `plain.py` does not examine the script."""
     global _is_version_known
     _is_version_known = True
 
 
 def is_version_known() -> bool:
-    """Returns whether `note_version_is_known` was called in this process."""
+    """Returns whether `mark_version_as_known` was called in this process."""
     return _is_version_known
 
 
@@ -42,11 +42,11 @@ def prepare_process(
       roots: folders of the user's files.
       known_paths: see `SourceTree`.
       era: 1 or 2, for TensorFlow 1 or 2.
-      older: for TensorFlow 2, the packages whose older names the script needs (`Evidence.older`).
+      older: for TensorFlow 2, the packages whose older names the script needs (`EraEvidence.older`).
     Returns:
       The user's source tree.
     """
-    note_version_is_known()
+    mark_version_as_known()
     tree = SourceTree(roots, known_paths)
     proxies.serve_proxies(tree, OF_1 if era == 1 else tables_of(older))
     tree.install_import_hook(UserLoader, UserExtensionLoader)

@@ -236,7 +236,7 @@ GONE: dict[str, str] = {
 }
 
 
-class Tables(NamedTuple):
+class NameTables(NamedTuple):
     """Tables of the old names that the user's files get.
 
     Attributes:
@@ -254,7 +254,7 @@ class Tables(NamedTuple):
     roots: frozenset[str] = frozenset({"tensorflow", "keras"})
 
 
-OF_1 = Tables(
+OF_1 = NameTables(
     MODULES,
     NAMES,
     {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from npu_bridge.base.tf_internals.names import KERAS
-from tensorflow1_compat.tables import MODULES, NAMES, Tables
+from tensorflow1_compat.tables import MODULES, NAMES, NameTables
 
 __all__ = ["LEGACY_OPTIMIZERS", "OF_2", "tables_of"]
 
@@ -31,7 +31,7 @@ LEGACY_OPTIMIZERS: dict[str, str] = {
     for name in ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "Nadam", "Optimizer", "RMSprop", "SGD")
 }
 
-OF_2 = Tables(
+OF_2 = NameTables(
     modules={
         **{old: place.replace(_KERAS_OF_1, _KERAS) for old, place in MODULES.items() if old.startswith(_ROOTS)},
         **({} if KERAS == "keras" else {"keras": _KERAS}),  # Keras 3 has the name now
@@ -59,7 +59,7 @@ OF_2 = Tables(
 )
 
 
-def tables_of(roots: Iterable[str]) -> Tables:
+def tables_of(roots: Iterable[str]) -> NameTables:
     """Returns the tables for a script that needs an older version of some packages.
 
     Args:
@@ -68,4 +68,4 @@ def tables_of(roots: Iterable[str]) -> Tables:
     roots = frozenset(roots)
     others = OF_2.roots - roots
     kept = ({old: new for old, new in table.items() if old.partition(".")[0] not in others} for table in OF_2[:4])
-    return Tables(*kept, roots)
+    return NameTables(*kept, roots)

@@ -40,17 +40,17 @@ class SourceTree:
             os.path.realpath(standard[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")
         )
 
-    def holds(self, path: str) -> bool:
+    def contains_file(self, path: str) -> bool:
         """Returns whether a file or folder belongs to the user."""
         path = os.path.realpath(path)
-        if any(_is_below(path, root) for root in (*_OWN_FOLDERS, *self._libraries)):
+        if any(_is_in_folder(path, root) for root in (*_OWN_FOLDERS, *self._libraries)):
             return False
         return any(
-            _is_below(path, root) and not _INSTALLED_FOLDERS.intersection(path[len(root) :].split(os.sep))
+            _is_in_folder(path, root) and not _INSTALLED_FOLDERS.intersection(path[len(root) :].split(os.sep))
             for root in self.roots
         )
 
-    def holds_module(self, name: str) -> bool:
+    def contains_module(self, name: str) -> bool:
         """Returns whether Python finds a top-level module among the user's files."""
         module = sys.modules.get(name)
         if module is not None:
@@ -63,7 +63,7 @@ class SourceTree:
         if spec is None:
             return False
         places = [spec.origin] if spec.origin and spec.has_location else list(spec.submodule_search_locations or ())
-        return any(self.holds(place) for place in places)
+        return any(self.contains_file(place) for place in places)
 
     def install_import_hook(
         self,
@@ -73,7 +73,7 @@ class SourceTree:
         """Makes Python load source modules of the tree with `loader` and compiled modules with `extension_loader`."""
 
         def hook(path: str) -> Any:
-            if not os.path.isdir(path) or not (self.holds(path) or self._accept_added_folder(path)):
+            if not os.path.isdir(path) or not (self.contains_file(path) or self._accept_added_folder(path)):
                 raise ImportError(f"{path} is not in the user's source tree")
             return importlib.machinery.FileFinder(
                 path,
@@ -86,21 +86,21 @@ class SourceTree:
         # `python -m` had the current folder on `sys.path`. If the script adds it again, it belongs to the user.
         current = os.path.realpath(os.curdir)
         for path in list(sys.path_importer_cache):
-            if self.holds(path) or os.path.realpath(path) == current:
+            if self.contains_file(path) or os.path.realpath(path) == current:
                 del sys.path_importer_cache[path]
 
     def _accept_added_folder(self, path: str) -> bool:
         """Adds a folder that the script has added to `sys.path` to the tree; returns whether it was added."""
         real = os.path.realpath(path)
-        if path not in sys.path or any(_is_below(real, known) for known in self.known_paths):
+        if path not in sys.path or any(_is_in_folder(real, known) for known in self.known_paths):
             return False
-        if _INSTALLED_FOLDERS.intersection(real.split(os.sep)) or any(_is_below(real, p) for p in self._libraries):
+        if _INSTALLED_FOLDERS.intersection(real.split(os.sep)) or any(_is_in_folder(real, p) for p in self._libraries):
             return False
         if any(name.endswith((".dist-info", ".egg-info")) for name in os.listdir(real)):
             return False
         self.roots.append(real)
-        return self.holds(real)
+        return self.contains_file(real)
 
 
-def _is_below(path: str, folder: str) -> bool:
+def _is_in_folder(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)

@@ -107,7 +107,7 @@ def test_a_number_is_a_finite_one_within_its_bounds(bounds, legal, illegal, expe
         ({"at_least": 0}, [0, np.uint8(0)], [-1], "a whole number, at least 0"),
         ({"at_least": None}, [-5, 0], [], "a whole number"),
         ({"at_most": 9}, [1, 9], [0, 10, np.int64(10)], "a whole number, at least 1 and at most 9"),
-        ({"what": "whole steps"}, [1], [0], "whole steps, at least 1"),
+        ({"value_text": "whole steps"}, [1], [0], "whole steps, at least 1"),
     ],
     ids=str,
 )

@@ -11,9 +11,7 @@ from tests.rank_pool import REPOSITORY
 
 def fast_cases(session):
     """The cases of `make test`: from this run if it collected all of them, else from a process of their own."""
-    files = sorted(
-        {f"tests/{case.partition('::')[0]}" for promises in PROMISES.values() for case in promises.values()}
-    )
+    files = sorted({f"tests/{case.partition('::')[0]}" for promises in PROMISES.values() for case in promises.values()})
     fast = {
         item.nodeid.rpartition("@")[0] or item.nodeid for item in session.items if not item.get_closest_marker("slow")
     }

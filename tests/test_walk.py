@@ -19,7 +19,7 @@ from npu_bridge.collective.horovod_ranks import HorovodCommunicator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients import stages
-from npu_bridge.gradients.stage import HOOKS, Stage, overrides
+from npu_bridge.gradients.stage import HOOKS, Stage, is_hook_overridden
 from tests.goldens.two_layers import in_graph
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -119,7 +119,7 @@ def test_the_table_of_stages_lists_their_hooks():
     ]
     kinds = [each for module in modules for name, each in vars(module).items() if not name.startswith("_")]
     kinds = {each for each in kinds if isinstance(each, type) and issubclass(each, Stage)}
-    made = {each.__name__: (each.place, [hook for hook in HOOKS if overrides(each, hook)]) for each in kinds}
+    made = {each.__name__: (each.place, [hook for hook in HOOKS if is_hook_overridden(each, hook)]) for each in kinds}
     assert {name: (place, hooks) for (place,), names, hooks in rows for name in names} == {
         name: (place, hooks) for name, (place, hooks) in made.items() if hooks
     }

@@ -70,7 +70,7 @@ def _class(node: ast.ClassDef, owners: dict[str, str]) -> str:
 
 
 def _constructor(owner: str) -> list[str]:
-    options = OPTIONS.of(owner)
+    options = OPTIONS.options_of(owner)
     lines = ["    def __init__(", "        self,"]
     for option in options:
         default = "" if option.default is table.REQUIRED else f" = {option.default!r}"

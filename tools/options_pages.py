@@ -19,7 +19,7 @@ from npu_bridge.options import (  # noqa: E402
     table_precision,
     table_training,  # noqa: E402
 )
-from npu_bridge.options.environment_table import VARIABLES, Variable  # noqa: E402
+from npu_bridge.options.environment_table import VARIABLES, EnvironmentVariable  # noqa: E402
 from npu_bridge.options.table import REQUIRED, RUN_CONFIG, SESSION, Option  # noqa: E402
 
 _INTRODUCTION = """# Options
@@ -116,7 +116,7 @@ class Page(NamedTuple):
     levels: tuple[str, ...]
 
     @property
-    def sections(self) -> dict[str, list[Option | Variable]]:
+    def sections(self) -> dict[str, list[Option | EnvironmentVariable]]:
         """Dict from subject to the options and variables of this page."""
         found = {
             subject: [entry for entry in entries if entry.effect.level in self.levels]
@@ -140,10 +140,10 @@ def render() -> dict[str, str]:
     }
 
 
-def row(entry: Option | Variable) -> tuple[str, ...]:
+def row(entry: Option | EnvironmentVariable) -> tuple[str, ...]:
     """Returns the cells of one option or variable."""
     effect = f"**{entry.effect.level}** {entry.effect.note}".strip()
-    if isinstance(entry, Variable):
+    if isinstance(entry, EnvironmentVariable):
         return f"`{entry.name}`", entry.doc + ("" if entry.is_documented else " *Undocumented.*"), effect
     values = entry.expected + ("" if getattr(entry.kind, "enforced", True) else " (advice)")
     if entry.default is not None:
@@ -166,7 +166,7 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 def _render_page(page: Page) -> str:
     parts = [f"# {page.title}\n\n[Options](options.md) explains the columns.\n"]
     for subject, entries in page.sections.items():
-        header = _VARIABLE_HEADER if isinstance(entries[0], Variable) else _OPTION_HEADER
+        header = _VARIABLE_HEADER if isinstance(entries[0], EnvironmentVariable) else _OPTION_HEADER
         parts.append(f"## {subject}\n\n{table(header, map(row, entries))}")
     return "\n".join(parts)
 

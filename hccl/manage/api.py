@@ -47,7 +47,7 @@ def create_group(group: str, rank_num: int, rank_ids: list[int]) -> None:
       >>> mine = [rank for rank in range(get_rank_size()) if rank % 2 == get_rank_id() % 2]
       >>> create_group("every_other", len(mine), mine)
     """
-    groups.check_name(group, "hccl.create_group")
+    groups.check_group_name(group, "hccl.create_group")
     if not _is_non_negative_int(rank_num) or rank_num == 0:
         raise _make_error("create_group", "rank_num is not a number of ranks", "an integer of at least 1", rank_num)
     if not isinstance(rank_ids, list) or len(rank_ids) != rank_num or not all(map(_is_non_negative_int, rank_ids)):
@@ -65,7 +65,7 @@ def create_group_of_others() -> None:
         default.
     Ranks: collective over the whole job.
     """
-    groups.process_groups().create_elsewhere(collective.current())
+    groups.process_groups().join_creation_of_group(collective.current())
 
 
 def destroy_group(group: str) -> None:
@@ -85,22 +85,22 @@ def get_rank_size(group: str = WORLD) -> int:
     Raises:
       ValueError: no group has this name.
     """
-    return groups.find(group, "hccl.get_rank_size").size
+    return groups.find_group(group, "hccl.get_rank_size").size
 
 
 def get_rank_id(group: str = WORLD) -> int:
     """Returns this process's rank in the group, from 0; raises ValueError if no group has this name."""
-    return groups.find(group, "hccl.get_rank_id").rank
+    return groups.find_group(group, "hccl.get_rank_id").rank
 
 
 def get_local_rank_size(group: str = WORLD) -> int:
     """Returns the number of the group's ranks on this machine; raises ValueError if no group has this name."""
-    return groups.find(group, "hccl.get_local_rank_size").local_size
+    return groups.find_group(group, "hccl.get_local_rank_size").local_size
 
 
 def get_local_rank_id(group: str = WORLD) -> int:
     """Returns this process's rank among the group's ranks on this machine; raises ValueError for an unknown group."""
-    return groups.find(group, "hccl.get_local_rank_id").local_rank
+    return groups.find_group(group, "hccl.get_local_rank_id").local_rank
 
 
 def get_world_rank_from_group_rank(group: str, group_rank_id: int) -> int:
@@ -112,7 +112,7 @@ def get_world_rank_from_group_rank(group: str, group_rank_id: int) -> int:
     Raises:
       ValueError: no group has this name, or the group has no such rank.
     """
-    members = groups.find(group, "hccl.get_world_rank_from_group_rank").members
+    members = groups.find_group(group, "hccl.get_world_rank_from_group_rank").members
     if not _is_non_negative_int(group_rank_id) or group_rank_id >= len(members):
         problem = f"group_rank_id is not a rank of group {group!r}"
         expected = f"an integer from 0 to {len(members) - 1}"
@@ -131,7 +131,7 @@ def get_group_rank_from_world_rank(world_rank_id: int, group: str) -> int:
     Raises:
       ValueError: no group has this name, or the rank is not in the group.
     """
-    members = groups.find(group, "hccl.get_group_rank_from_world_rank").members
+    members = groups.find_group(group, "hccl.get_group_rank_from_world_rank").members
     if not _is_non_negative_int(world_rank_id) or world_rank_id not in members:
         problem = f"world_rank_id is not a rank in group {group!r}"
         raise _make_error("get_group_rank_from_world_rank", problem, f"one of {list(members)}", world_rank_id)

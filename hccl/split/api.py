@@ -35,7 +35,7 @@ def set_split_strategy_by_idx(idxList: list[int], group: str = WORLD) -> None:  
     Ranks: local; every rank must set the same values.
     """
     where = "hccl.set_split_strategy_by_idx"
-    groups.check_name(group, where)
+    groups.check_group_name(group, where)
     _check_list(where, "idxList", idxList)
     if not all(type(index) is int and 0 <= index <= _LARGEST_INDEX for index in idxList):
         raise _make_error(where, "idxList is not a list of positions", f"integers from 0 to {_LARGEST_INDEX}", idxList)
@@ -57,7 +57,7 @@ def set_split_strategy_by_size(dataSizeList: list[int] | list[float], group: str
     Ranks: local; every rank must set the same values.
     """
     where = "hccl.set_split_strategy_by_size"
-    groups.check_name(group, where)
+    groups.check_group_name(group, where)
     _check_list(where, "dataSizeList", dataSizeList)
     if not all(type(share) in (int, float) and share >= 0 for share in dataSizeList):
         raise _make_error(where, "dataSizeList is not a list of percentages", "numbers of at least 0", dataSizeList)

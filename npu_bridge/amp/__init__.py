@@ -25,4 +25,4 @@ _PLACES = {
 _MODULES = ("apex", "casts", "configuration", "groups", "loss_scale", "scaling")
 
 __all__ = list(_PLACES)
-__getattr__ = lazy.lazy_getattr(__name__, {**_PLACES, **lazy.submodules(__name__, *_MODULES)})
+__getattr__ = lazy.lazy_getattr(__name__, {**_PLACES, **lazy.places_of_submodules(__name__, *_MODULES)})

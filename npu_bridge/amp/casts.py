@@ -15,7 +15,7 @@ _HALF, _FLOAT, _PROMOTE = "half", "float", "promote"
 _REGISTERED: dict[str, str] = {}
 
 
-class Casts(NamedTuple):
+class RegisteredCasts(NamedTuple):
     """The registered casts.
 
     Attributes:
@@ -62,7 +62,7 @@ def forget_functions() -> None:
     _REGISTERED.clear()
 
 
-def registered_casts() -> Casts:
+def registered_casts() -> RegisteredCasts:
     """Returns the casts registered so far."""
     lists, layers = OpLists(), {}
     for name, kind in _REGISTERED.items():
@@ -71,7 +71,7 @@ def registered_casts() -> Casts:
             lists = add(name)
         else:
             layers[name] = kind
-    return Casts(lists, layers)
+    return RegisteredCasts(lists, layers)
 
 
 def _register_cast(function: str, name: Any, kind: str) -> str:

@@ -22,7 +22,13 @@ from npu_bridge.gradients.stand_ins import check_takes_stand_ins
 from npu_bridge.options import read_session_config, with_optimizer_entry
 from npu_bridge.session.precision.functions import apply_policy_to_functions, apply_precision_to_model
 from npu_bridge.session.precision.keras_models import ModelDtypes, change_dtypes
-from npu_bridge.session.precision.levels import BATCH_NORM_TYPES, DYNAMIC, Properties, level_properties, read_low_dtype
+from npu_bridge.session.precision.levels import (
+    BATCH_NORM_TYPES,
+    DYNAMIC,
+    LevelProperties,
+    level_properties,
+    read_low_dtype,
+)
 from npu_bridge.session.precision.narrow_variables import get_variable_stored_in
 from npu_bridge.session.precision.op_lists import OpLists
 from npu_bridge.session.precision.opt_level import LossScale, OptLevel
@@ -45,7 +51,7 @@ _OPTIMIZER_ARGUMENTS = (
     *("gradient_split_groups", "combine_grad", "check_combined_tensors"),
 )
 _OVERRIDES = (
-    *Properties._fields,
+    *LevelProperties._fields,
     *("low_dtype", "num_losses", "user_cast_preferred"),
     *_SCALE_ARGUMENTS,
     *_OPTIMIZER_ARGUMENTS,
@@ -67,7 +73,7 @@ class Configuration:
     def __init__(
         self,
         level: str,
-        properties: Properties,
+        properties: LevelProperties,
         low_dtype: str,
         num_losses: int = 1,
         scale_arguments: dict[str, Any] | None = None,
@@ -272,7 +278,7 @@ def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **ove
     return made
 
 
-def _check_user_cast(level: str, properties: Properties, value: Any) -> None:
+def _check_user_cast(level: str, properties: LevelProperties, value: Any) -> None:
     if not properties.patch_functions:
         problem = f"user_cast_preferred does not fit {level}, which has no lists of operators"
         raise ValueError(message(_OWNER, problem, "no user_cast_preferred", shown(value), "Leave it out, or use O1."))

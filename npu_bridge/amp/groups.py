@@ -144,7 +144,7 @@ def scale_boundary(x: tf.Tensor, i: int, j: int, manager: GroupLossScaleManager 
     """
     for name, number in (("i", i), ("j", j)):
         fix = "Count groups from 1; 0 means no group."
-        check_count("scale_boundary", name, number, fix, at_least=0, what="the number of a group")
+        check_count("scale_boundary", name, number, fix, at_least=0, value_text="the number of a group")
 
     @tf.custom_gradient
     def boundary(x):

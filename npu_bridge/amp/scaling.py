@@ -64,7 +64,7 @@ class scale_loss:  # noqa: N801 - used like a function, as in `with scale_loss(.
     def __exit__(self, kind, error, trace) -> None:
         scaled = self._scaled
         if kind is not None:
-            self._passes.drop()
+            self._passes.discard_passes()
             return
         if not scaled.grads_and_vars:
             problem, expected = "the pass has no gradients", "a call of scaled.backward or scaled.add"

@@ -52,7 +52,7 @@ def wrap_function(owner: Any, name: str, function: Callable) -> None:
     setattr(owner, name, replacement)
 
 
-def importing_module() -> str:
+def importing_module_name() -> str:
     """Returns the name of the module with the running import statement, for functions that `after_import` calls."""
     frame = sys._getframe(1)
     passing = (__name__, frame.f_globals.get("__name__"))

@@ -67,11 +67,11 @@ def check_count(
     *,
     at_least: int | None = 1,
     at_most: int | None = None,
-    what: str = "a whole number",
+    value_text: str = "a whole number",
 ) -> int:
-    """Returns an integer within bounds; the message describes the expected integer by `what`."""
+    """Returns an integer within bounds; the message describes the expected integer by `value_text`."""
     bounds = (f"{word} {bound}" for word, bound in (("at least", at_least), ("at most", at_most)) if bound is not None)
-    expected = ", ".join(filter(None, (what, " and ".join(bounds))))
+    expected = ", ".join(filter(None, (value_text, " and ".join(bounds))))
     if not is_integer(value):
         fix = quoted_number_fix(value, int) or fix or "Pass an int."
         raise TypeError(message(owner, f"{name} is not an integer", expected, shown(value), fix))
@@ -112,18 +112,18 @@ def check_choice(
 
 
 def check_instance(
-    owner: str, name: str, value: Any, kind: type | tuple, what: str, fix: str, expected: str = ""
+    owner: str, name: str, value: Any, kind: type | tuple, value_text: str, fix: str, expected: str = ""
 ) -> Any:
-    """Returns a value that is an instance of `kind`; the message describes such a value by `what` and `expected`."""
+    """Returns a value that is an instance of `kind`; messages describe such a value by `value_text` and `expected`."""
     if not isinstance(value, kind):
-        raise TypeError(message(owner, f"{name} is not {what}", expected or what, shown(value), fix))
+        raise TypeError(message(owner, f"{name} is not {value_text}", expected or value_text, shown(value), fix))
     return value
 
 
-def check_list(owner: str, name: str, value: Any, fix: str, what: str = "a list", expected: str = "") -> list:
-    """Returns a list from any iterable except texts and dictionaries; `what`, `expected`: as in `check_instance`."""
+def check_list(owner: str, name: str, value: Any, fix: str, value_text: str = "a list", expected: str = "") -> list:
+    """Returns a list from any iterable except texts and dictionaries; other arguments as in `check_instance`."""
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
-        raise TypeError(message(owner, f"{name} is not {what}", expected or what, shown(value), fix))
+        raise TypeError(message(owner, f"{name} is not {value_text}", expected or value_text, shown(value), fix))
     return list(value)
 
 

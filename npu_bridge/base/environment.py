@@ -76,14 +76,14 @@ def read_positive_number(name: str, default: int, unit: str) -> int:
       ValueError: the variable has another text.
     """
     text = read_variable(name) or str(default)
-    number = whole_number(text)
+    number = parse_whole_number(text)
     if not number:
         expected, fix = f"whole {unit}, 1 to 2**63 - 1", f"Correct it, or unset it for {default}."
-        raise _variable_error(f"{name} is not a number of {unit}", expected, repr(text), fix)
+        raise _environment_variable_error(f"{name} is not a number of {unit}", expected, repr(text), fix)
     return number
 
 
-def overlapped_steps() -> bool | None:
+def read_overlapped_steps() -> bool | None:
     """Reads `NPU_OVERLAPPED_STEPS`: whether consecutive steps overlap; None to try both ways and keep the faster one.
 
     Raises:
@@ -109,7 +109,7 @@ def collective_engine() -> str | None:
     """
     text = read_variable(COLLECTIVES)
     if text not in (None, *ENGINES):
-        raise _variable_error(
+        raise _environment_variable_error(
             f"{COLLECTIVES} names no engine", "horovod or tensorflow", repr(text), "Correct it, or unset it."
         )
     return text
@@ -118,13 +118,13 @@ def collective_engine() -> str | None:
 def _read_zero_or_one(name, reason_to_unset):
     text = read_variable(name)
     if text not in (None, "0", "1"):
-        raise _variable_error(
+        raise _environment_variable_error(
             f"{name} has an unknown value", "0 or 1", repr(text), f"Correct it, or unset it {reason_to_unset}."
         )
     return None if text is None else text == "1"
 
 
-def whole_number(text: str) -> int | None:
+def parse_whole_number(text: str) -> int | None:
     """Parses decimal digits; returns None for other text, and for a number that does not fit 64 bits."""
     text = text.strip().lstrip("0") or text.strip()[:1]
     number = int(text) if text.isdecimal() and len(text) < 20 else None
@@ -196,7 +196,9 @@ def launcher_placement() -> Placement | None:
         if rank >= size or local_rank >= local_size:
             got = f"rank {rank} of {size}, local rank {local_rank} of {local_size}"
             fix = "Start the job again through its launcher."
-            raise _variable_error(f"{rank_name} does not fit {size_name}", "ranks below their sizes", got, fix)
+            raise _environment_variable_error(
+                f"{rank_name} does not fit {size_name}", "ranks below their sizes", got, fix
+            )
         return Placement(rank, size, local_rank, local_size)
     return None
 
@@ -210,7 +212,7 @@ def rank_size_text() -> str:
     rank_size, worker_size = read_variable("RANK_SIZE"), read_variable("CM_WORKER_SIZE")
     if rank_size is not None and worker_size is not None:
         got = f"RANK_SIZE={rank_size!r} and CM_WORKER_SIZE={worker_size!r}"
-        raise _variable_error(
+        raise _environment_variable_error(
             "RANK_SIZE and CM_WORKER_SIZE are both set", "only one variable", got, "Unset one variable."
         )
     return rank_size or worker_size or "1"
@@ -231,7 +233,7 @@ def declared_world_size() -> int:
         return 1
     if size < 1:
         expected = "RANK_SIZE (or CM_WORKER_SIZE) of at least 1"
-        raise _variable_error(
+        raise _environment_variable_error(
             "the number of ranks is not positive", expected, repr(text), "Unset the variable to train on one rank."
         )
     return size
@@ -312,24 +314,26 @@ def check_cluster_variables() -> None:
     for excluded in ("RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE"):
         if set_names and read_variable(excluded):
             expected, fix = "either CM_* variables or RANK_TABLE_FILE, RANK_ID and RANK_SIZE", "Unset one family."
-            raise _variable_error(
+            raise _environment_variable_error(
                 f"{excluded} and {', '.join(set_names)} describe the cluster twice", expected, "both families", fix
             )
     for name, largest in (("CM_CHIEF_PORT", 65520), ("CM_WORKER_SIZE", 32768), ("CM_CHIEF_DEVICE", 2**63 - 1)):
         number = read_integer(name)
         if number is not None and number > largest:
-            raise _variable_error(f"{name} is too large", f"0..{largest}", str(number), "Correct or unset it.")
+            raise _environment_variable_error(
+                f"{name} is too large", f"0..{largest}", str(number), "Correct or unset it."
+            )
     if read_variable("CM_CHIEF_IP"):
         missing = [name for name in (*_CHIEF_VARIABLES, "CM_WORKER_SIZE") if not read_variable(name)]
         if missing:
             problem, fix = "CM_CHIEF_IP is set but the chief is not fully described", "Set the missing variables."
-            raise _variable_error(
+            raise _environment_variable_error(
                 problem, f"{', '.join(_CHIEF_VARIABLES)} and CM_WORKER_SIZE", f"no {', '.join(missing)}", fix
             )
     declared_world_size()
 
 
-def tf_config() -> dict[str, Any]:
+def read_tf_config() -> dict[str, Any]:
     """Returns `TF_CONFIG` as a dictionary; empty when the variable is unset.
 
     Raises:
@@ -343,11 +347,13 @@ def tf_config() -> dict[str, Any]:
         raise json.JSONDecodeError(text, error.doc, error.pos) from error
     if not isinstance(parsed, dict):
         fix = 'Write it as {"cluster": ..., "task": ...} or unset it.'
-        raise _variable_error("TF_CONFIG does not describe a cluster", "a JSON object", type(parsed).__name__, fix)
+        raise _environment_variable_error(
+            "TF_CONFIG does not describe a cluster", "a JSON object", type(parsed).__name__, fix
+        )
     task = parsed.get("task") or {}
-    if not isinstance(task, dict) or whole_number(str(task.get("index", 0))) is None:
+    if not isinstance(task, dict) or parse_whole_number(str(task.get("index", 0))) is None:
         expected = 'an object such as {"type": "worker", "index": 0}'
-        raise _variable_error(
+        raise _environment_variable_error(
             "the task of TF_CONFIG is not valid", expected, repr(task), "Correct it or unset TF_CONFIG."
         )
     return parsed
@@ -362,12 +368,12 @@ def read_integer(name: str) -> int | None:
     text = read_variable(name)
     if text is None:
         return None
-    number = whole_number(text)
+    number = parse_whole_number(text)
     if number is None:
         expected = "decimal digits, at most 2**63 - 1"
-        raise _variable_error(f"{name} is not a whole number", expected, repr(text), "Correct or unset it.")
+        raise _environment_variable_error(f"{name} is not a whole number", expected, repr(text), "Correct or unset it.")
     return number
 
 
-def _variable_error(problem: str, expected: str, got: str, fix: str) -> ValueError:
+def _environment_variable_error(problem: str, expected: str, got: str, fix: str) -> ValueError:
     return ValueError(message("environment", problem, expected, got, fix))

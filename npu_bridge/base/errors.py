@@ -31,12 +31,12 @@ def message(where: str, problem: str, expected: str, got: str, fix: str) -> str:
     return text
 
 
-def shortened(text: str, most: int = LONGEST_MESSAGE) -> str:
-    """Returns a text of at most `most` characters; a longer text has dots in place of its middle."""
-    if len(text) <= most:
+def shortened(text: str, max_length: int = LONGEST_MESSAGE) -> str:
+    """Returns a text of at most `max_length` characters; a longer text has dots in place of its middle."""
+    if len(text) <= max_length:
         return text
-    tail = (most - 5) // 3
-    return f"{text[: most - 5 - tail]} ... {text[len(text) - tail :]}"
+    tail = (max_length - 5) // 3
+    return f"{text[: max_length - 5 - tail]} ... {text[len(text) - tail :]}"
 
 
 def shown(value: Any) -> str:
@@ -48,10 +48,10 @@ def shown(value: Any) -> str:
     return f"{shortened(text, _LONGEST_VALUE)} ({type(value).__name__})"
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """Returns the first `most` names for a message, and the number of the other names."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
+def listed(names: Sequence[str], max_names: int = 3) -> str:
+    """Returns the first `max_names` names for a message, and the number of the other names."""
+    more = f" and {len(names) - max_names} more" if len(names) > max_names else ""
+    return f"{', '.join(names[:max_names])}{more}"
 
 
 def option_error(
@@ -73,21 +73,23 @@ def option_error(
     return error
 
 
-def unknown_name_error(kind: type[Exception], where: str, name: str, known: Iterable[str], fix: str = "") -> Exception:
+def unknown_name_error(
+    kind: type[Exception], where: str, name: str, known_names: Iterable[str], fix: str = ""
+) -> Exception:
     """Returns the error for an unknown option, with the nearest known name unless a fix is given."""
-    known = list(known)
-    fix = fix or did_you_mean(name, known, "Remove it; docs/options.md lists every option.")
+    known_names = list(known_names)
+    fix = fix or did_you_mean(name, known_names, "Remove it; docs/options.md lists every option.")
     problem = f"unknown option {shortened(name, _LONGEST_VALUE)!r}"
-    return option_error(kind, where, name, problem, f"one of {len(known)} options", repr(name), fix)
+    return option_error(kind, where, name, problem, f"one of {len(known_names)} options", repr(name), fix)
 
 
-def nearest_word(word: Any, known: Iterable[str]) -> str | None:
+def nearest_word(word: Any, known_words: Iterable[str]) -> str | None:
     """Returns the known word that looks most like `word`, or None if no word is similar.
 
     A known word that has all parts of `word` comes first: "mixed_fp16" means "allow_mix_precision_fp16", although
     "force_fp16" is shorter.
     """
-    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    by_lower_case = {candidate.lower(): candidate for candidate in known_words}
     given = shortened(str(word).lower())
     parts = _split_words(given)
     holding = [
@@ -107,17 +109,17 @@ def _has_similar_parts(parts, wanted):
     return all(any(difflib.SequenceMatcher(None, one, part).ratio() >= 0.75 for part in parts) for one in wanted)
 
 
-def did_you_mean(word: Any, known: Iterable[str], otherwise: str) -> str:
+def did_you_mean(word: Any, known_words: Iterable[str], otherwise: str) -> str:
     """Returns the cure for an unknown word: the nearest known word, or `otherwise` if no word is similar."""
-    near = nearest_word(word, known)
+    near = nearest_word(word, known_words)
     return f"Did you mean {near!r}?" if near else otherwise
 
 
-def unknown_keyword(owner: str, name: str, known: Iterable[str], fix: str = "") -> TypeError:
+def unknown_keyword(owner: str, name: str, known_keywords: Iterable[str], fix: str = "") -> TypeError:
     """Returns the error for an unknown argument, with the nearest known argument unless a fix is given."""
-    known = list(known)
-    takes = f"one of {', '.join(known)}" if known else "no argument"
-    fix = fix or did_you_mean(name, known, "Remove it.")
+    known_keywords = list(known_keywords)
+    takes = f"one of {', '.join(known_keywords)}" if known_keywords else "no argument"
+    fix = fix or did_you_mean(name, known_keywords, "Remove it.")
     return TypeError(message(owner, f"unknown argument {shortened(name, _LONGEST_VALUE)!r}", takes, repr(name), fix))
 
 
@@ -145,7 +147,7 @@ def signature_of_class(made_class: type) -> inspect.Signature:
     return inspect.Signature(list(inspect.signature(init).parameters.values())[1:])
 
 
-class KnownKeywords:
+class KeywordChecksMixin:
     """A base class whose constructor, also in subclasses, suggests the nearest argument for a misspelt one.
 
     Attributes:

@@ -29,7 +29,7 @@ class NotOursError(FileExistsError):
 
 @contextlib.contextmanager
 def new_file(
-    path: str | os.PathLike, mode: str = "w", ours: bytes | None = None, permissions: int = 0o666
+    path: str | os.PathLike, mode: str = "w", own_pattern: bytes | None = None, permissions: int = 0o666
 ) -> Iterator[Any]:
     """Opens a new file for writing, which gets its name only when it is complete.
 
@@ -38,14 +38,14 @@ def new_file(
     Args:
       path: the final name.
       mode: "w" or "wb".
-      ours: a pattern at the beginning of the files that can be replaced. None replaces any file, because the user named
-        it.
+      own_pattern: a pattern at the beginning of the files that can be replaced. None replaces any file, because the
+        user named it.
       permissions: the file's permissions, before the process's umask applies.
     Raises:
-      NotOursError: an existing file of that name does not match `ours`.
+      NotOursError: an existing file of that name does not match `own_pattern`.
     """
-    if ours is not None:
-        check_output(path, ours)
+    if own_pattern is not None:
+        check_output_path(path, own_pattern)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     # A random name, opened only if no file has it.
     unfinished = os.path.join(os.path.dirname(path), f"{UNFINISHED}{secrets.token_hex(8)}")
@@ -59,9 +59,9 @@ def new_file(
         raise
 
 
-def write_atomically(path: str | os.PathLike, text: str, ours: bytes | None = None) -> None:
-    """Writes a text atomically: a crash leaves the old file, or the complete new one. `ours` as in `new_file`."""
-    with new_file(path, ours=ours) as file:
+def write_atomically(path: str | os.PathLike, text: str, own_pattern: bytes | None = None) -> None:
+    """Writes a text atomically: a crash leaves the old or the complete new file. `own_pattern`: as in `new_file`."""
+    with new_file(path, own_pattern=own_pattern) as file:
         file.write(text)
 
 
@@ -76,14 +76,14 @@ def rename_unfinished(unfinished: str, path: str) -> None:
     os.replace(unfinished, path)
 
 
-def check_output(path: str | os.PathLike, ours: bytes, option: str = "") -> None:
+def check_output_path(path: str | os.PathLike, own_pattern: bytes, option: str = "") -> None:
     """Checks that a file can be written without loss: its folder exists, and no foreign file has its name.
 
     A foreign file that is empty can be replaced.
 
     Args:
       path: the file to write.
-      ours: a pattern that matches the beginning of a file made by this package.
+      own_pattern: a pattern that matches the beginning of a file made by this package.
       option: the option that named the file, for messages.
     Raises:
       NotOursError: a foreign file has the name.
@@ -106,7 +106,7 @@ def check_output(path: str | os.PathLike, ours: bytes, option: str = "") -> None
         )
     if found is not None and found.st_size:
         with open(path, "rb") as file:
-            if not re.search(ours, file.read(_HEAD_BYTES)):
+            if not re.search(own_pattern, file.read(_HEAD_BYTES)):
                 raise NotOursError(
                     f"{where} is a file that npu_bridge did not make. Expected a new file, or one that npu_bridge "
                     f"made; name another file, or move this file away."
@@ -211,7 +211,7 @@ def remove_file_with_text(path: str, text: str) -> bool:
     return is_own
 
 
-def remove_unfinished(path: str, is_new: bool = False) -> None:
+def remove_unfinished_save(path: str, is_new: bool = False) -> None:
     """Removes the leftovers of an unfinished TensorFlow save, in any file system that TensorFlow supports.
 
     Args:
@@ -245,7 +245,7 @@ def finish_save(unfinished: str, path: str) -> None:
     io.gfile.rename(unfinished, path, overwrite=True)
 
 
-def flush(path: str) -> None:
+def flush_to_disk(path: str) -> None:
     """Flushes a file to the disk now; does nothing in a remote file system."""
     if "://" in path:
         return

@@ -10,7 +10,7 @@ import tensorflow as tf
 _MARK = "_npu_bridge_piece"
 
 
-class Piece(NamedTuple):
+class FlatPiece(NamedTuple):
     """The place of a tensor in a flat tensor.
 
     Attributes:
@@ -35,7 +35,7 @@ def split_flat(flat: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list:
     made, start = [], 0
     for part, shape, size in zip(tf.split(flat, sizes), shapes, sizes):
         piece = tf.identity(part) if shape.rank == 1 else tf.reshape(part, shape)
-        setattr(piece, _MARK, Piece(flat, start, len(sizes)))
+        setattr(piece, _MARK, FlatPiece(flat, start, len(sizes)))
         made.append(piece)
         start += size
     return made
@@ -70,7 +70,7 @@ def map_elementwise(tensors: Sequence[Any], transform: Callable[[Any], Any]) -> 
             made.append(transform(tensor))
             continue
         if id(place.flat) not in of_flats:
-            places = {other.start: each for each in tensors if (other := _place_in(each, place.flat)) is not None}
+            places = {other.start: each for each in tensors if (other := _place_in_flat(each, place.flat)) is not None}
             starts = sorted(places)
             pieces = split_flat(transform(place.flat), [places[start].shape for start in starts])
             of_flats[id(place.flat)] = dict(zip(starts, pieces))
@@ -78,7 +78,7 @@ def map_elementwise(tensors: Sequence[Any], transform: Callable[[Any], Any]) -> 
     return made
 
 
-def _place_in(tensor, flat):
+def _place_in_flat(tensor, flat):
     place = getattr(tensor, _MARK, None)
     return place if place is not None and place.flat is flat else None
 

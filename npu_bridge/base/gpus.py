@@ -30,7 +30,7 @@ def usable_gpus(devices: str = "/dev") -> list[str]:
     return []
 
 
-def may_use_gpus() -> bool:
+def can_use_gpus() -> bool:
     """Returns whether NVIDIA's driver or a GPU's device file is here, or `CUDA_VISIBLE_DEVICES` names a GPU."""
     if usable_gpus():
         return True
@@ -53,12 +53,12 @@ def gpu_of_rank(device: int, local_size: int, script: str) -> str | None:
       script: the script's path.
     """
     gpus = usable_gpus()
-    if local_size < 2 or len(gpus) < max(2, local_size) or _chooses_gpus(script):
+    if local_size < 2 or len(gpus) < max(2, local_size) or _is_choosing_gpus(script):
         return None
     return gpus[device % len(gpus)]
 
 
-def describe_shortage(local_size: int) -> str:
+def describe_gpu_shortage(local_size: int) -> str:
     """Returns a warning if ranks must share several GPUs; "" for at most one GPU, or enough GPUs."""
     gpus = usable_gpus()
     if not 1 < len(gpus) < local_size:
@@ -77,12 +77,12 @@ def describe_gpus() -> str:
     return f"one each, up to {len(gpus)} ranks: {', '.join(gpus)} ({VISIBLE_GPUS})"
 
 
-def _chooses_gpus(script: str) -> bool:
+def _is_choosing_gpus(script: str) -> bool:
     """Returns whether a script or a module near it contains "visible_device", which code that chooses GPUs needs."""
     folder = pathlib.Path(os.path.realpath(script)).parent
     modules = itertools.islice(itertools.chain(folder.glob("*.py"), folder.glob("*/*.py")), _MOST_FILES)
     for path in itertools.chain([script], modules):
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            if "visible_device" in read_text(path, most_bytes=_MOST_BYTES).lower():
+            if "visible_device" in read_text(path, max_bytes=_MOST_BYTES).lower():
                 return True
     return False

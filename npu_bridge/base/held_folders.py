@@ -19,7 +19,7 @@ import threading
 import time
 
 from npu_bridge.base.files import remove_file_with_text
-from npu_bridge.base.lock_owners import Owner, describe_this_process, read_owner
+from npu_bridge.base.lock_owners import LockOwner, describe_this_process, read_owner
 from npu_bridge.base.terminal import logger
 
 _LOG = logger(__name__)
@@ -36,7 +36,7 @@ class FolderHeldError(RuntimeError):
     """An error for a folder that another job uses; the message says which job, since when, and the cure."""
 
 
-class _Lock:
+class _FolderLock:
     """A lock file of this process."""
 
     def __init__(self, path: str, text: str, last_sign: float | None = None, holder: int | None = None):
@@ -78,16 +78,16 @@ class _Lock:
                     _write_new_file(own, self.text)
                     _create_lock_file(own, self.path, self.text)
                 finally:
-                    _remove(own, self.text)
+                    _remove_lock_file(own, self.text)
 
     def remove(self) -> None:
         """Removes the lock file for good: the thread that renews lock files does not write it again."""
         with self._mutex:
             self._is_released = True
-            _remove(self.path, self.text)
+            _remove_lock_file(self.path, self.text)
 
 
-class Hold:
+class FolderHold:
     """A folder that this process holds until `release`, or until the process ends.
 
     Attributes:
@@ -97,7 +97,7 @@ class Hold:
       holder: the other rank of this job that already holds the folder; None if no other rank holds it.
     """
 
-    def __init__(self, lock: _Lock | None):
+    def __init__(self, lock: _FolderLock | None):
         self._lock = lock
         self.is_first = lock is None or lock.count == 1
         self.last_sign = None if lock is None else lock.last_sign
@@ -125,14 +125,14 @@ class Hold:
                     f"stop the other job first."
                 )
 
-    def __enter__(self) -> Hold:
+    def __enter__(self) -> FolderHold:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.release()
 
 
-def hold_folder(folder: str, lock_name: str, holder_kind: str) -> Hold:
+def hold_folder(folder: str, lock_name: str, holder_kind: str) -> FolderHold:
     """Locks a folder for this process. A folder that is held twice must be released twice.
 
     Args:
@@ -143,25 +143,25 @@ def hold_folder(folder: str, lock_name: str, holder_kind: str) -> Hold:
       FolderHeldError: another job holds the folder.
     """
     if "://" in folder or not os.path.isdir(folder):
-        return Hold(None)
-    return Hold(_PROCESS_LOCKS.take(os.path.join(os.path.realpath(folder), f".{lock_name}.lock"), holder_kind))
+        return FolderHold(None)
+    return FolderHold(_PROCESS_LOCKS.acquire(os.path.join(os.path.realpath(folder), f".{lock_name}.lock"), holder_kind))
 
 
 class _ProcessLocks:
     """All locks of this process, and the thread that renews them."""
 
     def __init__(self):
-        self._locks: dict[str, _Lock] = {}
+        self._locks: dict[str, _FolderLock] = {}
         self._mutex = threading.RLock()
         self._process = 0
         self._thread: threading.Thread | None = None
 
-    def take(self, path: str, holder_kind: str) -> _Lock | None:
+    def acquire(self, path: str, holder_kind: str) -> _FolderLock | None:
         with self._mutex:
             self._forget_parent_locks()
             lock = self._locks.get(path)
             if lock is None:
-                lock = _acquire(path, holder_kind)
+                lock = _acquire_lock(path, holder_kind)
                 if lock is None:
                     return None
                 self._locks[path] = lock
@@ -169,7 +169,7 @@ class _ProcessLocks:
             lock.count += 1
             return lock
 
-    def release(self, lock: _Lock) -> None:
+    def release(self, lock: _FolderLock) -> None:
         with self._mutex:
             if self._process != os.getpid():
                 return
@@ -206,7 +206,7 @@ class _ProcessLocks:
 _PROCESS_LOCKS = _ProcessLocks()
 
 
-def _acquire(path: str, holder_kind: str) -> _Lock | None:
+def _acquire_lock(path: str, holder_kind: str) -> _FolderLock | None:
     """Makes the lock file; returns None if no file can be made in the folder."""
     text = json.dumps({**describe_this_process(), "what": holder_kind, "token": secrets.token_hex(8)})
     own = _unique_name_beside(path)
@@ -223,42 +223,42 @@ def _acquire(path: str, holder_kind: str) -> _Lock | None:
         _LOG.debug("%s: not held (%s).", path, error)
         return None
     finally:
-        _remove(own, text)
+        _remove_lock_file(own, text)
 
 
-def _acquire_or_take_over(path: str, own_file: str, text: str) -> _Lock | None:
+def _acquire_or_take_over(path: str, own_file: str, text: str) -> _FolderLock | None:
     own_job = json.loads(text)["job"]
     for _ in range(_GUARD_TRIES):
         if _create_lock_file(own_file, path, text):
-            return _Lock(path, text)
+            return _FolderLock(path, text)
         owner = read_owner(path, own_file)
         if owner is None:
             continue  # the lock was released just now
         if own_job and owner.facts.get("job") == own_job and not owner.is_gone() and owner.silent_secs < SILENT_SECS:
-            return _Lock(path, "", holder=owner.rank)  # this rank holds it for all ranks
-        if _is_alive(owner, path, own_file):
-            raise FolderHeldError(owner.explain(os.path.dirname(path)))
-        if _take_over(path, own_file, text, owner):
+            return _FolderLock(path, "", holder=owner.rank)  # this rank holds it for all ranks
+        if _is_owner_alive(owner, path, own_file):
+            raise FolderHeldError(owner.held_folder_message(os.path.dirname(path)))
+        if _take_over_lock(path, own_file, text, owner):
             _LOG.info("%s: taken over from %s.", os.path.dirname(path), owner.name)
-            return _Lock(path, text, owner.modified)
+            return _FolderLock(path, text, owner.modified)
         time.sleep(0.01)
     raise FolderHeldError(
         f"{os.path.dirname(path)} cannot be locked: other jobs keep locking it. Start the jobs one after the other."
     )
 
 
-def _take_over(path: str, own_file: str, text: str, dead: Owner) -> bool:
+def _take_over_lock(path: str, own_file: str, text: str, dead_owner: LockOwner) -> bool:
     """Replaces a dead process's lock; returns False if another process might have replaced it first."""
     guard = f"{path}{_TAKEOVER}"
     if not _create_lock_file(own_file, guard, text):
         other = read_owner(guard, own_file)
         if other is not None and (other.is_gone() or other.silent_secs > SILENT_SECS):
-            _remove(guard, other.text)
+            _remove_lock_file(guard, other.text)
         return False
     try:
-        return remove_file_with_text(path, dead.text) and _create_lock_file(own_file, path, text)
+        return remove_file_with_text(path, dead_owner.text) and _create_lock_file(own_file, path, text)
     finally:
-        _remove(guard, text)
+        _remove_lock_file(guard, text)
 
 
 def _create_lock_file(own_file: str, path: str, text: str) -> bool:
@@ -290,13 +290,13 @@ def _clock_secs() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-def _is_alive(owner: Owner, path: str, own_file: str) -> bool:
+def _is_owner_alive(owner: LockOwner, path: str, own_file: str) -> bool:
     """Returns whether a lock's holder still runs; waits for a sign of life from a holder on another machine."""
-    if owner.is_here():
+    if owner.is_on_this_machine():
         return not owner.is_gone()
     if owner.is_from_earlier_start():
         return False
-    seen: Owner | None = owner
+    seen: LockOwner | None = owner
     if owner.silent_secs < SILENT_SECS:
         _LOG.warning("%s: waiting for a sign of life from %s.", os.path.dirname(path), owner.name)
     while seen is not None and seen.text == owner.text and seen.silent_secs < SILENT_SECS:
@@ -315,7 +315,7 @@ def _read_text(path: str) -> str:
         return ""
 
 
-def _remove(path: str, text: str) -> None:
+def _remove_lock_file(path: str, text: str) -> None:
     """Removes a file of this process; if that fails, the next holder takes over the file."""
     if not text:
         return

@@ -119,7 +119,7 @@ def assigned_slots(hosts: str, size: int) -> list:
     return util.get_host_assignments(util.parse_hosts(hosts), size)
 
 
-def variables_of_rank(slot: Any, address: str, port: int, interfaces: Sequence[str]) -> dict[str, Any]:
+def rank_environment(slot: Any, address: str, port: int, interfaces: Sequence[str]) -> dict[str, Any]:
     """Returns the variables by which a rank finds its peers (`gloo_run.create_run_env_vars`, Horovod 0.28).
 
     Args:

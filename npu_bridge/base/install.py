@@ -13,7 +13,7 @@ INSTALL_TENSORFLOW = f"Install it: pip install 'tensorflow-cpu=={CHOSEN}.*', or 
 _APART = {"tensorflow_estimator": "tensorflow-estimator==2.15.*", "tf_keras": "tf-keras=={version}.*"}
 
 
-def is_supported(version: str) -> bool:
+def is_supported_tensorflow(version: str) -> bool:
     """Returns whether this package works with a version of TensorFlow, such as "2.18.1"."""
     major, minor, *_ = (*version.split("."), "0")
     return major == "2" and minor.isdigit() and _OLDEST <= int(minor) <= _NEWEST
@@ -37,7 +37,11 @@ def numpy_problem(tensorflow: str, numpy: str) -> str:
 
     Without this check, numpy prints forty lines about modules that were compiled for another version.
     """
-    if int(numpy.split(".")[0]) < 2 or not is_supported(tensorflow) or int(tensorflow.split(".")[1]) >= _BESIDE_NUMPY_2:
+    if (
+        int(numpy.split(".")[0]) < 2
+        or not is_supported_tensorflow(tensorflow)
+        or int(tensorflow.split(".")[1]) >= _BESIDE_NUMPY_2
+    ):
         return ""
     return (
         f"npu_bridge: numpy has an unsupported version. Expected a version before 2 for TensorFlow "

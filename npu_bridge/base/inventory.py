@@ -58,7 +58,9 @@ def machine_rows(gpus: list[str] | None, description: str | None = None) -> list
     features = cpu_features(text)
     if features is not None:
         rows += [(name.upper(), "yes" if name in features else "no") for name in _FEATURES]
-        rows += [(dtype, _describe_units(LOW_PRECISION_UNITS[dtype], features)) for dtype in ("bfloat16", "float16")]
+        rows += [
+            (dtype, _describe_cpu_units(LOW_PRECISION_UNITS[dtype], features)) for dtype in ("bfloat16", "float16")
+        ]
     else:
         rows.append(("features", "unknown: the system does not list them"))
     if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
@@ -67,6 +69,6 @@ def machine_rows(gpus: list[str] | None, description: str | None = None) -> list
     return rows
 
 
-def _describe_units(units: tuple[str, ...], features: frozenset[str]) -> str:
+def _describe_cpu_units(units: tuple[str, ...], features: frozenset[str]) -> str:
     found = [name.upper() for name in units if name in features]
     return f"in hardware ({', '.join(found)})" if found else "not in hardware: no faster than float32 here"

@@ -30,6 +30,6 @@ def import_place(place: str) -> Any:
     return getattr(found, inside) if inside else found
 
 
-def submodules(package: str, *names: str) -> dict[str, str]:
+def places_of_submodules(package: str, *names: str) -> dict[str, str]:
     """Returns the argument `places` of `lazy_getattr` for modules of a package: the full name of each module."""
     return {name: f"{package}.{name}" for name in names}

@@ -17,7 +17,7 @@ _JOBS = (("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"), ("PMI
 _UNKNOWN = "unknown"  # the start time of a running process whose start cannot be read
 
 
-class Owner(NamedTuple):
+class LockOwner(NamedTuple):
     """The process that wrote a lock file, with the seconds since its last sign of life."""
 
     facts: dict[str, Any]
@@ -28,7 +28,7 @@ class Owner(NamedTuple):
     @property
     def name(self) -> str:
         """The process's name in messages."""
-        return f"process {self._plain_text('process')} on {self._plain_text('host')}"
+        return f"process {self._printable_field('process')} on {self._printable_field('host')}"
 
     @property
     def rank(self) -> int:
@@ -36,37 +36,37 @@ class Owner(NamedTuple):
         rank = self.facts.get("rank")
         return rank if isinstance(rank, int) else -1
 
-    def is_here(self) -> bool:
+    def is_on_this_machine(self) -> bool:
         """Returns whether the process was started on this machine, in this boot and container."""
-        return self.facts.get("machine") == _machine() and self.facts.get("host") == socket.gethostname()
+        return self.facts.get("machine") == _machine_id() and self.facts.get("host") == socket.gethostname()
 
     def is_gone(self) -> bool:
         """Returns whether the process was on this machine and has ended; its number can be in use again."""
         process = self.facts.get("process")
         known = (self.facts.get("started"), _UNKNOWN)
-        return self.is_here() and (not isinstance(process, int) or _start_time_of(process) not in known)
+        return self.is_on_this_machine() and (not isinstance(process, int) or _start_time_of(process) not in known)
 
     def is_from_earlier_start(self) -> bool:
         """Returns whether the process was a rank of an earlier start of this job, whose ranks have all ended."""
-        job, number, still_running = _start_of_job()
+        job, number, still_running = _read_job_start()
         other_job, _, other = str(self.facts.get("start")).partition(":")
         if not job or other_job != job or not (other.isdecimal() and number.isdecimal()):
             return False
         # Only of an earlier start: this process itself can be left over, on a host that the launcher has lost.
         return int(other) < int(number) and other not in still_running.split(",")
 
-    def explain(self, folder: str) -> str:
+    def held_folder_message(self, folder: str) -> str:
         """Returns the error message for a folder that the process described here holds."""
-        process, host = self._plain_text("process"), self._plain_text("host")
+        process, host = self._printable_field("process"), self._printable_field("host")
         stop = f"kill {process}" if host == socket.gethostname() else f"ssh {host} kill {process}"
         known = f" ({stop})" if process.isdigit() else ""
         return (
-            f"{folder} is in use. Expected a folder that no other job uses; got {self._plain_text('what')}, "
-            f"{self.name}, since {self._plain_text('since')}. Wait for this job, stop it{known}, or name "
+            f"{folder} is in use. Expected a folder that no other job uses; got {self._printable_field('what')}, "
+            f"{self.name}, since {self._printable_field('since')}. Wait for this job, stop it{known}, or name "
             "another folder."
         )
 
-    def _plain_text(self, key):
+    def _printable_field(self, key):
         """Returns a field of the file; "unknown" for unusual characters, since any user can write a lock file."""
         text = str(self.facts.get(key))
         return text if re.fullmatch(r"[\w.: -]{1,100}", text) else "unknown"
@@ -89,7 +89,7 @@ class JobStarts:
             self._still_running.append(str(self._number))
 
 
-def read_owner(path: str, own_file: str) -> Owner | None:
+def read_owner(path: str, own_file: str) -> LockOwner | None:
     """Reads a lock file's owner; returns None if there is no such file.
 
     It touches the file `own_file` to learn the present time by the file system's clock.
@@ -105,7 +105,7 @@ def read_owner(path: str, own_file: str) -> Owner | None:
         facts = facts if isinstance(facts, dict) else {}
     except ValueError:
         facts = {}
-    return Owner(facts, text, os.stat(own_file).st_mtime - modified, modified)
+    return LockOwner(facts, text, os.stat(own_file).st_mtime - modified, modified)
 
 
 def describe_this_process() -> dict[str, Any]:
@@ -113,22 +113,22 @@ def describe_this_process() -> dict[str, Any]:
     jobs = (tuple(map(environment.read_variable, names)) for names in _JOBS)
     return {
         "host": socket.gethostname(),
-        "machine": _machine(),
+        "machine": _machine_id(),
         "process": os.getpid(),
         "rank": environment.probable_rank(),
         "started": _start_time_of(os.getpid()),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "start": ":".join(_start_of_job()[:2]),
+        "start": ":".join(_read_job_start()[:2]),
         "job": next((":".join(found) for found in jobs if all(found)), ""),
     }
 
 
-def _start_of_job() -> tuple[str, str, str]:
+def _read_job_start() -> tuple[str, str, str]:
     job, number, still_running, *_ = (*(environment.read_variable(environment.START) or "").split(":"), "", "")
     return job, number, still_running
 
 
-def _machine() -> str:
+def _machine_id() -> str:
     """Returns a text that identifies this machine, its last boot, and this container."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

@@ -27,7 +27,7 @@ def _package_folders() -> tuple[str, ...]:
     return (*(os.path.join(path, "") for path in {*project_package_folders(), *sysconfig.get_paths().values()}), "<")
 
 
-def is_installed(file: str) -> bool:
+def is_installed_code(file: str) -> bool:
     """Returns whether Python code is from an installed package or was generated, and so not the script's own."""
     return file.startswith(_package_folders()) or "__autograph_generated_file" in file
 
@@ -53,7 +53,7 @@ def peak_memory(process: int | None = None) -> int | None:
     return None
 
 
-def memory_now() -> int | None:
+def current_memory_bytes() -> int | None:
     """Returns the memory of this process in bytes; its peak if the system does not show the current value."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/self/statm", encoding="ascii") as file:
@@ -75,7 +75,7 @@ def cpu_features(description: str) -> frozenset[str] | None:
     return frozenset(flags.group(1).split()) if flags else None
 
 
-def missing_units(low_dtype: str, description: str | None = None) -> str | None:
+def missing_cpu_units(low_dtype: str, description: str | None = None) -> str | None:
     """Returns a clause that says which units for `low_dtype` a CPU lacks; None if the CPU has some, or is unknown.
 
     `description` is a text in the format of Linux's `/proc/cpuinfo`; by default from this machine.

@@ -32,12 +32,12 @@ class MemoryFolder:
     def __init__(self, path: str, lock: int):
         self.path, self._lock, self._process = path, lock, os.getpid()
 
-    def close(self, keeps: bool = False) -> None:
+    def close(self, keeps_files: bool = False) -> None:
         """Removes the folder and its files, or keeps them for the next holder; calling it again has no effect."""
         lock, self._lock = self._lock, -1
         if lock < 0 or self._process != os.getpid():  # a forked process holds nothing
             return
-        if not keeps:
+        if not keeps_files:
             _remove_folder(self.path)
         os.close(lock)
 
@@ -53,7 +53,7 @@ def make_memory_folder(name: str = "") -> MemoryFolder | None:
     prefix = f"npu_bridge-{os.getuid()}-"
     path = os.path.join(_ROOT, prefix + (name or secrets.token_hex(8)))
     try:
-        _remove_leftovers(prefix, but=path)
+        _remove_leftovers(prefix, kept_name=path)
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
         lock = _lock_folder(path)
@@ -76,7 +76,7 @@ def memory_folder_for_job() -> Iterator[None]:
         folder.close()
 
 
-def folder_name(path: str) -> str:
+def memory_folder_name(path: str) -> str:
     """Returns the name with which `make_memory_folder` made a folder, here or on another machine."""
     return os.path.basename(path).rpartition("-")[2]
 
@@ -120,10 +120,10 @@ def _is_private_folder(path: str) -> bool:
     return False
 
 
-def _remove_leftovers(prefix: str, but: str) -> None:
+def _remove_leftovers(prefix: str, kept_name: str) -> None:
     for name in os.listdir(_ROOT):
         path = os.path.join(_ROOT, name)
-        if not name.startswith(prefix) or path == but:
+        if not name.startswith(prefix) or path == kept_name:
             continue
         with contextlib.suppress(OSError):
             if time.time() - os.stat(path).st_mtime > _KEPT_SECS:

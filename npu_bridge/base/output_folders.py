@@ -19,7 +19,7 @@ from typing import Any
 
 from npu_bridge.base import held_folders
 from npu_bridge.base.files import UNFINISHED, NotOursError, new_file, refuse_tilde, remove_own, walk
-from npu_bridge.base.held_folders import Hold, hold_folder
+from npu_bridge.base.held_folders import FolderHold, hold_folder
 from npu_bridge.base.terminal import path_for_message
 
 MARKER = ".npu_bridge.json"
@@ -103,7 +103,7 @@ class OutputFolder:
         return self._facts["files"].get(name) == [status.st_size, status.st_mtime_ns]
 
     def _write(self) -> None:
-        with new_file(self._marker, ours=_OURS) as file:
+        with new_file(self._marker, own_pattern=_OURS) as file:
             json.dump(self._facts, file)
 
 
@@ -127,10 +127,10 @@ def claim_output_folder(
       OSError: the folder cannot be written.
     """
     path = os.path.realpath(folder)
-    _check(path, command, option)
+    _check_folder_is_usable(path, command, option)
     os.makedirs(path, exist_ok=True)
-    with hold_folder(path, _PURPOSE, command) if is_exclusive else Hold(None) as hold:
-        _check(path, command, option)  # again: files can have come before the folder was held
+    with hold_folder(path, _PURPOSE, command) if is_exclusive else FolderHold(None) as hold:
+        _check_folder_is_usable(path, command, option)  # again: files can have come before the folder was held
         own = OutputFolder(path, command, option, file_patterns, hold.last_sign)
         try:
             yield own
@@ -138,7 +138,7 @@ def claim_output_folder(
             own.close()
 
 
-def _check(path: str, command: str, option: str) -> None:
+def _check_folder_is_usable(path: str, command: str, option: str) -> None:
     """Raises NotOursError unless a folder is new, empty, or made by the command."""
     refuse_tilde(path, option)
     if not os.path.lexists(path):

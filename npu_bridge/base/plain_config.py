@@ -28,7 +28,7 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule):
         return plain_value(tf.keras.optimizers.schedules.serialize(value))
     if keras3.is_schedule(value):
-        return plain_value(keras3.load("schedules").optimizers.schedules.serialize(value))
+        return plain_value(keras3.load_keras3("schedules").optimizers.schedules.serialize(value))
     if isinstance(value, tf.Variable) and tf.executing_eagerly():
         value = value.numpy()
     elif isinstance(value, tf.Tensor):

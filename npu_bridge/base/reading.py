@@ -78,17 +78,17 @@ def wrong_format_error(form: str, error: ValueError, owner: str, path: str, text
     return ValueError(message(where, f"it is not {form}", expected, got, "Correct the line."))
 
 
-def read_text(path: str | os.PathLike, within: str | os.PathLike | None = None, most_bytes: int = 1 << 31) -> str:
+def read_text(path: str | os.PathLike, within: str | os.PathLike | None = None, max_bytes: int = 1 << 31) -> str:
     """Reads a text file in UTF-8.
 
     Raises:
-      OSError: as for `open_file`; also if the file has more than `most_bytes`.
+      OSError: as for `open_file`; also if the file has more than `max_bytes`.
       UnicodeDecodeError: the file is not UTF-8 text.
     """
     with open_file(path, "rb", within) as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise RefusedFileError(f"{escape_in_line(str(path))} has more than {most_bytes} bytes")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise RefusedFileError(f"{escape_in_line(str(path))} has more than {max_bytes} bytes")
     return content.decode("utf-8")
 
 
@@ -109,12 +109,12 @@ def parse_json(text: str) -> Any:
       ValueError: the text is not JSON, is nested too deeply, or has a number of more than 64 bits.
     """
     try:
-        return json.loads(text, parse_int=_integer, parse_float=_number)
+        return json.loads(text, parse_int=_parse_integer, parse_float=_parse_float)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
 
 
-def whole_number(value: Any, least: int = 0, most: int = 2**53) -> int:
+def to_whole_number(value: Any, minimum: int = 0, maximum: int = 2**53) -> int:
     """Returns a number or text from a file as a whole number within bounds.
 
     Raises:
@@ -123,18 +123,18 @@ def whole_number(value: Any, least: int = 0, most: int = 2**53) -> int:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"expected a whole number; got {value}")
     number = int(value)
-    if not least <= number <= most:
-        raise ValueError(f"expected a number from {least} to {most}; got {str(number)[:40]}")
+    if not minimum <= number <= maximum:
+        raise ValueError(f"expected a number from {minimum} to {maximum}; got {str(number)[:40]}")
     return number
 
 
-def _integer(digits: str) -> int:
+def _parse_integer(digits: str) -> int:
     if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
         raise ValueError(f"the number {digits[:30]} has more than 64 bits")
     return int(digits)
 
 
-def _number(digits: str) -> float:
+def _parse_float(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):
         raise ValueError(f"the number {digits[:30]} is larger than any 64-bit number")
@@ -153,7 +153,7 @@ def _path_below(folder: str | os.PathLike, path: str | os.PathLike) -> str:
     folder, path = os.fspath(folder), os.fspath(path)
     inside = path[len(folder) :].lstrip(os.sep) if path.startswith(folder.rstrip(os.sep) + os.sep) else path
     parts = [part for part in inside.split(os.sep) if part not in ("", ".")]
-    _check_name(inside)
+    _check_file_name(inside)
     if os.path.isabs(inside) or ".." in parts or not parts:
         raise RefusedFileError(
             f"{escape_in_line(inside)!r} leads out of {escape_in_line(folder)}, where it was found, and is not read; "
@@ -163,9 +163,9 @@ def _path_below(folder: str | os.PathLike, path: str | os.PathLike) -> str:
 
 
 def _open_regular(path: str) -> int:
-    _check_name(path)
-    _check_kind(os.stat(path), path)
-    return _checked_descriptor(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)
+    _check_file_name(path)
+    _check_file_kind(os.stat(path), path)
+    return _check_descriptor(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)
 
 
 def _open_below(path: str, folder: str) -> int:
@@ -176,14 +176,14 @@ def _open_below(path: str, folder: str) -> int:
     try:
         for part in folders:
             shown = os.path.join(shown, part)
-            _check_kind(os.stat(part, dir_fd=place, follow_symlinks=False), shown, stat.S_IFDIR)
+            _check_file_kind(os.stat(part, dir_fd=place, follow_symlinks=False), shown, stat.S_IFDIR)
             below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
             os.close(place)
             place = below
         shown = os.path.join(shown, name)
         try:
-            _check_kind(os.stat(name, dir_fd=place, follow_symlinks=False), shown)
-            return _checked_descriptor(
+            _check_file_kind(os.stat(name, dir_fd=place, follow_symlinks=False), shown)
+            return _check_descriptor(
                 os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place), shown
             )
         except FileNotFoundError as error:
@@ -192,7 +192,7 @@ def _open_below(path: str, folder: str) -> int:
         os.close(place)
 
 
-def _check_name(path: str) -> None:
+def _check_file_name(path: str) -> None:
     try:
         is_name = b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
@@ -201,9 +201,9 @@ def _check_name(path: str) -> None:
         raise RefusedFileError(f"{escape_in_line(path[:200])} cannot be the name of a file")
 
 
-def _checked_descriptor(file: int, path: str) -> int:
+def _check_descriptor(file: int, path: str) -> int:
     try:
-        _check_kind(os.fstat(file), path)
+        _check_file_kind(os.fstat(file), path)
         os.set_blocking(file, True)
     except BaseException:
         os.close(file)
@@ -211,7 +211,7 @@ def _checked_descriptor(file: int, path: str) -> int:
     return file
 
 
-def _check_kind(status: os.stat_result, path: str, kind: int = stat.S_IFREG) -> None:
+def _check_file_kind(status: os.stat_result, path: str, kind: int = stat.S_IFREG) -> None:
     """Checks a file's kind; called before a file is opened, as opening acts on some devices, and again afterwards."""
     if stat.S_IFMT(status.st_mode) != kind:
         expected = "a regular file" if kind == stat.S_IFREG else "a folder"

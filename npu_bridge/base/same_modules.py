@@ -15,20 +15,21 @@ from typing import Any
 
 def enable_second_names(alias: str, package: str) -> None:
     """Makes the module `package.x` importable as `alias.x`; calling it again has no effect."""
-    make_importable(alias, functools.partial(_module_in, package))
+    make_importable(alias, functools.partial(_find_submodule, package))
 
 
-def make_importable(alias: str, find: Callable[[str], str | types.ModuleType | None]) -> None:
-    """Makes `alias.x` importable for the names `x` that `find` knows; calling it again has no effect.
+def make_importable(alias: str, find_module: Callable[[str], str | types.ModuleType | None]) -> None:
+    """Makes `alias.x` importable for the names `x` that `find_module` knows; calling it again has no effect.
 
     Args:
-      find: gets `x` and returns the full name of an existing module, or a new module. None leaves the import to Python.
+      find_module: gets `x` and returns the full name of an existing module, or a new module. If it returns None, Python
+        does the import.
     """
     if not any(isinstance(finder, _Finder) and finder.alias == alias for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(alias, find))
+        sys.meta_path.insert(0, _Finder(alias, find_module))
 
 
-def _module_in(package: str, name: str) -> str | None:
+def _find_submodule(package: str, name: str) -> str | None:
     """Returns the full name of a package's module; None if the package has no such module."""
     is_there = not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None
     return f"{package}.{name}" if is_there else None

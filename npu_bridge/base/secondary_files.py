@@ -27,7 +27,7 @@ def describe_failure(error: BaseException) -> str:
     return escape_in_line(text)
 
 
-class Secondary:
+class SecondaryOutput:
     """A file or group of files written beside a training.
 
     Args:
@@ -56,13 +56,13 @@ class Secondary:
         self._pause_secs = _PAUSE_SECS
         self._next_try = 0.0
 
-    def attempt(self, action: Callable[..., Any], *arguments: Any, now: bool = False) -> bool:
+    def attempt(self, action: Callable[..., Any], *arguments: Any, is_last_chance: bool = False) -> bool:
         """Calls `action`, which writes; returns whether `action` was called and succeeded.
 
         Args:
-          now: also try during the pause after a failure, because there is no later chance.
+          is_last_chance: also try during the pause after a failure, because there is no later chance.
         """
-        if self.is_stopped and not now and self._clock() < self._next_try:
+        if self.is_stopped and not is_last_chance and self._clock() < self._next_try:
             return False
         try:
             action(*arguments)
@@ -88,11 +88,11 @@ class GrowingFile:
 
     Args:
       path: the file; its folder is created.
-      what: as in `Secondary`, without the path.
+      what: as in `SecondaryOutput`, without the path.
       begin: called once, before the first write, to prepare the file.
       gap: a line that the file gets after lost bytes, with `{count}` and `{reason}`; "" for no line.
       kept_bytes: how many unwritten bytes are kept.
-      say, clock: as in `Secondary`.
+      say, clock: as in `SecondaryOutput`.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class GrowingFile:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.path = os.fspath(path)
-        self.secondary = Secondary(f"{what} {self.path}", say=say, clock=clock)
+        self.secondary = SecondaryOutput(f"{what} {self.path}", say=say, clock=clock)
         self._begin, self._gap, self._kept_bytes = begin, gap, kept_bytes or _KEPT_BYTES
         self._file: int | None = None
         self._kept: collections.deque[bytes] = collections.deque()
@@ -127,17 +127,17 @@ class GrowingFile:
     def write(self, text: bytes) -> None:
         """Appends a text, or keeps it for later if the write fails."""
         self._kept.append(text)
-        if not self.secondary.attempt(self._write_kept):
+        if not self.secondary.attempt(self._write_kept_bytes):
             self._drop_oldest()
 
     def close(self) -> None:
         """Writes the kept bytes, if possible, and closes the file; a later `write` opens it again."""
         if self._kept or self._begin is not None:
-            self.secondary.attempt(self._write_kept, now=True)
+            self.secondary.attempt(self._write_kept_bytes, is_last_chance=True)
         self._kept.clear()
         self._close()
 
-    def _write_kept(self) -> None:
+    def _write_kept_bytes(self) -> None:
         if self._file is not None and not os.fstat(self._file).st_nlink:
             self._close()  # the file was removed
         if self._file is None:

@@ -27,7 +27,7 @@ class EnginePlace(enum.IntEnum):
     HOOKS = 4
 
 
-class Request(NamedTuple):
+class RunRequest(NamedTuple):
     """One run of a graph, in flat lists.
 
     Attributes:
@@ -73,7 +73,7 @@ class SessionEngine:
         """Replaces `Session.run`; returns the fetches in the caller's structure."""
         return self.inner.run(session, fetches, feed_dict, options, run_metadata)
 
-    def execute(self, session: Any, request: Request) -> list:
+    def execute(self, session: Any, request: RunRequest) -> list:
         """Runs a request of `Session.run` or of a callable from `make_callable`; returns the values of the fetches."""
         return self.inner.execute(session, request)
 
@@ -108,7 +108,7 @@ def add_engine(session: Any, engine: SessionEngine) -> None:
       session: an existing session; None for all sessions, also existing ones.
       engine: a new engine. If `session` is None, calls reach this engine before engines added earlier for all sessions.
     """
-    _change_sessions()
+    _replace_session_classes()
     if session is None:
         engine.inner, _ENGINES_OF_ALL.inner = _ENGINES_OF_ALL.inner, engine
         return
@@ -142,14 +142,14 @@ def change_session_settings(change: Callable[[str, Any], tuple[str, Any]]) -> No
     """
 
     _CHANGES_OF_SETTINGS.append(change)
-    _change_sessions()
+    _replace_session_classes()
 
 
 def _engines_of(session: Any) -> tuple[SessionEngine, ...]:
     return getattr(session, "_npu_bridge_engines", ())
 
 
-def _outermost(session: Any) -> SessionEngine:
+def _outermost_engine(session: Any) -> SessionEngine:
     return (_ENGINES_OF_ALL, *_engines_of(session))[-1]
 
 
@@ -164,31 +164,31 @@ class _ReplacedMethods:
         _STOCK["__init__"](self, target, graph, config)
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
-        return _outermost(self).run(self, fetches, feed_dict, options, run_metadata)
+        return _outermost_engine(self).run(self, fetches, feed_dict, options, run_metadata)
 
     def _do_run(self, handle, target_list, fetch_list, feed_dict, options, run_metadata):
         if handle is not None:  # the next part of a partial run
             return _STOCK["_do_run"](self, handle, target_list, fetch_list, feed_dict, options, run_metadata)
-        request = Request(fetch_list, target_list, feed_dict, options, run_metadata)
-        return _outermost(self).execute(self, request)
+        request = RunRequest(fetch_list, target_list, feed_dict, options, run_metadata)
+        return _outermost_engine(self).execute(self, request)
 
     def make_callable(self, fetches, feed_list=None, accept_options=False):
-        return _outermost(self).make_callable(self, fetches, feed_list, accept_options)
+        return _outermost_engine(self).make_callable(self, fetches, feed_list, accept_options)
 
     def _make_callable_from_options(self, callable_options):
-        return _outermost(self).prepare_call(self, callable_options)
+        return _outermost_engine(self).prepare_call(self, callable_options)
 
     def partial_run_setup(self, fetches, feeds=None):
-        return _outermost(self).set_up_partial_run(self, fetches, feeds)
+        return _outermost_engine(self).set_up_partial_run(self, fetches, feeds)
 
     def _call_tf_sessionrun(self, *arguments):
-        return _outermost(self).call_kernels(self, _STOCK["_call_tf_sessionrun"], self, *arguments)
+        return _outermost_engine(self).call_kernels(self, _STOCK["_call_tf_sessionrun"], self, *arguments)
 
     def _call_tf_sessionprun(self, *arguments):
-        return _outermost(self).call_kernels(self, _STOCK["_call_tf_sessionprun"], self, *arguments)
+        return _outermost_engine(self).call_kernels(self, _STOCK["_call_tf_sessionprun"], self, *arguments)
 
     def close(self):
-        _outermost(self).close(self)
+        _outermost_engine(self).close(self)
 
 
 class _StockMethods(SessionEngine):
@@ -224,7 +224,7 @@ _ENGINES_OF_ALL.inner = _StockMethods()
 
 
 @functools.cache
-def _change_sessions() -> None:
+def _replace_session_classes() -> None:
     """Changes the class of all sessions, once, as soon as TensorFlow has loaded it."""
 
     def change(module: types.ModuleType) -> None:

@@ -1,8 +1,8 @@
 """Prepares TensorFlow when it is loaded: checks its version, and hides its greetings and false alarms.
 
 Hides TensorFlow's notes about its own build, its advice to leave TF 1 interfaces, the closing notice of
-tensorflow-addons, and two warnings where they are not true (`_FalseAlarms`). Other warnings and errors, and all log
-lines of the script, are shown. `NPU_BRIDGE_VERBOSE=1` shows everything.
+tensorflow-addons, and two warnings where they are not true (`_FalseAlarmFilter`). Other warnings and errors, and all
+log lines of the script, are shown. `NPU_BRIDGE_VERBOSE=1` shows everything.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from npu_bridge.base.after_import import after_import, importing_module
-from npu_bridge.base.install import INSTALL_TENSORFLOW, TENSORFLOWS, install_command, is_supported, numpy_problem
+from npu_bridge.base.after_import import after_import, importing_module_name
+from npu_bridge.base.install import (
+    INSTALL_TENSORFLOW,
+    TENSORFLOWS,
+    install_command,
+    is_supported_tensorflow,
+    numpy_problem,
+)
 from npu_bridge.base.terminal import escape_controls
 from npu_bridge.base.tf_internals import names
 
@@ -52,9 +58,9 @@ def prepare_tensorflow() -> None:
     import any version of TensorFlow.
     """
     if "tensorflow" in sys.modules:
-        _prepare(sys.modules["tensorflow"])
+        _prepare_loaded_tensorflow(sys.modules["tensorflow"])
     else:
-        after_import("tensorflow", _prepare, _quiet_loading, _explain_absence)
+        after_import("tensorflow", _prepare_loaded_tensorflow, _silence_loading, _explain_missing_tensorflow)
 
 
 def hide_global_step_warning() -> None:
@@ -62,11 +68,11 @@ def hide_global_step_warning() -> None:
     _false_alarms().step_is_explained = True
 
 
-def _prepare(tensorflow: types.ModuleType) -> None:
+def _prepare_loaded_tensorflow(tensorflow: types.ModuleType) -> None:
     problem = _version_problem(str(getattr(tensorflow, "__version__", "unknown"))) or _keras_problem(tensorflow)
     if problem:
         sys.meta_path.insert(0, _RefusingFinder(problem))
-        if _is_project_module(importing_module()):
+        if _is_project_module(importing_module_name()):
             raise ImportError(problem, name="tensorflow")
         return
     if not names.HAS_ESTIMATORS:
@@ -84,14 +90,14 @@ def _prepare(tensorflow: types.ModuleType) -> None:
             warnings.filterwarnings("ignore", notice, UserWarning, append=True)
 
 
-def _version_problem(found: str) -> str:
+def _version_problem(found_version: str) -> str:
     """Returns why this package does not work with a version of TensorFlow, and the cure; "" if it works."""
-    if not is_supported(found):
-        problem = f"npu_bridge: TensorFlow has an unsupported version. Expected {TENSORFLOWS}; got {found}."
+    if not is_supported_tensorflow(found_version):
+        problem = f"npu_bridge: TensorFlow has an unsupported version. Expected {TENSORFLOWS}; got {found_version}."
         return f"{problem} {INSTALL_TENSORFLOW}"
-    command = "" if names.HAS_ESTIMATORS else install_command(found)
+    command = "" if names.HAS_ESTIMATORS else install_command(found_version)
     return command and (
-        f"npu_bridge: TensorFlow {found} has no Estimator and no Keras 2 of its own. Install them: {command}"
+        f"npu_bridge: TensorFlow {found_version} has no Estimator and no Keras 2 of its own. Install them: {command}"
     )
 
 
@@ -112,7 +118,7 @@ def _keras_problem(tensorflow: types.ModuleType) -> str:
     )
 
 
-def _path_problem(path: str) -> str:
+def _folder_name_problem(path: str) -> str:
     """Returns why TensorFlow cannot read its own path, which must be UTF-8, and the cure; "" if TensorFlow can."""
     with contextlib.suppress(UnicodeEncodeError):
         if path.encode() == os.fsencode(path):
@@ -134,7 +140,7 @@ def _choose_keras_2() -> None:
 
 
 @contextlib.contextmanager
-def _quiet_loading() -> Iterator[None]:
+def _silence_loading() -> Iterator[None]:
     """Sets the level of TensorFlow's C++ messages, which TensorFlow reads only once, during its import.
 
     From TensorFlow 2.16 on, the libraries print greetings before they read the level.
@@ -148,7 +154,7 @@ def _quiet_loading() -> Iterator[None]:
             "npu_bridge: TensorFlow crashes without /proc. Expected a mounted /proc; got none. Run mount -t proc proc "
             "/proc"
         )
-    problem = problem or _path_problem(getattr(sys.modules["tensorflow"], "__file__", None) or "")
+    problem = problem or _folder_name_problem(getattr(sys.modules["tensorflow"], "__file__", None) or "")
     if problem:
         raise ImportError(problem, name="tensorflow")
     if not names.HAS_ESTIMATORS:
@@ -158,7 +164,7 @@ def _quiet_loading() -> Iterator[None]:
     with environment.temporary_variables(lambda: level):
         if given == "0" or names.HAS_ESTIMATORS:
             yield
-        elif gpus.may_use_gpus():
+        elif gpus.can_use_gpus():
             with _hide_stderr_lines(_GREETING):
                 yield
         else:
@@ -192,8 +198,8 @@ def _hide_stderr_lines(*hidden: re.Pattern[bytes]) -> Iterator[None]:
                     os.write(2, line)
 
 
-def _explain_absence() -> None:
-    if _is_project_module(importing_module()):
+def _explain_missing_tensorflow() -> None:
+    if _is_project_module(importing_module_name()):
         text = f"npu_bridge: TensorFlow is not installed. Expected {TENSORFLOWS}; got none. {INSTALL_TENSORFLOW}"
         raise ModuleNotFoundError(text, name="tensorflow")
 
@@ -215,11 +221,11 @@ def _is_project_module(name: str) -> bool:
 
 
 @functools.cache
-def _false_alarms() -> _FalseAlarms:
-    return _FalseAlarms()
+def _false_alarms() -> _FalseAlarmFilter:
+    return _FalseAlarmFilter()
 
 
-class _FalseAlarms(logging.Filter):
+class _FalseAlarmFilter(logging.Filter):
     """A filter that hides two warnings of TensorFlow and Keras where they are false or repeated.
 
     The first says that the global step stands still; a skipped step rightly does not increase it. The second says that

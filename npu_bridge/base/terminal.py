@@ -78,10 +78,10 @@ def flush_or_silence() -> None:
             if stream is not None:
                 stream.flush()
         except (OSError, ValueError):
-            silence(stream)
+            discard_unwritten_output(stream)
 
 
-def silence(stream: TextIO | None) -> None:
+def discard_unwritten_output(stream: TextIO | None) -> None:
     """Discards a stream's unwritten output, which Python would otherwise try to write at its exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

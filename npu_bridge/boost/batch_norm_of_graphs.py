@@ -33,7 +33,7 @@ _INITIALISING = ("Assign", "AssignVariableOp", "IsVariableInitialized", "VarIsIn
 _NOT_READING = ("Shape", "ShapeN", "Size", "Rank")
 
 
-def thin_graph(graph: tf.Graph) -> patterns.ThinningReport:
+def remove_batch_norms_of_graph(graph: tf.Graph) -> patterns.ThinningReport:
     """Removes a graph's removable batch normalisations, with their variables and the updates of their statistics.
 
     Operators that read the result of a removed normalisation then read the input of this normalisation.
@@ -54,9 +54,9 @@ def thin_graph(graph: tf.Graph) -> patterns.ThinningReport:
     report = patterns.make_report(nodes, patterns.match_blocks(nodes))
     removed = [graph.get_operation_by_name(name) for name in report.removed]
     for op in removed:
-        _bypass(op)
+        _bypass_op(op)
     if removed:
-        _clean_collections(graph, removed)
+        _remove_from_collections(graph, removed)
     return report
 
 
@@ -82,7 +82,7 @@ def _readers_of_statistics(ops):
     return [user for op in ops if op.type in _NORMS for out in op.outputs[1:] for user in out.consumers()]
 
 
-def _bypass(op):
+def _bypass_op(op):
     """Makes the readers of an operator's first output read its first input instead."""
     source, result = op.inputs[0], op.outputs[0]
     for user in list(result.consumers()):
@@ -91,7 +91,7 @@ def _bypass(op):
                 update_input(user, position, source)
 
 
-def _clean_collections(graph, removed):
+def _remove_from_collections(graph, removed):
     """Removes updates of moving statistics, and variables without other readers, from the graph's collections."""
     updates = set(search(_readers_of_statistics(removed), consumers))
     inside = updates.union(removed)

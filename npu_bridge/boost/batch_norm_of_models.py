@@ -29,7 +29,7 @@ _KINDS = {
 _SUMS = ("__operators__.add", "math.add")
 
 
-def nodes_of(model: tf.keras.Model) -> dict[str, patterns.Node]:
+def list_nodes_by_name(model: tf.keras.Model) -> dict[str, patterns.Node]:
     """Returns a functional model's layers as `patterns.Node` by name; a layer called twice has the kind OTHER."""
     nodes = {}
     for layer in model.get_config()["layers"]:
@@ -42,7 +42,7 @@ def nodes_of(model: tf.keras.Model) -> dict[str, patterns.Node]:
     return nodes
 
 
-def why_not_functional(model: Any) -> str:
+def reason_not_functional(model: Any) -> str:
     """Returns why a model cannot be rewritten; "" if it can."""
     if not isinstance(model, tf.keras.Model):
         return f"{type(model).__name__} is not a Keras model"
@@ -53,18 +53,18 @@ def why_not_functional(model: Any) -> str:
     return ""
 
 
-def without_layers(
-    model: tf.keras.Model, removed: Collection[str], replaced: dict[str, tf.keras.layers.Layer] | None = None
+def copy_without_layers(
+    model: tf.keras.Model, removed_names: Collection[str], replaced: dict[str, tf.keras.layers.Layer] | None = None
 ) -> tf.keras.Model:
     """Builds a copy of a functional model, with its weights, in which some layers are removed or replaced.
 
     Args:
       model: the functional model, which stays unchanged.
-      removed: names of the removed layers, whose input and output must have the same shape.
+      removed_names: names of the removed layers, whose input and output must have the same shape.
       replaced: new layers, with their own weights, by the names of the layers that they replace.
     """
     config = model.get_config()
-    source = {layer["name"]: _find_calls(layer)[0][0] for layer in config["layers"] if layer["name"] in removed}
+    source = {layer["name"]: _find_calls(layer)[0][0] for layer in config["layers"] if layer["name"] in removed_names}
 
     def redirect_references(part):
         if isinstance(part, (list, tuple)):
@@ -78,7 +78,7 @@ def without_layers(
     replaced = replaced or {}
     for key in ("input_layers", "output_layers"):
         config[key] = redirect_references(config[key])
-    config["layers"] = [layer for layer in config["layers"] if layer["name"] not in removed]
+    config["layers"] = [layer for layer in config["layers"] if layer["name"] not in removed_names]
     for layer in config["layers"]:
         layer["inbound_nodes"] = redirect_references(layer["inbound_nodes"])
         if layer["name"] in replaced:
@@ -91,15 +91,15 @@ def without_layers(
     return made
 
 
-def thin_model(model: tf.keras.Model) -> tuple[tf.keras.Model, patterns.ThinningReport]:
+def remove_batch_norms_of_model(model: tf.keras.Model) -> tuple[tf.keras.Model, patterns.ThinningReport]:
     """Returns a copy of a model without its removable batch normalisations; `model` itself if it has none."""
-    if reason := why_not_functional(model):
+    if reason := reason_not_functional(model):
         return model, patterns.ThinningReport({}, 0, reason)
-    nodes = nodes_of(model)
+    nodes = list_nodes_by_name(model)
     report = patterns.make_report(
         nodes, patterns.match_blocks(nodes, set(_names_in(model.get_config()["output_layers"])))
     )
-    return (without_layers(model, report.removed) if report.removed else model), report
+    return (copy_without_layers(model, report.removed) if report.removed else model), report
 
 
 def _find_calls(layer):

@@ -44,7 +44,7 @@ class Node:
 
 
 @dataclasses.dataclass
-class Matches:
+class BlockMatches:
     """The matches of the patterns in a network.
 
     Attributes:
@@ -56,13 +56,13 @@ class Matches:
     left_alone: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def match_blocks(nodes: Mapping[str, Node], outputs: Collection[str] = ()) -> Matches:
+def match_blocks(nodes: Mapping[str, Node], outputs: Collection[str] = ()) -> BlockMatches:
     """Matches the patterns in a network, given its nodes by name, and the names of the network's outputs."""
     uses = dict.fromkeys(outputs, 1)
     for node in nodes.values():
         for name in node.inputs:
             uses[name] = uses.get(name, 0) + 1
-    found = Matches()
+    found = BlockMatches()
     for name, node in nodes.items():
         if node.kind not in (ADD, CONCAT) or len(node.inputs) != 2:
             continue
@@ -79,7 +79,7 @@ def match_blocks(nodes: Mapping[str, Node], outputs: Collection[str] = ()) -> Ma
 
 
 @dataclasses.dataclass
-class _Path:
+class _BlockPath:
     """One path through a block: the start node, and the later nodes, except nodes of kind PASS."""
 
     start: str
@@ -95,7 +95,7 @@ def _trace_path(name, nodes, uses):
             names.append(name)
         name = nodes[name].inputs[0]
     names.reverse()
-    return _Path(name, names, [nodes[name].kind for name in names])
+    return _BlockPath(name, names, [nodes[name].kind for name in names])
 
 
 def _match_addition(paths, matches):
@@ -151,7 +151,7 @@ class ThinningReport:
         return "\n".join(lines)
 
 
-def make_report(nodes: Mapping[str, Node], matches: Matches) -> ThinningReport:
+def make_report(nodes: Mapping[str, Node], matches: BlockMatches) -> ThinningReport:
     """Reports which normalisations can be removed, or why none can be removed."""
     norms = sum(node.kind == NORM for node in nodes.values())
     removed = {name: matches.removable[name] for name in nodes if name in matches.removable}

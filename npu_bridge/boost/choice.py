@@ -56,7 +56,7 @@ def apply(
     """
     if not isinstance(config, BoostConfig):
         config = BoostConfig.from_dict(config)
-    choice = _Choice(config, list(config.chosen(level)))
+    choice = _BoostChoice(config, list(config.chosen(level)))
     choice.report_ignored_keys(level)
     choice.resolve_exclusions(loss_scale_manager)
     is_model = isinstance(model_or_optimizer, tf.keras.Model)
@@ -87,7 +87,7 @@ def apply(
         train_as_compiled(made)
         made.compile(**{**arguments, "optimizer": optimizer})
         if is_in_subspace:
-            train_in_subspace(made, choice.make_newton(made), loss_scale_manager, is_distributed, starts)
+            train_in_subspace(made, choice.make_subspace_newton(made), loss_scale_manager, is_distributed, starts)
     if collective.current().rank == 0:
         echo("\n".join(f"boost {level}: {line}" for line in choice.lines or ["nothing chosen"]))
     return made
@@ -103,19 +103,19 @@ def _wrap_optimizer(optimizer, manager, is_distributed, stages, starts):
 
 
 @dataclasses.dataclass
-class _Choice:
+class _BoostChoice:
     """The requested configuration, the names of the features that are on, and the lines printed about them."""
 
     config: BoostConfig
     features: list
     lines: list = dataclasses.field(default_factory=list)
 
-    def add_line(self, feature, text):
+    def report_feature(self, feature, text):
         self.lines.append(f"{feature}: {text}")
 
-    def leave_out(self, feature, because):
+    def turn_off_feature(self, feature, reason):
         self.features.remove(feature)
-        self.add_line(feature, f"left out, because {because}")
+        self.report_feature(feature, f"left out, because {reason}")
 
     def report_ignored_keys(self, level):
         """Adds a line for each given key of the dictionary that has no effect."""
@@ -140,15 +140,15 @@ class _Choice:
                 raise ValueError(message("boost.apply", problem, f"dim_reduce without {', '.join(others)}", got, fix))
             if self.config["dim_reduce"]["pca_mat_path"] or self.config["dim_reduce"]["weight_load_dir"]:
                 for name in others:
-                    self.leave_out(name, "dim_reduce excludes it")
+                    self.turn_off_feature(name, "dim_reduce excludes it")
             else:
-                self.leave_out("dim_reduce", "neither pca_mat_path nor weight_load_dir is given")
+                self.turn_off_feature("dim_reduce", "neither pca_mat_path nor weight_load_dir is given")
         if "loss_scale_group" in self.features:
             self._check_groups(manager, is_asked_for)
 
     def _check_groups(self, manager, is_asked_for):
         if getattr(manager, "is_for_groups", False):
-            self.add_line("loss_scale_group", f"a loss scale for each group, by {type(manager).__name__}")
+            self.report_feature("loss_scale_group", f"a loss scale for each group, by {type(manager).__name__}")
         elif is_asked_for:
             problem, expected = (
                 "loss_scale_group needs the groups of a manager",
@@ -156,18 +156,20 @@ class _Choice:
             )
             raise ValueError(message("boost.apply", problem, expected, shown(manager), "Pass a GroupLossScaleManager."))
         else:
-            self.leave_out("loss_scale_group", "no GroupLossScaleManager is given")
+            self.turn_off_feature("loss_scale_group", "no GroupLossScaleManager is given")
 
     def reduce_batch_norms(self, model_or_optimizer, is_model):
         """Replaces batch normalisations of a model and, if configured, its head; returns an optimizer unchanged."""
         if not is_model:
-            self.add_line("less_bn", "the model is not known here; call boost.less_batch_norm on it, or on the graph")
+            self.report_feature(
+                "less_bn", "the model is not known here; call boost.less_batch_norm on it, or on the graph"
+            )
             return model_or_optimizer
         model_or_optimizer, report = less_batch_norm(model_or_optimizer)
-        self.add_line("less_bn", report.text().partition("\n")[0].partition(": ")[2])
+        self.report_feature("less_bn", report.text().partition("\n")[0].partition(": ")[2])
         if self.config["less_bn"]["fn_flag"]:
             model_or_optimizer, said = with_cosine_head(model_or_optimizer)
-            self.add_line("less_bn, fn_flag", said)
+            self.report_feature("less_bn, fn_flag", said)
         return model_or_optimizer
 
     def make_stages(self, is_distributed, variables):
@@ -176,21 +178,23 @@ class _Choice:
         if "less_bn" in self.features and config["less_bn"]["gc_flag"]:
             # Weights of a cosine head are normalised, so their mean is not free.
             made.append(CentralizeGradients(skip=("beta", "gamma", "bias", "depthwise", "cosine_kernel")))
-            self.add_line("less_bn, gc_flag", "gradients of kernels are centralised")
+            self.report_feature("less_bn, gc_flag", "gradients of kernels are centralised")
         if "grad_freeze" in self.features:
-            made += self._freeze_stages(variables)
+            made += self._make_freeze_stages(variables)
         if "grad_accumulation" in self.features:
             steps = config["grad_accumulation"]["grad_accumulation_step"]
             if steps > 1:
                 made.append(Accumulate(steps))
-                self.add_line("grad_accumulation", f"one update for every {steps} batches, with their mean gradient")
+                self.report_feature(
+                    "grad_accumulation", f"one update for every {steps} batches, with their mean gradient"
+                )
             else:
-                self.leave_out("grad_accumulation", "grad_accumulation_step is 1")
+                self.turn_off_feature("grad_accumulation", "grad_accumulation_step is 1")
         if "adasum" in self.features:
-            made += self._adasum_stages(is_distributed)
+            made += self._make_adasum_stages(is_distributed)
         return made
 
-    def _freeze_stages(self, variables):
+    def _make_freeze_stages(self, variables):
         freeze = self.config["grad_freeze"]
         kind = _FREEZE_KINDS[freeze["freeze_type"]]
         schedule = FreezeSchedule(
@@ -203,22 +207,22 @@ class _Choice:
             if "grad_freeze.param_groups" in self.config.given:
                 raise
             because = str(error).partition(": ")[2].partition(". ")[0]
-            self.leave_out("grad_freeze", f"{because}; set param_groups")
+            self.turn_off_feature("grad_freeze", f"{because}; set param_groups")
             return []
         share = f"{freeze['freeze_p']:.0%} of the updates train all layers"
-        self.add_line("grad_freeze", f"{freeze['param_groups']} groups, {kind}; {share}")
+        self.report_feature("grad_freeze", f"{freeze['param_groups']} groups, {kind}; {share}")
         return [Freeze(schedule)]
 
-    def _adasum_stages(self, is_distributed):
+    def _make_adasum_stages(self, is_distributed):
         size, averaged = collective.current().size, self.config["common"]["device_number"]
         servers, left = divmod(size, averaged)
         if not is_distributed:
-            self.leave_out("adasum", "is_distributed is False")
+            self.turn_off_feature("adasum", "is_distributed is False")
         elif left or servers < 2 or servers & (servers - 1):
             wanted = f"2, 4, 8... times device_number={averaged} ranks"
-            self.leave_out("adasum", f"it needs {wanted}, and there {'is 1' if size == 1 else f'are {size}'}")
+            self.turn_off_feature("adasum", f"it needs {wanted}, and there {'is 1' if size == 1 else f'are {size}'}")
         else:
-            self.add_line("adasum", f"updates of {servers} groups of {averaged} ranks are combined")
+            self.report_feature("adasum", f"updates of {servers} groups of {averaged} ranks are combined")
             return [Adasum(averaged_ranks=averaged, on="weights")]
         return []
 
@@ -226,15 +230,17 @@ class _Choice:
         """Returns the configured positions of parameters at which fragments of gradients begin, or None."""
         starts = self.config["common"]["gradient_split_groups"]
         if starts is not None:
-            self.add_line("gradient_split_groups", f"fragments begin at the parameters {', '.join(map(str, starts))}")
+            self.report_feature(
+                "gradient_split_groups", f"fragments begin at the parameters {', '.join(map(str, starts))}"
+            )
         return starts
 
-    def make_newton(self, model):
+    def make_subspace_newton(self, model):
         """Returns the `SubspaceNewton` that the section `dim_reduce` configures."""
         settings = self.config["dim_reduce"]
         basis = make_basis(settings, model.trainable_variables)
         numbers = {key: settings[key] for key in ("rho", "gamma", "alpha", "sigma")}
         source = os.fspath(settings["pca_mat_path"] or settings["weight_load_dir"])
         what = f"steps along {len(basis.rows)} directions from {source}; the optimizer only counts them"
-        self.add_line("dim_reduce", what)
+        self.report_feature("dim_reduce", what)
         return SubspaceNewton(basis, **numbers)

@@ -24,8 +24,8 @@ LEVELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 MODES = ("auto", "manual", "enable_all", "disable_all")
 
 
-def _make_minimum_check(least):
-    return lambda value: type(value) is int and value >= least
+def _make_minimum_check(minimum):
+    return lambda value: type(value) is int and value >= minimum
 
 
 def _is_number(value):
@@ -43,7 +43,7 @@ def _are_positions(value):
 
 
 @dataclasses.dataclass(frozen=True)
-class Key:
+class SectionKey:
     """A key of a section.
 
     Attributes:
@@ -58,33 +58,37 @@ class Key:
 
 
 _FLAG = (False, lambda value: isinstance(value, bool), "True or False")
-SECTIONS: Mapping[str, Mapping[str, Key]] = MappingProxyType(
+SECTIONS: Mapping[str, Mapping[str, SectionKey]] = MappingProxyType(
     {
         "boost": {
-            "mode": Key("auto", lambda value: value in MODES, f"one of {', '.join(MODES)}"),
-            **{feature: Key(*_FLAG) for feature in FEATURES},
+            "mode": SectionKey("auto", lambda value: value in MODES, f"one of {', '.join(MODES)}"),
+            **{feature: SectionKey(*_FLAG) for feature in FEATURES},
         },
         "common": {
-            "gradient_split_groups": Key(None, _are_positions, "a list of ascending positions of at least 1"),
-            "device_number": Key(8, _make_minimum_check(1), "a whole number of at least 1"),
+            "gradient_split_groups": SectionKey(None, _are_positions, "a list of ascending positions of at least 1"),
+            "device_number": SectionKey(8, _make_minimum_check(1), "a whole number of at least 1"),
         },
-        "less_bn": {"fn_flag": Key(True, *_FLAG[1:]), "gc_flag": Key(True, *_FLAG[1:])},
+        "less_bn": {"fn_flag": SectionKey(True, *_FLAG[1:]), "gc_flag": SectionKey(True, *_FLAG[1:])},
         "grad_freeze": {
-            "param_groups": Key(10, _make_minimum_check(1), "a whole number of at least 1"),
-            "freeze_type": Key(1, lambda value: type(value) is int and value in (0, 1), "0 or 1"),
-            "freeze_p": Key(0.7, lambda value: _is_number(value) and 0 < value <= 1, "a number above 0, at most 1"),
-            "total_steps": Key(65536, _make_minimum_check(1), "a whole number of at least 1"),
+            "param_groups": SectionKey(10, _make_minimum_check(1), "a whole number of at least 1"),
+            "freeze_type": SectionKey(1, lambda value: type(value) is int and value in (0, 1), "0 or 1"),
+            "freeze_p": SectionKey(
+                0.7, lambda value: _is_number(value) and 0 < value <= 1, "a number above 0, at most 1"
+            ),
+            "total_steps": SectionKey(65536, _make_minimum_check(1), "a whole number of at least 1"),
         },
-        "grad_accumulation": {"grad_accumulation_step": Key(1, _make_minimum_check(1), "a whole number of at least 1")},
+        "grad_accumulation": {
+            "grad_accumulation_step": SectionKey(1, _make_minimum_check(1), "a whole number of at least 1")
+        },
         "dim_reduce": {
-            "rho": Key(0.55, lambda value: _is_number(value) and 0 < value < 1, "a number above 0, below 1"),
-            "gamma": Key(0.9, lambda value: _is_number(value) and 0 <= value < 1, "a number from 0, below 1"),
-            "alpha": Key(0.001, lambda value: _is_number(value) and value >= 0, "a number of at least 0"),
-            "sigma": Key(0.4, lambda value: _is_number(value) and 0 < value < 1, "a number above 0, below 1"),
-            "n_components": Key(32, _make_minimum_check(1), "a whole number of at least 1"),
-            "pca_mat_path": Key(None, _is_path, "a path or None"),
-            "weight_load_dir": Key(None, _is_path, "a path or None"),
-            "timeout": Key(1800, lambda value: _is_number(value) and value > 0, "a number of seconds above 0"),
+            "rho": SectionKey(0.55, lambda value: _is_number(value) and 0 < value < 1, "a number above 0, below 1"),
+            "gamma": SectionKey(0.9, lambda value: _is_number(value) and 0 <= value < 1, "a number from 0, below 1"),
+            "alpha": SectionKey(0.001, lambda value: _is_number(value) and value >= 0, "a number of at least 0"),
+            "sigma": SectionKey(0.4, lambda value: _is_number(value) and 0 < value < 1, "a number above 0, below 1"),
+            "n_components": SectionKey(32, _make_minimum_check(1), "a whole number of at least 1"),
+            "pca_mat_path": SectionKey(None, _is_path, "a path or None"),
+            "weight_load_dir": SectionKey(None, _is_path, "a path or None"),
+            "timeout": SectionKey(1800, lambda value: _is_number(value) and value > 0, "a number of seconds above 0"),
         },
     }
 )
@@ -192,11 +196,11 @@ class BoostConfig:
         return LEVELS[level] if mode == "auto" else tuple(name for name in FEATURES if self["boost"][name])
 
 
-def _read_file(path, what):
+def _read_file(path, expected_content):
     try:
         return read_text(path)
     except OSError as error:
-        raise unreadable_file_error(error, "BoostConfig", path, what) from None
+        raise unreadable_file_error(error, "BoostConfig", path, expected_content) from None
 
 
 def _check_mapping(value, what, expected):

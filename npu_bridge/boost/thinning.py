@@ -7,8 +7,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from npu_bridge.base.arguments import check_instance
-from npu_bridge.boost.batch_norm_of_graphs import thin_graph
-from npu_bridge.boost.batch_norm_of_models import thin_model, why_not_functional, without_layers
+from npu_bridge.boost.batch_norm_of_graphs import remove_batch_norms_of_graph
+from npu_bridge.boost.batch_norm_of_models import (
+    copy_without_layers,
+    reason_not_functional,
+    remove_batch_norms_of_model,
+)
 from npu_bridge.boost.batch_norm_patterns import ThinningReport
 from npu_bridge.operators.cosine_head import CosineHead
 
@@ -43,10 +47,10 @@ def less_batch_norm(model: Any) -> ThinningResult:
       ValueError: the graph has been differentiated already.
     """
     if isinstance(model, tf.Graph):
-        return ThinningResult(model, thin_graph(model))
+        return ThinningResult(model, remove_batch_norms_of_graph(model))
     fix = "Pass the model, or tf.compat.v1.get_default_graph()."
     check_instance("less_batch_norm", "model", model, tf.keras.Model, "a Keras model or a tf.Graph", fix)
-    return ThinningResult(*thin_model(model))
+    return ThinningResult(*remove_batch_norms_of_model(model))
 
 
 def with_cosine_head(model: tf.keras.Model) -> tuple[tf.keras.Model, str]:
@@ -55,7 +59,7 @@ def with_cosine_head(model: tf.keras.Model) -> tuple[tf.keras.Model, str]:
     Returns:
       (new model, line about the change). A model that is not functional, or has no dense layer, is returned unchanged.
     """
-    if reason := why_not_functional(model):
+    if reason := reason_not_functional(model):
         return model, f"no cosine head, because {reason}"
     dense = [layer for layer in model.layers if type(layer) is tf.keras.layers.Dense]
     if not dense:
@@ -70,6 +74,6 @@ def with_cosine_head(model: tf.keras.Model) -> tuple[tf.keras.Model, str]:
         name=last.name,
         dtype=last.dtype_policy,
     )
-    made = without_layers(model, (), {last.name: head})
+    made = copy_without_layers(model, (), {last.name: head})
     made.get_layer(last.name).set_weights([last.get_weights()[0], 1.0])
     return made, f"{last.name} compares by angles now, {'without its bias' if last.use_bias else 'it had no bias'}"

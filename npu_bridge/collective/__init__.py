@@ -16,6 +16,6 @@ __getattr__ = lazy_getattr(
         "Communicator": "npu_bridge.collective.communicator:Communicator",
         "SingleProcess": "npu_bridge.collective.single_process:SingleProcess",
         "current": "npu_bridge.collective.this_process:current",
-        "group": "npu_bridge.collective.groups:find",
+        "group": "npu_bridge.collective.groups:find_group",
     },
 )

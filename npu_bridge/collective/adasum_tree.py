@@ -41,7 +41,7 @@ class AdasumTree:
           name: prefix of the collectives' names.
         """
         padded, sizes = self._pad_to_pieces(flat, sizes)
-        return self._combine_levels(self._mean_piece(padded, name), sizes, name)[: tf.size(flat)]
+        return self._combine_levels(self._average_piece(padded, name), sizes, name)[: tf.size(flat)]
 
     def combine_groups(self, flat: tf.Tensor, sizes: list[int] | None, name: str) -> tf.Tensor:
         """Combines vectors of groups, without averaging; all ranks of a group must pass the same vector."""
@@ -51,7 +51,7 @@ class AdasumTree:
     def mean(self, flat: tf.Tensor, sizes: list[int] | None, name: str) -> tf.Tensor:
         """Averages a vector over the ranks of this group, which all get the same bits; arguments as for `combine`."""
         padded, _ = self._pad_to_pieces(flat, sizes)
-        return self.gather_in_group(self._mean_piece(padded, name), f"{name}_mean")[: tf.size(flat)]
+        return self.gather_in_group(self._average_piece(padded, name), f"{name}_mean")[: tf.size(flat)]
 
     def gather_in_group(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Joins the tensors of this group's ranks along axis 0, in rank order; first dimensions can differ."""
@@ -67,7 +67,7 @@ class AdasumTree:
         padding = self.ranks.size - length % self.ranks.size  # at least 1, so that no collective is empty
         return tf.pad(flat, [[0, padding]]), None if sizes is None else [*sizes, padding]
 
-    def _mean_piece(self, padded, name):
+    def _average_piece(self, padded, name):
         """Returns this rank's piece of the mean over its group."""
         if self.averaged_ranks == 1:
             return padded
@@ -88,20 +88,20 @@ class AdasumTree:
             first_group = self._group - self._group % (2 * distance)
             block = slice(first_group * averaged, (first_group + 2 * distance) * averaged)
             start = _start_of_piece(self._group, self._place, level + 1, self.groups) * smallest
-            segments = _Segments(sizes, start, smallest * (self.groups // (2 * distance)))
+            segments = _PieceSegments(sizes, start, smallest * (self.groups // (2 * distance)))
             piece = self._combine_pair(pair, segments, block, f"{name}_products_{level}")
         pieces = tf.reshape(ranks.all_gather(piece, f"{name}_pieces"), [ranks.size, -1])
         levels = self.groups.bit_length() - 1
         starts = [_start_of_piece(*divmod(rank, averaged), levels, self.groups) for rank in range(ranks.size)]
         return tf.reshape(tf.gather(pieces, np.argsort(starts)), [-1])
 
-    def _membership_vector(self, others):
-        """Returns a vector with a number for each rank: 1 for the ranks in `others`, else 0."""
-        return tf.constant([int(rank in others) for rank in range(self.ranks.size)], tf.int32)
+    def _membership_vector(self, member_ranks):
+        """Returns a vector with a number for each rank: 1 for the ranks in `member_ranks`, else 0."""
+        return tf.constant([int(rank in member_ranks) for rank in range(self.ranks.size)], tf.int32)
 
-    def _exchange_parts(self, tensor, others, name):
-        """Sends equal parts of a tensor to the ranks in `others`, and returns the received parts, in rank order."""
-        counts = self._membership_vector(others) * (tf.size(tensor) // len(others))
+    def _exchange_parts(self, tensor, peer_ranks, name):
+        """Sends equal parts of a tensor to the ranks in `peer_ranks`, and returns the received parts, in rank order."""
+        counts = self._membership_vector(peer_ranks) * (tf.size(tensor) // len(peer_ranks))
         received = self.ranks.all_to_all(tensor, counts, name)[0]
         return tf.reshape(received, tf.shape(tensor))
 
@@ -114,7 +114,9 @@ class AdasumTree:
         of_ranks = self.ranks.all_gather(products[tf.newaxis], name)
         squares, shared, other_squares = tf.unstack(tf.reduce_sum(of_ranks[block], axis=0), axis=1)
         factors = [
-            segments.of_piece(tf.where(norm > _LEAST_SQUARED_NORM, 1.0 - shared / (2.0 * norm), tf.ones_like(norm)))
+            segments.select_for_piece(
+                tf.where(norm > _LEAST_SQUARED_NORM, 1.0 - shared / (2.0 * norm), tf.ones_like(norm))
+            )
             for norm in (squares, other_squares)
         ]
         combined = [factors[0][number] * a + factors[1][number] * b for number, (a, b) in enumerate(zip(*parts))]
@@ -126,7 +128,7 @@ def _start_of_piece(group, place, levels, groups):
     return place * groups + sum((group >> level & 1) * (groups >> (level + 1)) for level in range(levels))
 
 
-class _Segments:
+class _PieceSegments:
     """Splits a rank's piece of the joined vector at the borders of tensors; one segment if `lengths` is None."""
 
     def __init__(self, lengths, start, length):
@@ -149,6 +151,6 @@ class _Segments:
         """Returns a matrix with a row for each tensor of the vector; tensors without a segment here get zeros."""
         return tf.pad(tf.stack(rows), [[self._first, self._all - self._first - self._count], [0, 0]])
 
-    def of_piece(self, numbers):
+    def select_for_piece(self, numbers):
         """Selects, from a vector with a number for each tensor, the numbers of the tensors in this piece."""
         return numbers[self._first : self._first + self._count]

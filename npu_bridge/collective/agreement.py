@@ -39,7 +39,7 @@ class RanksDisagreeError(RuntimeError):
     ag_pass_through = True
 
 
-class Gradient(NamedTuple):
+class PlannedGradient(NamedTuple):
     """One gradient of a plan.
 
     Attributes:
@@ -56,7 +56,7 @@ class Gradient(NamedTuple):
 
 
 @dataclasses.dataclass
-class Plan:
+class AllReducePlan:
     """The all-reduces of one rank for one optimizer.
 
     Attributes:
@@ -69,7 +69,7 @@ class Plan:
     """
 
     owner: str = ""
-    gradients: list[Gradient] = dataclasses.field(default_factory=list)
+    gradients: list[PlannedGradient] = dataclasses.field(default_factory=list)
     fragments: list[list[int]] = dataclasses.field(default_factory=list)
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     has_numbered_names: bool = False
@@ -79,13 +79,13 @@ class Plan:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> Plan:
+    def from_text(cls, text: str) -> AllReducePlan:
         """Parses a plan that `to_text` wrote."""
         plan = cls(**json.loads(text))
-        plan.gradients = [Gradient(*gradient) for gradient in plan.gradients]
+        plan.gradients = [PlannedGradient(*gradient) for gradient in plan.gradients]
         return plan
 
-    def difference_from(self, reference: Plan) -> Difference | None:
+    def difference_from(self, reference: AllReducePlan) -> PlanDifference | None:
         """Returns the first difference from rank 0's plan, or None: in the gradients, then settings, then fragments."""
         return (
             _difference_of_gradients(reference, self)
@@ -94,7 +94,7 @@ class Plan:
         )
 
 
-class Difference(NamedTuple):
+class PlanDifference(NamedTuple):
     """The parts of a message about the first difference between two plans."""
 
     problem: str
@@ -103,7 +103,7 @@ class Difference(NamedTuple):
     fix: str
 
 
-class Agreements:
+class AgreementChecks:
     """Posts the plans of this rank, and compares them with the plans of other ranks.
 
     Plans are counted by the name of their optimizer: the n-th plan of a name is compared with the n-th plans of this
@@ -128,10 +128,10 @@ class Agreements:
         requests to the job's own server; rank 0 sends one more for every other rank.
 
         Args:
-          plan: a `Plan`, or an object with the same `owner`, `to_text`, `from_text` and `difference_from`.
+          plan: an `AllReducePlan`, or an object with the same `owner`, `to_text`, `from_text` and `difference_from`.
           rank, size: this rank and the number of ranks that compare.
           members: the comparing ranks' numbers in the job; None for the whole job.
-          training: the label of the plan's training, from `wire_names.label`.
+          training: the label of the plan's training, from `wire_names.current_label`.
           patience_secs: how long to wait for missing plans. A rank that posts its plan later compares the two plans.
         Raises:
           RanksDisagreeError: another rank has a different plan. At least one of two such ranks raises.
@@ -159,9 +159,9 @@ class Agreements:
 
 
 @functools.cache
-def process_agreements() -> Agreements:
+def process_agreements() -> AgreementChecks:
     """Returns the object that exchanges and compares the plans of this process; it is made at the first call."""
-    return Agreements()
+    return AgreementChecks()
 
 
 def _exchange_descriptions(plan, scope, rank, size, deadline):
@@ -189,19 +189,19 @@ def _difference_of_gradients(reference, plan):
     expected, actual = _gradients_by_label(reference), _gradients_by_label(plan)
     for label, gradient in expected.items():
         if label not in actual:
-            return Difference(
+            return PlanDifference(
                 problem, f"the variable {gradient.name} of shape {gradient.shape}", "no such variable", fix
             )
     for label, gradient in actual.items():
         if label not in expected:
-            return Difference(problem, "the same variables", f"also {gradient.name} of shape {gradient.shape}", fix)
+            return PlanDifference(problem, "the same variables", f"also {gradient.name} of shape {gradient.shape}", fix)
     for label, gradient in expected.items():
         for what, right, wrong in zip(("the shape ", "", "the dtype "), gradient[1:], actual[label][1:]):
             if right != wrong:
-                return Difference(problem, f"{what}{right} of {gradient.name}", wrong, fix)
+                return PlanDifference(problem, f"{what}{right} of {gradient.name}", wrong, fix)
     for place, (right, wrong) in enumerate(zip(expected, actual)):
         if right != wrong:
-            return Difference(problem, f"{expected[right].name} at position {place}", actual[wrong].name, fix)
+            return PlanDifference(problem, f"{expected[right].name} at position {place}", actual[wrong].name, fix)
     return None
 
 
@@ -225,7 +225,7 @@ def _difference_of_settings(reference, settings):
     for name in {**reference, **settings}:
         if reference.get(name) != settings.get(name):
             expected, got = (f"{name}={of[name]}" if name in of else f"no {name}" for of in (reference, settings))
-            return Difference("were set up differently", expected, got, "Pass every rank the same settings.")
+            return PlanDifference("were set up differently", expected, got, "Pass every rank the same settings.")
     return None
 
 
@@ -233,7 +233,7 @@ def _difference_of_fragments(reference, plan):
     order, other_order = (list(itertools.chain(*of.fragments)) for of in (reference, plan))
     for place, (right, wrong) in enumerate(zip(order, other_order)):
         if right != wrong:
-            return Difference(
+            return PlanDifference(
                 "would reduce gradients in a different order",
                 f"{reference.gradients[right].name} at position {place}",
                 plan.gradients[wrong].name,
@@ -242,7 +242,7 @@ def _difference_of_fragments(reference, plan):
     numbers, other_numbers = _fragment_numbers(reference), _fragment_numbers(plan)
     for position in order:
         if numbers[position] != other_numbers[position]:
-            return Difference(
+            return PlanDifference(
                 "split gradients into different fragments",
                 f"{reference.gradients[position].name} in fragment {numbers[position]} of {len(reference.fragments)}",
                 f"fragment {other_numbers[position]} of {len(plan.fragments)}",

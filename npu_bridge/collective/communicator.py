@@ -96,13 +96,15 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
-    def exchange(self, numbers: Sequence[int], meeting: str, what: str = "its group") -> list[list[int]]:
+    def exchange_integers(
+        self, numbers: Sequence[int], exchange_name: str, group_text: str = "its group"
+    ) -> list[list[int]]:
         """Sends a list of integers to every rank, immediately and outside of any graph.
 
         Args:
           numbers: 64-bit integers; the lists of different ranks can differ in length.
-          meeting: a name for this exchange, unique in the run and the same on every rank.
-          what: words for the groups that this rank makes, for messages.
+          exchange_name: a name for this exchange, unique in the run and the same on every rank.
+          group_text: words for the groups that this rank makes, for messages.
         Returns:
           The lists of all ranks, in rank order.
         Raises:
@@ -110,14 +112,14 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
-    def open_groups(self, groups: Sequence[tuple[int, ...]], meeting: str) -> list[Communicator]:
+    def open_groups(self, groups: Sequence[tuple[int, ...]], exchange_name: str) -> list[Communicator]:
         """Makes groups of some of the ranks. Every rank of the job must call this, also without being a member.
 
         Call it right after an `exchange`, while no collective is running. Groups stay open until the job ends.
 
         Args:
           groups: for each group, its members' ranks in this communicator, ascending: at least 2, and not all ranks.
-          meeting: as in `exchange`.
+          exchange_name: as in `exchange`.
         Returns:
           The groups in the order of `groups`, without local ranks. In a process outside the group, `rank` is None.
         Raises:

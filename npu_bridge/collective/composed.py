@@ -26,10 +26,10 @@ def sum_over_ranks(communicator: Communicator, tensor: tf.Tensor, name: str) -> 
     return sum_with_gradient(tensor)
 
 
-def forbid_gradient(result: Any, what: str) -> Any:
+def forbid_gradient(result: Any, collective_name: str) -> Any:
     """Returns a tensor unchanged, but makes a backward pass through the tensor raise an error instead of using zero.
 
-    `what` is the collective that made the tensor, for the message.
+    `collective_name` is the collective that made the tensor, for the message.
 
     Raises:
       LookupError: when the tensor is differentiated.
@@ -41,7 +41,8 @@ def forbid_gradient(result: Any, what: str) -> Any:
     def identity_without_gradient(value):
         def gradient(upstream):
             raise LookupError(
-                f"{what}: this collective has no gradient. Expected an allreduce with 'sum'; got {what}. Put "
+                f"{collective_name}: this collective has no gradient. Expected an allreduce with 'sum'; got "
+                f"{collective_name}. Put "
                 f"tf.stop_gradient around the result, or use sums instead."
             )
 

@@ -38,7 +38,7 @@ _MOST_PIECES = 200
 
 
 @dataclasses.dataclass(frozen=True)
-class Link:
+class NetworkLink:
     """The link between two neighbours of the ring, and the speed of their hosts.
 
     Attributes:
@@ -60,7 +60,7 @@ class Link:
 
 
 @dataclasses.dataclass(frozen=True)
-class Training:
+class TrainingCosts:
     """The training whose steps are modelled.
 
     Attributes:
@@ -76,7 +76,7 @@ class Training:
     wire_share: float = 1.0
 
 
-class Prediction(NamedTuple):
+class StepPrediction(NamedTuple):
     """The predicted times of a step on a number of ranks, in seconds.
 
     Attributes:
@@ -99,7 +99,7 @@ class Prediction(NamedTuple):
     overlapped_secs: float | None = None
 
 
-def transfer_secs(gradient_bytes: float, ranks: int, training: Training, link: Link) -> float:
+def transfer_secs(gradient_bytes: float, ranks: int, training: TrainingCosts, link: NetworkLink) -> float:
     """Returns the time to sum gradients over the ranks in one all-reduce; 0.0 on one rank.
 
     Includes the agreement that all ranks are ready: two rounds of the ring with almost no bytes.
@@ -110,18 +110,18 @@ def transfer_secs(gradient_bytes: float, ranks: int, training: Training, link: L
     return agreement + _ring_secs(gradient_bytes, ranks, training, link) + _host_work_secs(gradient_bytes, ranks, link)
 
 
-def _ring_secs(gradient_bytes: float, ranks: int, training: Training, link: Link) -> float:
+def _ring_secs(gradient_bytes: float, ranks: int, training: TrainingCosts, link: NetworkLink) -> float:
     """Returns the time of an all-reduce on the wire; 0.0 on one rank."""
     on_link = gradient_bytes * training.wire_share / ranks / (link.bytes_per_sec * link.efficiency)
     return 2 * (ranks - 1) * (link.latency_secs + link.message_overhead_secs + on_link)
 
 
-def _host_work_secs(gradient_bytes: float, ranks: int, link: Link) -> float:
+def _host_work_secs(gradient_bytes: float, ranks: int, link: NetworkLink) -> float:
     """Returns the time for which a host packs, sums and unpacks gradients; 0.0 on one rank."""
     return gradient_bytes / link.host_bytes_per_sec if ranks > 1 else 0.0
 
 
-def step_secs(shares: Sequence[float], ranks: int, training: Training, link: Link) -> float:
+def step_secs(shares: Sequence[float], ranks: int, training: TrainingCosts, link: NetworkLink) -> float:
     """Returns the time of a step whose gradients are all-reduced in fragments.
 
     The model assumes that the backward pass computes equally many bytes of gradients at any time.
@@ -139,7 +139,7 @@ def step_secs(shares: Sequence[float], ranks: int, training: Training, link: Lin
 
 
 def _fragment_secs(
-    start: float, end: float, flight: float, ranks: int, training: Training, link: Link
+    start: float, end: float, flight: float, ranks: int, training: TrainingCosts, link: NetworkLink
 ) -> tuple[float, float]:
     """Models a fragment that is sent in several all-reduces.
 
@@ -162,13 +162,13 @@ def _fragment_secs(
     return length, earliest
 
 
-def _share_in_one_all_reduce(ranks: int, training: Training) -> float:
+def _share_in_one_all_reduce(ranks: int, training: TrainingCosts) -> float:
     """Returns the largest share of the bytes that one all-reduce can hold: whole gradients, at least one."""
     gradient_bytes = training.gradient_bytes * training.wire_share / training.tensors
     return max(1, math.floor(all_reduce_bytes(ranks) / gradient_bytes)) / training.tensors
 
 
-def overlapped_step_secs(ranks: int, training: Training, link: Link) -> float:
+def overlapped_step_secs(ranks: int, training: TrainingCosts, link: NetworkLink) -> float:
     """Returns the time of one of many steps that each begin while the previous step's gradients are all-reduced.
 
     The forward pass of a layer waits only for this layer's previous gradients. Gradients are sent in the order of the
@@ -202,7 +202,9 @@ def overlapped_step_secs(ranks: int, training: Training, link: Link) -> float:
     return (ends[-1] - ends[1]) / (len(ends) - 2)
 
 
-def best_split(ranks: int, training: Training, link: Link, most_fragments: int = MOST_FRAGMENTS) -> list[int]:
+def best_split(
+    ranks: int, training: TrainingCosts, link: NetworkLink, most_fragments: int = MOST_FRAGMENTS
+) -> list[int]:
     """Returns the split into fragments for which a step is shortest: for each fragment, how many equal pieces it has.
 
     The gradients are divided into up to `_MOST_PIECES` equal pieces.
@@ -231,13 +233,13 @@ def best_split(ranks: int, training: Training, link: Link, most_fragments: int =
     return _fragment_sizes(starts, fewest, pieces)
 
 
-def predict(ranks: int, training: Training, link: Link) -> Prediction:
+def predict_step_time(ranks: int, training: TrainingCosts, link: NetworkLink) -> StepPrediction:
     """Predicts the time of a step on a number of ranks, with the best split and with the default split."""
     percentages = _percentages(best_split(ranks, training, link))
     default = DEFAULT_PERCENTAGES if training.tensors > 1 else (100.0,)
     secs = step_secs(_shares_of_whole_gradients(percentages, training), ranks, training, link)
     default_secs = step_secs(_shares_of_whole_gradients(default, training), ranks, training, link)
-    return Prediction(
+    return StepPrediction(
         ranks,
         _fragment_secs(0.0, 1.0, _share_in_one_all_reduce(ranks, training), ranks, training, link)[0],
         default_secs,
@@ -256,7 +258,7 @@ def _useful_overlapped_secs(one_by_one_secs, ranks, training, link):
     return secs if secs < (1 - LEAST_GAIN) * one_by_one_secs else None
 
 
-def _ready_secs(share: float, training: Training) -> float:
+def _ready_secs(share: float, training: TrainingCosts) -> float:
     """Returns the time at which this share of the gradients has been computed."""
     return training.compute_secs * (FORWARD_SHARE + (1.0 - FORWARD_SHARE) * share)
 
@@ -284,7 +286,7 @@ def _fragment_sizes(starts, number, end):
     return sizes[::-1]
 
 
-def _shares_of_whole_gradients(percentages: Sequence[float], training: Training) -> list[float]:
+def _shares_of_whole_gradients(percentages: Sequence[float], training: TrainingCosts) -> list[float]:
     """Returns the share of the gradients in each fragment, which holds whole gradients only.
 
     Percentages with two decimals are too coarse as shares: a fragment a little too large for one all-reduce would take

@@ -12,7 +12,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.install import FIX_HOROVOD
 
 
-def engine() -> str:
+def choose_engine() -> str:
     """Returns the engine for collectives: "horovod", or "tensorflow" for TensorFlow's own collective operators.
 
     `NPU_COLLECTIVES` chooses the engine. By default it is Horovod if Horovod is installed.
@@ -30,7 +30,7 @@ def _has_horovod():
 
 def describe_engine() -> str:
     """Returns a sentence about the engine, to print at the start of a job; "" for Horovod, which users expect."""
-    if engine() == "horovod":
+    if choose_engine() == "horovod":
         return ""
     way = _advice_to_use_horovod()
     return f"tensors go through TensorFlow's own collectives. For faster small transfers, use Horovod ({way})"
@@ -42,7 +42,7 @@ def unsupported_job_reason(is_on_one_machine: bool, got: str = "") -> str:
     Args:
       got: a property of the job that TensorFlow's own operators do not support; "" for none.
     """
-    if engine() == "horovod":
+    if choose_engine() == "horovod":
         return ""
     if got:
         return (

@@ -51,7 +51,7 @@ def count_exchanges() -> Exchanges:
     """Returns the numbers of collectives since the first call; always zero except on rank 0 of several ranks."""
     if not is_checking_rank():
         return Exchanges()
-    _COUNT.watch()
+    _COUNT.watch_collectives()
     return _COUNT.exchanges
 
 
@@ -64,18 +64,18 @@ def watch_updates() -> bool:
     # Environment variables that contradict each other raise an error where ranks are needed.
     with contextlib.suppress(ValueError):
         if is_checking_rank():
-            _watch_once()
+            _watch_updates_once()
             return True
     return False
 
 
-def check_update(before: Exchanges, variables: Iterable[Any]) -> None:
+def check_update(exchanges_before: Exchanges, variables: Iterable[Any]) -> None:
     """Warns if no collective has been called since an optimizer was made.
 
     Call this right before an update by the optimizer, outside of TF 1 graphs.
 
     Args:
-      before: the result of `count_exchanges` when the optimizer was made.
+      exchanges_before: the result of `count_exchanges` when the optimizer was made.
       variables: the updated variables.
     """
     if not is_checking_rank():
@@ -84,7 +84,9 @@ def check_update(before: Exchanges, variables: Iterable[Any]) -> None:
 
     def warn_if_apart():
         now = count_exchanges()
-        if now.of_several == before.of_several and not (is_small and now.of_any_size > before.of_any_size):
+        if now.of_several == exchanges_before.of_several and not (
+            is_small and now.of_any_size > exchanges_before.of_any_size
+        ):
             warn_ranks_train_apart()
 
     function = wire_names.graph_numbering_collectives()
@@ -97,7 +99,7 @@ def check_update(before: Exchanges, variables: Iterable[Any]) -> None:
 
 
 @contextlib.contextmanager
-def unchecked_updates() -> Iterator[None]:
+def disable_update_checks() -> Iterator[None]:
     """Turns the check of Keras updates off inside the block, for callers whose updates need no such check."""
     _WATCH.depth += 1
     try:
@@ -107,7 +109,7 @@ def unchecked_updates() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def uncounted_exchanges() -> Iterator[None]:
+def disable_exchange_count() -> Iterator[None]:
     """Leaves the collectives of the block out of the count, because they only check ranks, for example."""
     before = count_exchanges()
     try:
@@ -129,7 +131,7 @@ def gather_values(value: Any, name: str) -> list:
     if ranks.size == 1:
         return [value]
     letters = np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8).astype(np.int32)
-    with uncounted_exchanges():
+    with disable_exchange_count():
         found = run_in_separate_graph(lambda row: ranks.all_gather(row, name), letters)
     return [json.loads(line) for line in bytes(found.tolist()).splitlines()]
 
@@ -146,7 +148,7 @@ def wait_for_ranks(name: str) -> None:
 
 def warn_ranks_train_apart() -> None:
     """Warns once per process that no collective combines values of the ranks, so each rank trains its own model."""
-    _warn_once(rank_and_size_of_job()[1])
+    _warn_ranks_train_apart_once(rank_and_size_of_job()[1])
 
 
 def is_checking_rank() -> bool:
@@ -155,7 +157,7 @@ def is_checking_rank() -> bool:
     return rank == 0 and size > 1
 
 
-class _Counter:
+class _ExchangeCounter:
     def __init__(self):
         self.exchanges = Exchanges()
         self._is_watching = False
@@ -164,18 +166,18 @@ class _Counter:
             horovod_internals.MODULE: horovod_internals.call_before_averaging,
         }
 
-    def watch(self):
+    def watch_collectives(self):
         if not self._is_watching:
             self._is_watching = True
-            call_before_collectives(self.note)
+            call_before_collectives(self.count_exchange)
         for name, call_at in list(self._unwatched.items()):
             if name not in sys.modules:
-                after_import(name, functools.partial(call_at, note=self.note))
-            elif not call_at(sys.modules[name], self.note):
+                after_import(name, functools.partial(call_at, note=self.count_exchange))
+            elif not call_at(sys.modules[name], self.count_exchange):
                 continue  # this call is part of Horovod's import; the next call finds it complete
             del self._unwatched[name]
 
-    def note(self, tensors):
+    def count_exchange(self, tensors):
         exchanged = [tensor for tensor in tf.nest.flatten(tensors) if tensor is not None]
         shapes = [tf.TensorShape(getattr(tensor, "shape", ())) for tensor in exchanged]
         sizes = [shape.num_elements() for shape in shapes]
@@ -183,14 +185,14 @@ class _Counter:
         self.exchanges = Exchanges(self.exchanges.of_any_size + 1, self.exchanges.of_several + (not is_of_one))
 
 
-_COUNT = _Counter()
+_COUNT = _ExchangeCounter()
 
 
 class _KerasUpdates:
     """Checks updates of Keras optimizers, each with the number of collectives since the optimizer was made.
 
     Attributes:
-      depth: number of enclosing `unchecked_updates` blocks, in which updates are not checked.
+      depth: number of enclosing `disable_update_checks` blocks, in which updates are not checked.
     """
 
     def __init__(self):
@@ -210,14 +212,14 @@ _WATCH = _KerasUpdates()
 
 
 @functools.cache
-def _watch_once() -> None:
+def _watch_updates_once() -> None:
     count_exchanges()
     for watch in (watch_keras_optimizers, keras3.watch_optimizers):
         watch(_WATCH.note_new_optimizer, _WATCH.check_update)
 
 
 @functools.cache
-def _warn_once(size: int) -> None:
+def _warn_ranks_train_apart_once(size: int) -> None:
     _LOG.warning(
         "npu_bridge: %d ranks train apart: a step combines neither gradients nor weights of the ranks, so each rank "
         "trains its own model, and only the model of rank 0 is kept.",

@@ -17,12 +17,12 @@ import tensorflow as tf
 from npu_bridge.base.session_wrapper import SessionEngine, add_engine
 from npu_bridge.collective import wire_names
 from npu_bridge.graph.loop import COLLECTIVE_TYPES
-from npu_bridge.graph.run import Run, run_of, run_of_call
+from npu_bridge.graph.run import SessionRun, run_of, run_of_call
 
 _NAME_ATTRIBUTE = "_npu_bridge_transfer"  # set by `transfer_tensors.prevent_merging`; copies of an operator keep it
 
 
-class Check:
+class FirstRunCheck:
     """A check to make before some runs of sessions, by default before runs with certain collectives.
 
     Args:
@@ -37,11 +37,11 @@ class Check:
         """Returns whether the check must still be made in a session; called at each run of the session."""
         raise NotImplementedError
 
-    def is_needed_for(self, run: Run) -> bool:
+    def is_needed_for(self, run: SessionRun) -> bool:
         """Returns whether the check must be made before this run; called while the check is due."""
         return bool(self.transfers & collectives_in(run))
 
-    def make_check(self, session: tf.compat.v1.Session, run: Run) -> list[tf.Tensor] | None:
+    def make_check(self, session: tf.compat.v1.Session, run: SessionRun) -> list[tf.Tensor] | None:
         """Makes the check before a run. A subclass can run the session here with `run_without_engines`.
 
         Returns:
@@ -52,10 +52,10 @@ class Check:
         """Gets the values fetched for this check and the fed values, after a run; not called for prepared callables."""
 
 
-_Kind = TypeVar("_Kind", bound=Check)
-_CHECKS_OF_ALL: dict[Any, Check] = {}  # checks of all graphs, by key
-_CHECKS: weakref.WeakKeyDictionary[tf.Graph, dict[Any, Check]] = weakref.WeakKeyDictionary()
-_TRANSFERS: weakref.WeakKeyDictionary[Run, set[str]] = weakref.WeakKeyDictionary()
+_Kind = TypeVar("_Kind", bound=FirstRunCheck)
+_CHECKS_OF_ALL: dict[Any, FirstRunCheck] = {}  # checks of all graphs, by key
+_CHECKS: weakref.WeakKeyDictionary[tf.Graph, dict[Any, FirstRunCheck]] = weakref.WeakKeyDictionary()
+_TRANSFERS: weakref.WeakKeyDictionary[SessionRun, set[str]] = weakref.WeakKeyDictionary()
 
 
 def find_or_add_check(graph: tf.Graph | None, key: Any, make: Callable[[], _Kind]) -> _Kind:
@@ -94,18 +94,18 @@ class _CheckingEngine(SessionEngine):
 
     def make_callable(self, session, fetches, feed_list, accept_options):
         made = self.inner.make_callable(session, fetches, feed_list, accept_options)
-        return _with_checks(session, made, lambda: run_of(session.graph, fetches, feed_list))
+        return _run_with_checks(session, made, lambda: run_of(session.graph, fetches, feed_list))
 
     def prepare_call(self, session, callable_options):
         made = self.inner.prepare_call(session, callable_options)
-        return _with_checks(session, made, lambda: run_of_call(session.graph, callable_options))
+        return _run_with_checks(session, made, lambda: run_of_call(session.graph, callable_options))
 
     def set_up_partial_run(self, session, fetches, feeds):
         _make_due_checks(session, lambda: run_of(session.graph, fetches, feeds))
         return self.inner.set_up_partial_run(session, fetches, feeds)
 
 
-def _with_checks(session, function, find_run):
+def _run_with_checks(session, function, find_run):
     """Wraps a function with which TF 1 Keras runs a session; the new function first makes the checks that are due."""
 
     def run(*arguments, **keywords):
@@ -120,7 +120,7 @@ def _make_due_checks(session, find_run):
     checks = [*_CHECKS_OF_ALL.values(), *_CHECKS.get(session.graph, {}).values()]
     due = [check for check in checks if check.is_due(session)]
     run = find_run() if due else None
-    receiving: list[tuple[Check, list[tf.Tensor]]] = []
+    receiving: list[tuple[FirstRunCheck, list[tf.Tensor]]] = []
     for check in due:
         if check.is_needed_for(run):
             with wire_names.use_label(session.graph):
@@ -129,7 +129,7 @@ def _make_due_checks(session, find_run):
     return receiving
 
 
-def collectives_in(run: Run) -> set[str]:
+def collectives_in(run: SessionRun) -> set[str]:
     """Returns the full names of the collectives in a run."""
     if run not in _TRANSFERS:
         nodes = [op.node_def for op in run.ops if op.type.startswith(COLLECTIVE_TYPES)]

@@ -40,9 +40,9 @@ class SplitStrategy:
     percentages: tuple | None = None
     first_parameters: tuple | None = None
 
-    def fits(self, count: int) -> bool:
-        """Returns whether `count` gradients can be split in this way."""
-        return self.percentages is not None or self.last_indices is None or self.last_indices[-1] < count
+    def can_split(self, gradient_count: int) -> bool:
+        """Returns whether `gradient_count` gradients can be split in this way."""
+        return self.percentages is not None or self.last_indices is None or self.last_indices[-1] < gradient_count
 
     def split(self, sizes_bytes: Sequence[int]) -> list[list[int]]:
         """Returns positions in `sizes_bytes`, one list per fragment. Errors are as in `split_by_index`."""
@@ -67,17 +67,17 @@ class SplitStrategies:
 
     def set_last_indices(self, group: str, last_indices: Sequence[int]) -> bool:
         """Sets the last gradients of a group's fragments; returns False if the group keeps an earlier setting."""
-        return self._set(group, "last_indices", last_indices)
+        return self._set_strategy(group, "last_indices", last_indices)
 
     def set_percentages(self, group: str, percentages: Sequence[float]) -> bool:
         """Sets the sizes of a group's fragments; returns False if the group keeps an earlier setting."""
-        return self._set(group, "percentages", percentages)
+        return self._set_strategy(group, "percentages", percentages)
 
     def reset(self, group: str) -> None:
         """Resets a group to the default strategy."""
         self._by_group.pop(group, None)
 
-    def _set(self, group, kind, numbers):
+    def _set_strategy(self, group, kind, numbers):
         strategy = self.strategy_of(group)
         if getattr(strategy, kind) is not None:
             return False

@@ -3,7 +3,7 @@
 A name belongs to one process: another process can use the name for other ranks ("my data-parallel group"). All groups
 with the same members share one Horovod process set, whatever their names. Horovod makes a process set only if every
 rank of the job takes part. So all ranks meet in each `create`: each rank announces the members of its group, then all
-ranks open the new sets in one order. A rank that wants no group calls `create_elsewhere`.
+ranks open the new sets in one order. A rank that wants no group calls `join_creation_of_group`.
 
 Ranks in a group are numbered by ascending rank in the job, in whatever order they were listed.
 """
@@ -25,7 +25,7 @@ WORLD = "hccl_world_group"
 LONGEST_NAME = 127
 
 
-class Groups:
+class RankGroups:
     """The named groups of this process, and the sets of ranks for which the job has opened communicators.
 
     Attributes:
@@ -57,7 +57,7 @@ class Groups:
         self._open_sets_with_all_ranks(members, world, f"group {name!r} of ranks {', '.join(map(str, members))}")
         self._members_by_name[name] = members
 
-    def create_elsewhere(self, world: Communicator) -> None:
+    def join_creation_of_group(self, world: Communicator) -> None:
         """Takes part in a `create` of other ranks, without becoming a member of a group."""
         self._open_sets_with_all_ranks((), world, "groups of other ranks")
 
@@ -69,7 +69,7 @@ class Groups:
         Raises:
           ValueError: the group does not exist, or is the world group.
         """
-        check_name(name, "hccl.destroy_group")
+        check_group_name(name, "hccl.destroy_group")
         if name == WORLD:
             raise ValueError(
                 f"hccl.destroy_group: the world group cannot be destroyed. Expected a group made by create_group; got "
@@ -85,7 +85,7 @@ class Groups:
         Raises:
           ValueError: the name is not a group name, or this process has no group of that name.
         """
-        check_name(name, where)
+        check_group_name(name, where)
         if name == WORLD:
             return world
         members = self._known_members(name, where)
@@ -109,7 +109,7 @@ class Groups:
 
     def _check_new(self, name, rank_ids, world):
         where = f"hccl.create_group (rank {world.rank} of {world.size})"
-        check_name(name, where)
+        check_group_name(name, where)
         if name == WORLD or name in self._members_by_name:
             raise ValueError(
                 f"{where}: this process already has a group of that name. Expected a new name; got {name!r}. Choose "
@@ -127,10 +127,10 @@ class Groups:
                 f"part."
             )
 
-    def _open_sets_with_all_ranks(self, wanted, world, what):
+    def _open_sets_with_all_ranks(self, wanted, world, group_text):
         """Exchanges the wanted members with all ranks, then opens new sets on all ranks in one order."""
         meeting = f"create_group_{self._meetings}"
-        answers = world.exchange([_host_number(), *wanted], meeting, what)
+        answers = world.exchange_integers([_host_number(), *wanted], meeting, group_text)
         self._meetings += 1
         hosts = [answer[0] for answer in answers]
         sets = {tuple(answer[1:]) for answer in answers}.difference(self._opened)
@@ -143,22 +143,22 @@ class Groups:
 
 
 @functools.cache
-def process_groups() -> Groups:
+def process_groups() -> RankGroups:
     """Returns the groups of this process.
 
     Documented functions name a group by a text only, in graphs and eagerly, so they need a table of names. The table
-    mirrors Horovod's process sets, which belong to the process. So each process has one `Groups` object, made at its
-    first use.
+    mirrors Horovod's process sets, which belong to the process. So each process has one `RankGroups` object, made at
+    its first use.
     """
-    return Groups()
+    return RankGroups()
 
 
-def find(name: str = WORLD, where: str = "hccl") -> Communicator:
-    """Returns the communicator of a group of this process; starts Horovod if needed. Errors are as in `Groups.find`."""
+def find_group(name: str = WORLD, where: str = "hccl") -> Communicator:
+    """Returns the communicator of a group of this process; starts Horovod if needed. Errors: see `RankGroups.find`."""
     return process_groups().find(name, current(), where)
 
 
-def check_name(name, where: str) -> None:
+def check_group_name(name, where: str) -> None:
     """Checks the form of a group name.
 
     Raises:

@@ -20,7 +20,7 @@ from npu_bridge.collective.transfer_tensors import (
     prevent_merging,
     reduce_scatter_dtype,
 )
-from npu_bridge.collective.wire_names import naming_collective
+from npu_bridge.collective.wire_names import name_collective
 
 # Functions that run eager collectives, for all trainings except the first one.
 _FUNCTIONS: dict[tuple, Callable] = {}
@@ -51,7 +51,7 @@ class HorovodCommunicator(SeveralRanks):
                 # trainings of three ranks would differ in bits. And small, urgent collectives would wait for large
                 # ones.
                 environment.write_variable(_NO_FUSION_OF_GROUPS, 1)
-            with thread_priority.real_time_for_new_threads():
+            with thread_priority.give_new_threads_real_time():
                 self._hvd.init(process_sets=None if horovod_restart.can_restart() else "dynamic")
         self._process_set = self._hvd.global_process_set
         self.rank = self._hvd.rank()
@@ -85,7 +85,7 @@ class HorovodCommunicator(SeveralRanks):
         def gather(part):
             return prevent_merging(self._run_collective(self._hvd.allgather, name, *prevent_folding([part])))
 
-        return move_as_bits(tf.convert_to_tensor(tensor), gather, is_noted=True)
+        return move_as_bits(tf.convert_to_tensor(tensor), gather, is_marked=True)
 
     def _broadcast_numbers(self, tensor, root_rank, name):
         def send(value):
@@ -109,13 +109,13 @@ class HorovodCommunicator(SeveralRanks):
 
         return move_as_bits(tensor, send), received_counts[0]
 
-    def exchange(self, numbers, meeting, what="its group"):
+    def exchange_integers(self, numbers, exchange_name, group_text="its group"):
         # Read before the exchange: afterwards another rank can already be restarting Horovod.
         self._known_sets = self._declared_sets()
-        gather, give_up = (lambda: self._gather_lists(numbers, meeting)), self._hvd.shutdown
-        return rendezvous.run_barrier(gather, meeting, self.rank, self.size, give_up, what)
+        gather, give_up = (lambda: self._gather_lists(numbers, exchange_name)), self._hvd.shutdown
+        return rendezvous.run_barrier(gather, exchange_name, self.rank, self.size, give_up, group_text)
 
-    def open_groups(self, groups, meeting):
+    def open_groups(self, groups, exchange_name):
         known = self._known_sets
         new = [list(members) for members in groups if list(members) not in known.values()]
         if new and environment.is_flag_on("HOROVOD_DYNAMIC_PROCESS_SETS"):
@@ -124,7 +124,9 @@ class HorovodCommunicator(SeveralRanks):
         elif new:
             _check_restart()
             declared = [members for number, members in sorted(known.items()) if number]
-            horovod_restart.restart(self._hvd, self.rank, self.size, [*declared, *new], f"{meeting}_restart")
+            horovod_restart.restart_horovod(
+                self._hvd, self.rank, self.size, [*declared, *new], f"{exchange_name}_restart"
+            )
         numbers = {tuple(members): number for number, members in self._declared_sets().items()}
         return [_HorovodGroup(self._hvd, numbers[tuple(members)], self.rank, members) for members in groups]
 
@@ -132,10 +134,10 @@ class HorovodCommunicator(SeveralRanks):
         """Calls a function of Horovod under a name that is the same on every rank, and returns its result."""
 
         def send(*given):
-            with naming_collective(name) as named:
+            with name_collective(name) as named:
                 return collective(*given, process_set=self._process_set, **settings, **named)
 
-        label = wire_names.label() if tf.executing_eagerly() else ""
+        label = wire_names.current_label() if tf.executing_eagerly() else ""
         if not label:
             return send(*tensors)
         # Eager collectives of one kind all have one name, the operator's. In functions they keep their own names.
@@ -149,11 +151,11 @@ class HorovodCommunicator(SeveralRanks):
         """Returns the members of each process set by number; set 0 has all ranks."""
         return horovod_internals.declared_process_sets(self._hvd)
 
-    def _gather_lists(self, numbers, meeting):
+    def _gather_lists(self, numbers, exchange_name):
         def gather(length, own):
             return [
-                self._hvd.allgather(length, name=f"{meeting}_lengths", process_set=self._process_set),
-                self._hvd.allgather(own, name=meeting, process_set=self._process_set),
+                self._hvd.allgather(length, name=f"{exchange_name}_lengths", process_set=self._process_set),
+                self._hvd.allgather(own, name=exchange_name, process_set=self._process_set),
             ]
 
         lengths, joined = run_in_separate_graph(gather, np.array([len(numbers)], np.int32), np.array(numbers, np.int64))

@@ -15,7 +15,7 @@ from npu_bridge.base import environment
 from npu_bridge.collective import rendezvous
 from npu_bridge.collective.key_value_server import KeyValueServer, read_host, read_secret
 from npu_bridge.collective.key_value_store import ADDRESS_VARIABLE, PORT_VARIABLE, KeyValueStore
-from npu_bridge.collective.thread_priority import real_time_for_new_threads
+from npu_bridge.collective.thread_priority import give_new_threads_real_time
 
 
 def can_restart() -> bool:
@@ -23,19 +23,19 @@ def can_restart() -> bool:
     return KeyValueStore("start").exists and not environment.is_flag_on("HOROVOD_ELASTIC")
 
 
-def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], meeting: str) -> None:
+def restart_horovod(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], exchange_name: str) -> None:
     """Stops Horovod on all ranks and starts it with these process sets, numbered from 1 in this order.
 
     Args:
       hvd: the module `horovod.tensorflow`. Only its `shutdown` and `init` are called, because another rank can have
         stopped Horovod already.
       process_sets: members of each set, in the same order on every rank.
-      meeting: name of the restart, unique in the job and the same on every rank.
+      exchange_name: name of the restart, unique in the job and the same on every rank.
     Raises:
       RanksMissingError: some ranks did not restart in time.
     Ranks: collective over the whole job; no other collective may be running.
     """
-    limit, store = rendezvous.limit_secs(), KeyValueStore(meeting)
+    limit, store = rendezvous.max_wait_secs(), KeyValueStore(exchange_name)
     hvd.shutdown()
     store.put(rank, _start_key_value_server(store) if rank == 0 else "down")
     missing = store.wait(size, limit)
@@ -45,7 +45,7 @@ def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], m
     address, port = store.get(0).split()
     environment.write_variable(ADDRESS_VARIABLE, address)
     environment.write_variable(PORT_VARIABLE, port)
-    with real_time_for_new_threads():
+    with give_new_threads_real_time():
         hvd.init(process_sets=[hvd.ProcessSet(members) for members in process_sets])
 
 

@@ -29,7 +29,7 @@ _SECRET_BYTES = 16
 _REASONS = {200: "OK", 404: "Not Found", 413: "Content Too Large"}
 
 
-class Location(NamedTuple):
+class ServerLocation(NamedTuple):
     """The location of a key-value server, in the form in which Horovod reads it from a rank's environment.
 
     Attributes:
@@ -42,12 +42,12 @@ class Location(NamedTuple):
 
 
 def read_host(address: str) -> str:
-    """Returns the host from `Location.address`, or from a plain address."""
+    """Returns the host from `ServerLocation.address`, or from a plain address."""
     return address.partition("/")[0].partition(":")[0]
 
 
 def read_secret(address: str) -> str | None:
-    """Returns the secret from `Location.address`; None without a secret."""
+    """Returns the secret from `ServerLocation.address`; None without a secret."""
     return address.partition("/")[2] or None
 
 
@@ -68,7 +68,7 @@ class KeyValueServer:
         self._lock = threading.Lock()
         self._listeners: dict[str, _Listener] = {}
 
-    def listen(self, address: str, name: str | None = None) -> Location:
+    def listen(self, address: str, name: str | None = None) -> ServerLocation:
         """Opens a port on one address of this machine, unless the server already has one there.
 
         Args:
@@ -80,7 +80,7 @@ class KeyValueServer:
         if address not in self._listeners:
             self._listeners[address] = _Listener((address, 0), self)
         port = self._listeners[address].port
-        return Location(f"{name or address}:{port}/{self._secret}", port)
+        return ServerLocation(f"{name or address}:{port}/{self._secret}", port)
 
     def stop(self) -> None:
         """Closes all ports."""
@@ -165,7 +165,7 @@ class _Listener:
                     self._add_thread()
             with request:
                 try:
-                    _Request(request, self._store).handle()
+                    _ClientRequest(request, self._store).handle()
                     with contextlib.suppress(OSError):  # the client is gone
                         request.shutdown(socket.SHUT_WR)
                 except Exception:  # a request that makes the handler fail is refused, without a line on a terminal
@@ -174,7 +174,7 @@ class _Listener:
                 self._idle += 1
 
 
-class _Request:
+class _ClientRequest:
     """A request: GET, PUT or DELETE of a path that begins with the secret."""
 
     def __init__(self, request: socket.socket, store: KeyValueServer):
@@ -201,14 +201,14 @@ class _Request:
         with contextlib.suppress(OSError):  # the client is gone
             self._request.sendall(answer.encode() + value)
 
-    def _store_value(self, store: KeyValueServer, key: str, head: bytes, rest: bytes) -> bool:
+    def _store_value(self, store: KeyValueServer, key: str, head: bytes, value_start: bytes) -> bool:
         """Reads and stores the value of a PUT; returns False if the value is too large."""
         fields = dict(line.lower().partition(b":")[::2] for line in head.split(b"\r\n"))
         length = int(fields.get(b"content-length", 0))
         if not 0 <= length <= _VALUE_BYTES:
             return False
         end = time.monotonic() + _VALUE_SECS
-        value = bytearray(rest)
+        value = bytearray(value_start)
         while len(value) < length:
             value += self._receive(end)
         return store.put(key, bytes(value[:length]))
@@ -224,10 +224,10 @@ class _Request:
         head, _, rest = text.partition(b"\r\n\r\n")
         return head, rest
 
-    def _receive(self, end: float) -> bytes:
-        """Returns the next bytes; raises an error after the deadline `end`."""
-        self._request.settimeout(max(end - time.monotonic(), 0.001))
+    def _receive(self, deadline: float) -> bytes:
+        """Returns the next bytes; raises an error after the deadline `deadline`."""
+        self._request.settimeout(max(deadline - time.monotonic(), 0.001))
         text = self._request.recv(65536)
-        if not text or time.monotonic() > end:
+        if not text or time.monotonic() > deadline:
             raise socket.timeout("the request is incomplete")
         return text

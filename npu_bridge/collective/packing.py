@@ -12,33 +12,33 @@ import tensorflow as tf
 _WORD_BYTES = 8
 
 
-def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def pack_tensors(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Packs tensors: returns their bytes, one tensor after the other, as a vector of int64, padded with zeros."""
-    whole = tf.concat([_to_bytes(tensor) for tensor in tensors] or [tf.zeros([0], tf.uint8)], axis=0)
+    whole = tf.concat([_tensor_to_bytes(tensor) for tensor in tensors] or [tf.zeros([0], tf.uint8)], axis=0)
     filled = tf.pad(whole, [[0, -tf.size(whole) % _WORD_BYTES]])
     return tf.bitcast(tf.reshape(filled, [-1, _WORD_BYTES]), tf.int64)
 
 
-def unpack(words: tf.Tensor, specs: Sequence[Sequence[tf.TensorSpec]]) -> list[list[tf.Tensor]]:
-    """Unpacks consecutive results of `pack`; each item of `specs` has the static shapes and dtypes of one result."""
+def unpack_tensors(words: tf.Tensor, specs: Sequence[Sequence[tf.TensorSpec]]) -> list[list[tf.Tensor]]:
+    """Unpacks consecutive results of `pack_tensors`; an item of `specs` has the shapes and dtypes of a result."""
     sizes = [[spec.shape.num_elements() * spec.dtype.size for spec in each] for each in specs]
     fills = [-sum(each) % _WORD_BYTES for each in sizes]
     lengths = [length for each, fill in zip(sizes, fills) for length in (*each, fill)]
     parts = iter(tf.split(tf.reshape(tf.bitcast(words, tf.uint8), [-1]), lengths))
     lists = []
     for each in specs:
-        lists.append([_from_bytes(next(parts), spec) for spec in each])
+        lists.append([_tensor_from_bytes(next(parts), spec) for spec in each])
         next(parts)  # the padding of the last word
     return lists
 
 
-def _to_bytes(tensor):
+def _tensor_to_bytes(tensor):
     if tensor.dtype == tf.bool:
         tensor = tf.cast(tensor, tf.uint8)
     return tf.reshape(tf.bitcast(tf.reshape(tensor, [-1]), tf.uint8), [-1])
 
 
-def _from_bytes(part, spec):
+def _tensor_from_bytes(part, spec):
     if spec.dtype == tf.bool:
         value = tf.cast(part, tf.bool)
     else:

@@ -30,7 +30,7 @@ class PlannedCollective(NamedTuple):
     dtype: str
     shape: list | None
 
-    def matches(self, other: PlannedCollective) -> bool:
+    def can_run_with(self, other: PlannedCollective) -> bool:
         """Returns whether this collective on one rank can run together with `other` on another rank."""
         shapes = tf.TensorShape(self.shape), tf.TensorShape(other.shape)
         return self[:2] == other[:2] and shapes[0].is_compatible_with(shapes[1])
@@ -62,12 +62,12 @@ class CollectivesPlan:
         owner, transfers = json.loads(text)
         return cls(owner, [PlannedCollective(*transfer) for transfer in transfers])
 
-    def difference_from(self, reference: CollectivesPlan) -> agreement.Difference | None:
+    def difference_from(self, reference: CollectivesPlan) -> agreement.PlanDifference | None:
         """Returns the first difference from rank 0's plan, or None."""
         fix = "Build the same collectives in the same order on every rank."
         for number, (right, wrong) in enumerate(zip(reference.transfers, self.transfers)):
-            if not right.matches(wrong):
-                return agreement.Difference(
+            if not right.can_run_with(wrong):
+                return agreement.PlanDifference(
                     "are about to run different collectives", f"{right} at position {number}", str(wrong), fix
                 )
         expected, got = len(reference.transfers), len(self.transfers)
@@ -75,7 +75,7 @@ class CollectivesPlan:
             longer = (reference if expected > got else self).transfers
             number = min(expected, got)
             sides = [str(longer[number]) if number < count else "nothing" for count in (expected, got)]
-            return agreement.Difference(
+            return agreement.PlanDifference(
                 "run different numbers of collectives",
                 f"{expected} collectives, with {sides[0]} at position {number},",
                 f"{got}, with {sides[1]} at this position",
@@ -84,11 +84,13 @@ class CollectivesPlan:
         return None
 
 
-def announce_collective(communicator: Communicator, what: str, tensor: tf.Tensor, may_differ: bool = False) -> str:
+def announce_collective(
+    communicator: Communicator, description: str, tensor: tf.Tensor, may_differ: bool = False
+) -> str:
     """Adds a collective to the plan of its group, right before it is built, and returns its name.
 
     Args:
-      what: the collective, with the arguments that must be equal on every rank.
+      description: the collective, with the arguments that must be equal on every rank.
       tensor: this rank's input or output.
       may_differ: whether the shapes of ranks can differ.
     Returns:
@@ -100,12 +102,12 @@ def announce_collective(communicator: Communicator, what: str, tensor: tf.Tensor
     graph = wire_names.graph_numbering_collectives()
     if communicator.size > 1 and graph is not None and not graph.building_function:
         known = tensor.shape.rank is not None and not may_differ
-        plan = first_run.find_or_add_check(graph, communicator.members, lambda: _CollectivesOfGraph(communicator))
-        plan.add(PlannedCollective(what, tensor.dtype.name, tensor.shape.as_list() if known else None), name)
+        plan = first_run.find_or_add_check(graph, communicator.members, lambda: _GraphCollectivesCheck(communicator))
+        plan.add(PlannedCollective(description, tensor.dtype.name, tensor.shape.as_list() if known else None), name)
     return name
 
 
-class _CollectivesOfGraph(first_run.Check):
+class _GraphCollectivesCheck(first_run.FirstRunCheck):
     """The check of this rank's collectives in one group and one graph."""
 
     def __init__(self, communicator):
@@ -127,5 +129,5 @@ class _CollectivesOfGraph(first_run.Check):
         self._compared = len(self._plan.transfers)
         ranks = self._communicator
         agreement.process_agreements().check(
-            self._plan, ranks.rank, ranks.size, ranks.members, _PATIENCE_SECS, wire_names.label()
+            self._plan, ranks.rank, ranks.size, ranks.members, _PATIENCE_SECS, wire_names.current_label()
         )

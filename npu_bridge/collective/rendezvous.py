@@ -22,7 +22,7 @@ class RanksMissingError(RuntimeError):
     """An error for ranks that did not reach a barrier."""
 
 
-def limit_secs() -> int:
+def max_wait_secs() -> int:
     """Returns how many seconds ranks wait for each other: `HCCL_CONNECT_TIMEOUT`, by default 120.
 
     Raises:
@@ -33,7 +33,7 @@ def limit_secs() -> int:
 
 def run_barrier(
     run_collective: Callable[[], Any],
-    meeting: str,
+    exchange_name: str,
     rank: int,
     size: int,
     give_up: Callable[[], Any],
@@ -46,13 +46,13 @@ def run_barrier(
     Args:
       run_collective: runs the collective. A waiting collective cannot be cancelled, so it runs in a separate thread,
         which is left behind after the time limit.
-      meeting: a name for this barrier, unique in the job.
+      exchange_name: a name for this barrier, unique in the job.
       give_up: makes a waiting collective fail; called at exit if a thread was left behind.
       group_text: words for the groups that this rank makes, for messages.
     Raises:
       RanksMissingError: the time limit has passed, or a missing rank has ended.
     """
-    limit, store = limit_secs(), KeyValueStore(meeting)
+    limit, store = max_wait_secs(), KeyValueStore(exchange_name)
     store.put(rank)
     outcome: dict[str, Any] = {}
 
@@ -62,7 +62,7 @@ def run_barrier(
         except BaseException as error:
             outcome["error"] = error
 
-    thread = threading.Thread(target=run, name=meeting, daemon=True)
+    thread = threading.Thread(target=run, name=exchange_name, daemon=True)
     thread.start()
     first_secs = min(_WARN_SECS, limit / 2)
     thread.join(first_secs)

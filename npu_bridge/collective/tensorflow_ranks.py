@@ -24,7 +24,7 @@ from npu_bridge.collective.first_run import collectives_in
 from npu_bridge.collective.key_value_store import KeyValueStore
 from npu_bridge.collective.several_ranks import SeveralRanks
 from npu_bridge.collective.transfer_tensors import all_reduce_dtype, move_as_bits, prevent_merging
-from npu_bridge.collective.wire_names import naming_collective
+from npu_bridge.collective.wire_names import name_collective
 from npu_bridge.graph.run import run_of, run_of_call
 
 _REDUCTIONS = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul"}
@@ -60,7 +60,7 @@ class TensorFlowCommunicator(SeveralRanks):
 
     def __init__(self):
         tensorflow_server.process_server().start()
-        _prepare_process()
+        _prepare_sessions_and_gradients()
         place = environment.launcher_placement()
         self.rank, self.size = place.rank, place.size
         self.local_rank, self.local_size = place.local_rank, place.local_size
@@ -84,12 +84,12 @@ class TensorFlowCommunicator(SeveralRanks):
             rows, row_shape = tf.shape(part)[:1], tf.shape(part)[1:]
             counts = self._gather_vectors(rows, f"{name}_counts", None)
             lengths = counts * tf.reduce_prod(row_shape)
-            size, number = _fitting_size(tf.reduce_max(lengths))
+            size, number = _choose_padded_size(tf.reduce_max(lengths))
             whole = self._gather_vectors(_pad_vector(part, size), name, number)
             blocks = tf.reshape(whole, [self.size, size])
             return self._join_blocks(blocks, lengths, tf.reduce_sum(counts), part)
 
-        return _move_any_dtype(tf.convert_to_tensor(tensor), gather, is_noted=True)
+        return _move_any_dtype(tf.convert_to_tensor(tensor), gather, is_marked=True)
 
     def _broadcast_numbers(self, tensor, root_rank, name):
         def send(value):
@@ -110,7 +110,7 @@ class TensorFlowCommunicator(SeveralRanks):
             matrix = tf.reshape(self._gather_vectors(counts, f"{name}_counts", None), [self.size, self.size])
             arriving.append(matrix[:, self.rank])
             row = tf.reduce_prod(tf.shape(blocks)[1:])
-            size, number = _fitting_size(tf.reduce_max(matrix) * row)
+            size, number = _choose_padded_size(tf.reduce_max(matrix) * row)
             own = tf.split(tf.reshape(blocks, [-1]), counts * row, num=self.size)
             sent = tf.stack([_pad_vector(block, size) for block in own])
             received = self._add_collective("CollectiveAllToAllV2", name, sent, number)
@@ -118,8 +118,8 @@ class TensorFlowCommunicator(SeveralRanks):
 
         return _move_any_dtype(tensor, send), arriving[0]
 
-    def exchange(self, numbers, meeting, what="its group"):
-        store, is_over = KeyValueStore(f"{meeting}_numbers"), threading.Event()
+    def exchange_integers(self, numbers, exchange_name, group_text="its group"):
+        store, is_over = KeyValueStore(f"{exchange_name}_numbers"), threading.Event()
 
         def gather():
             store.put(self.rank, json.dumps([int(number) for number in numbers]))
@@ -127,19 +127,19 @@ class TensorFlowCommunicator(SeveralRanks):
                 pass
             return [json.loads(store.get(rank) or "[]") for rank in range(self.size)]
 
-        return rendezvous.run_barrier(gather, meeting, self.rank, self.size, is_over.set, what)
+        return rendezvous.run_barrier(gather, exchange_name, self.rank, self.size, is_over.set, group_text)
 
-    def open_groups(self, groups, meeting):
+    def open_groups(self, groups, exchange_name):
         _OPENED.update(map(tuple, groups))
-        return [_Group(self.rank, members) for members in groups]
+        return [_RankGroup(self.rank, members) for members in groups]
 
     def _reduce_padded(self, tensor, reduction, name):
         (vector, number), shape = _pad_to_size(tensor), tf.shape(tensor)
         total = self._add_collective("CollectiveReduceV2", name, vector, number, _REDUCTIONS[reduction])
         return _remove_padding(total, tensor, shape)
 
-    def _gather_vectors(self, vector, name, number):
-        return self._add_collective("CollectiveGatherV2", name, vector, number)
+    def _gather_vectors(self, vector, name, size_number):
+        return self._add_collective("CollectiveGatherV2", name, vector, size_number)
 
     def _join_blocks(self, blocks, lengths, rows, like):
         """Joins all ranks' blocks, without padding, to a tensor of `rows` rows with the row shape of `like`."""
@@ -147,28 +147,28 @@ class TensorFlowCommunicator(SeveralRanks):
         shaped = tf.reshape(joined, tf.concat([[rows], tf.shape(like)[1:]], axis=0))
         return tf.ensure_shape(shaped, tf.TensorShape([None]).concatenate(like.shape[1:]))
 
-    def _add_collective(self, operator, name, tensor, number, how=None):
+    def _add_collective(self, operator, name, tensor, size_number, reduction_or_root=None):
         """Adds a collective operator with the same name and numbers on every rank, and returns the operator's result.
 
         Args:
-          number: integer tensor that identifies the padded size; None if the static shape is the same on all ranks.
-          how: the reduction of a reduce, or the root of a broadcast.
+          size_number: integer tensor that identifies the padded size; None if all ranks have the same static shape.
+          reduction_or_root: the reduction of a reduce, or the root of a broadcast.
         """
-        with wire_names.recorded_names() as full_names, naming_collective(name) as named:
-            shape = tensor.shape if number is None else "any"
+        with wire_names.recorded_names() as full_names, name_collective(name) as named:
+            shape = tensor.shape if size_number is None else "any"
             group_key = _hash_to_number("group", self.members)
             _OF_KEY[group_key] = self
             key = _hash_to_number(
-                operator.replace("Send", "").replace("Recv", ""), named["name"], tensor.dtype, shape, how
+                operator.replace("Send", "").replace("Recv", ""), named["name"], tensor.dtype, shape, reduction_or_root
             )
             common = {
                 "group_size": self.size,
                 "group_key": group_key,
-                "instance_key": key if number is None else tf.bitwise.bitwise_xor(key, number),
+                "instance_key": key if size_number is None else tf.bitwise.bitwise_xor(key, size_number),
                 "name": named["name"],
             }
             if operator == "CollectiveReduceV2":
-                common.update(merge_op=how, final_op="Id")
+                common.update(merge_op=reduction_or_root, final_op="Id")
             if "Bcast" not in operator:
                 common.update(ordering_token=[])
                 for note in _CALLED_BEFORE_COLLECTIVES:
@@ -181,7 +181,7 @@ class TensorFlowCommunicator(SeveralRanks):
         return prevent_merging(result)
 
 
-class _Group(TensorFlowCommunicator):
+class _RankGroup(TensorFlowCommunicator):
     """A group of some of the ranks of a job; `rank` is None in a process that is not a member."""
 
     def __init__(self, world_rank, members):
@@ -222,7 +222,7 @@ def call_before_collectives(note: Callable[[Any], Any]) -> None:
 
 
 @functools.cache
-def _prepare_process():
+def _prepare_sessions_and_gradients():
     """Prepares sessions, and defines the gradient of sums, which TensorFlow lacks."""
     add_engine(None, _RunCounter())
 
@@ -283,18 +283,18 @@ def _hash_to_number(*parts):
     return key
 
 
-def _move_any_dtype(tensor, move, is_noted=False):
+def _move_any_dtype(tensor, move, is_marked=False):
     """Applies `move`, a function that only copies elements, to a tensor of any numeric dtype."""
     if tensor.dtype in _WIDER and tensor.dtype.size == 1:
         return tf.cast(move(tf.cast(tensor, _WIDER[tensor.dtype])), tensor.dtype)
-    return move_as_bits(tensor, move, is_noted, _SAME_BITS)
+    return move_as_bits(tensor, move, is_marked, _SAME_BITS)
 
 
 def _pad_to_size(tensor):
     """Returns a tensor padded to a size of `_SIZES`, and the size's index; with a static shape, the tensor and None."""
     if tensor.shape.is_fully_defined():
         return tensor, None
-    size, number = _fitting_size(tf.size(tensor))
+    size, number = _choose_padded_size(tf.size(tensor))
     return _pad_vector(tensor, size), number
 
 
@@ -305,7 +305,7 @@ def _remove_padding(result, tensor, shape):
     return tf.ensure_shape(tf.reshape(result[: tf.reduce_prod(shape)], shape), tensor.shape)
 
 
-def _fitting_size(count):
+def _choose_padded_size(count):
     """Returns the smallest of `_SIZES` for a number of elements, and the size's position."""
     position = tf.searchsorted(_SIZES, tf.reshape(count, [1]))[0]
     return tf.gather(_SIZES, position), position

@@ -45,7 +45,7 @@ class NoServerError(RuntimeError):
     """An error for a rank that cannot use TensorFlow's own collective operators."""
 
 
-class Server:
+class TensorFlowServer:
     """The TensorFlow server of this rank.
 
     Attributes:
@@ -56,7 +56,7 @@ class Server:
         place = environment.launcher_placement()
         self._rank, self._size = place.rank, place.size
         self._addresses = KeyValueStore("tensorflow_servers")
-        _check_job(self._addresses, place)
+        _check_job_is_supported(self._addresses, place)
         self._host = _HOST if place.local_size == place.size else _address_for_others(self._addresses)
         self._hosts = {self._host}
         # Bound without listening, so that only the server of this process can get the port when it starts.
@@ -66,22 +66,23 @@ class Server:
         own = f"{self._host}:{self._port.getsockname()[1]}"
         self.target = f"grpc://{own}"
         self._addresses.put(self._rank, own)
-        serve_from_first_use(self._describe, self._accept_hosts_only)
+        serve_from_first_use(self._describe_cluster, self._accept_hosts_only)
         change_session_settings(self._settings_with_server)
 
     def start(self) -> None:
         """Starts the server, unless it runs. Waits until all ranks have chosen a port, not until they listen on it."""
         start_serving()
 
-    def _describe(self, settings: tf.compat.v1.ConfigProto) -> Any:
+    def _describe_cluster(self, settings: tf.compat.v1.ConfigProto) -> Any:
         from tensorflow.core.protobuf import cluster_pb2, tensorflow_server_pb2
 
-        missing = self._addresses.wait(self._size, rendezvous.limit_secs())
+        missing = self._addresses.wait(self._size, rendezvous.max_wait_secs())
         if missing:
             raise NoServerError(
                 f"npu_bridge.collective: some ranks have not announced a port. Expected the ports of {self._size} "
-                f"ranks within {rendezvous.limit_secs()} seconds; got none from rank {', '.join(map(str, missing))}. "
-                f"Raise HCCL_CONNECT_TIMEOUT, or find out why these ranks did not start."
+                f"ranks within {rendezvous.max_wait_secs()} seconds; got none from rank "
+                f"{', '.join(map(str, missing))}. Raise HCCL_CONNECT_TIMEOUT, or find out why these ranks "
+                f"did not start."
             )
         cluster = cluster_pb2.ClusterDef()
         for rank in range(self._size):
@@ -125,7 +126,7 @@ class Server:
         if not sys.platform.startswith("linux"):
             return
         port = self._port.getsockname()[1]
-        problem = _attach_packet_filter(port, _filter_of_sources(self._hosts))
+        problem = _attach_packet_filter(port, _make_packet_filter(self._hosts))
         if not problem:
             return
         text = message(
@@ -141,13 +142,13 @@ class Server:
 
 
 @functools.cache
-def process_server() -> Server:
+def process_server() -> TensorFlowServer:
     """Returns the server of this rank; the first call announces the server.
 
     Raises:
       NoServerError: `npu-run` did not start this rank, the job is elastic, or its hosts do not reach each other.
     """
-    return Server()
+    return TensorFlowServer()
 
 
 def announce_server_if_needed() -> None:
@@ -158,11 +159,11 @@ def announce_server_if_needed() -> None:
       NoServerError: as for `process_server`.
     """
     launched = environment.launcher_placement()
-    if launched is not None and launched.size > 1 and engine_of_ranks.engine() == "tensorflow":
+    if launched is not None and launched.size > 1 and engine_of_ranks.choose_engine() == "tensorflow":
         process_server()
 
 
-def _check_job(store, place):
+def _check_job_is_supported(store, place):
     got = ""
     if not store.exists:
         got = "ranks of another launcher"
@@ -186,13 +187,13 @@ def _address_for_others(store):
     return address
 
 
-def _check_route(host, own):
+def _check_route(host, own_address):
     """Returns a host of the job; raises NoServerError if this machine reaches the host from an unexpected address."""
     source = address_towards(host)
-    if source != own:
+    if source != own_address:
         raise NoServerError(
-            f"npu_bridge.collective: hosts of the job are in several networks. Expected a route from {own} to {host}; "
-            f"got {f'a route from {source}' if source else 'none'}. Name the hosts by addresses of one network."
+            f"npu_bridge.collective: hosts of the job are in several networks. Expected a route from {own_address} to "
+            f"{host}; got {f'a route from {source}' if source else 'none'}. Name the hosts by addresses of one network."
         )
     return host
 
@@ -203,7 +204,7 @@ def _bypass_proxies(hosts):
     environment.write_variable("no_grpc_proxy", ",".join([*filter(None, [given]), *sorted(hosts)]))
 
 
-def _filter_of_sources(hosts):
+def _make_packet_filter(hosts):
     """Returns a filter's instructions: accept packets from `hosts` only; from 127.* if 127.0.0.1 is the only host."""
     mask = 0xFF000000 if hosts == {_HOST} else 0xFFFFFFFF
     rows = [*_IF_NOT_IPV4, _DROP, _SOURCE, (0x54, 0, 0, mask)]

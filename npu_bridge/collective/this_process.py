@@ -6,7 +6,7 @@ import sys
 
 from npu_bridge.base import environment
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.collective.engine_of_ranks import engine
+from npu_bridge.collective.engine_of_ranks import choose_engine
 from npu_bridge.collective.single_process import SingleProcess
 
 
@@ -26,7 +26,7 @@ def current() -> Communicator:
     launched = environment.launcher_placement()
     are_several = launched is not None and launched.size > 1
     communicator: Communicator
-    if are_several and engine() == "tensorflow":
+    if are_several and choose_engine() == "tensorflow":
         from npu_bridge.collective.tensorflow_ranks import TensorFlowCommunicator
 
         communicator = TensorFlowCommunicator()

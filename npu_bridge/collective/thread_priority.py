@@ -24,7 +24,7 @@ _noted: set[int] = set()  # state of the process, like Horovod
 
 
 @contextlib.contextmanager
-def real_time_for_new_threads() -> Iterator[None]:
+def give_new_threads_real_time() -> Iterator[None]:
     """Gives threads that start inside the block real-time priority; Horovod must be started inside it.
 
     Does nothing without `NPU_COMMUNICATION_PRIORITY=1`, under MPI, and if the process lacks the permission
@@ -34,16 +34,16 @@ def real_time_for_new_threads() -> Iterator[None]:
       ValueError: the variable is neither 0 nor 1.
     """
     is_wanted = environment.are_horovod_threads_preferred() and KeyValueStore("start").exists
-    before = _threads()
+    before = _list_thread_ids()
     yield
     _noted.clear()
     if is_wanted:
-        _noted.update(_threads() - before)
+        _noted.update(_list_thread_ids() - before)
         set_real_time(True)
 
 
 def set_real_time(is_real_time: bool) -> bool:
-    """Gives the threads noted by `real_time_for_new_threads` real-time priority, or normal priority again.
+    """Gives the threads noted by `give_new_threads_real_time` real-time priority, or normal priority again.
 
     Returns:
       Whether there are such threads, and the system has permitted the change.
@@ -61,7 +61,7 @@ def set_real_time(is_real_time: bool) -> bool:
     return True
 
 
-def _threads() -> set[int]:
+def _list_thread_ids() -> set[int]:
     """Returns this process's threads; empty if the system does not list them as Linux does."""
     with contextlib.suppress(OSError):
         return set(map(int, os.listdir(_TASKS)))

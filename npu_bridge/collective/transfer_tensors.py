@@ -50,7 +50,7 @@ def reduce_scatter_dtype(dtype: tf.DType) -> tf.DType:
 def move_as_bits(
     tensor: tf.Tensor,
     move: Callable[[tf.Tensor], Any],
-    is_noted: bool = False,
+    is_marked: bool = False,
     carriers: Mapping[tf.DType, tf.DType] = _SAME_BITS,
 ) -> tf.Tensor:
     """Applies `move` to the bits of a tensor, in a dtype that the engine can send.
@@ -58,7 +58,7 @@ def move_as_bits(
     Args:
       tensor: tensor of any dtype.
       move: a function that only copies elements.
-      is_noted: whether to mark a changed floating dtype in the graph; see `mark_exchange`.
+      is_marked: whether to mark a changed floating dtype in the graph; see `mark_exchange`.
       carriers: for each dtype that the engine lacks, the dtype in which to send it; by default, as Horovod needs.
     """
     carrier = carriers.get(tensor.dtype)
@@ -66,21 +66,21 @@ def move_as_bits(
         return move(tensor)
     bits = tf.bitcast(tensor, carrier)
     result = tf.bitcast(move(bits), tensor.dtype)
-    return mark_exchange(bits, result) if is_noted and tensor.dtype.is_floating else result
+    return mark_exchange(bits, result) if is_marked and tensor.dtype.is_floating else result
 
 
-def mark_exchange(first: tf.Tensor, arrived: tf.Tensor) -> tf.Tensor:
-    """Marks in a graph that floating-point numbers are exchanged between ranks; returns `arrived`.
+def mark_exchange(exchange_start: tf.Tensor, result: tf.Tensor) -> tf.Tensor:
+    """Marks in a graph that floating-point numbers are exchanged between ranks; returns `result`.
 
     The mark says that no arriving number is larger than the largest number that any rank has sent.
 
     Args:
-      first: the output of the op that begins the exchange; the first input of this op has the sent numbers.
-      arrived: the arriving numbers, in the original dtype. A later mark of this tensor replaces this mark.
+      exchange_start: the output of the op that begins the exchange; the first input of this op has the sent numbers.
+      result: the arriving numbers, in the original dtype. A later mark of this tensor replaces this mark.
     """
     if not tf.executing_eagerly():
-        set_attribute(arrived.op, _SENT_BY, attr_value_pb2.AttrValue(s=first.op.name.encode()))
-    return arrived
+        set_attribute(result.op, _SENT_BY, attr_value_pb2.AttrValue(s=exchange_start.op.name.encode()))
+    return result
 
 
 def start_of_exchange(op: tf.Operation) -> tf.Operation | None:
@@ -121,20 +121,20 @@ def concatenate(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
 
 
-def split_like(whole: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list:
+def split_like(vector: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list:
     """Splits a vector of the length of `concatenate(tensors)` into tensors with the shapes of `tensors`."""
-    return [_reshape_like(part, tensor) for part, tensor in zip(_split_parts(whole, tensors), tensors)]
+    return [_reshape_like(part, tensor) for part, tensor in zip(_split_parts(vector, tensors), tensors)]
 
 
-def _split_parts(whole, tensors):
+def _split_parts(vector, tensors):
     if len(tensors) == 1:
-        return [whole]
+        return [vector]
     counts = [element_count(tensor) for tensor in tensors]
     if all(isinstance(count, int) and count % _ALIGNED_ELEMENTS == 0 for count in counts):
         # Aligned parts share the memory of the whole; other parts are copied.
-        rows = tf.reshape(whole, [-1, _ALIGNED_ELEMENTS])
+        rows = tf.reshape(vector, [-1, _ALIGNED_ELEMENTS])
         return tf.split(rows, [count // _ALIGNED_ELEMENTS for count in counts])
-    return tf.split(whole, counts, num=len(counts))
+    return tf.split(vector, counts, num=len(counts))
 
 
 def _reshape_like(part, tensor):

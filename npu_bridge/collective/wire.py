@@ -46,7 +46,7 @@ def round_for_sending(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return values if values.dtype.size <= _WIDTH_BYTES else tf.cast(values, dtype)
 
 
-def mean(communicator: Communicator, tensors: Sequence[tf.Tensor], name: str, after: Sequence = ()) -> list:
+def average_tensors(communicator: Communicator, tensors: Sequence[tf.Tensor], name: str, after: Sequence = ()) -> list:
     """Averages tensors of 16-bit floats over the ranks, in float32.
 
     Args:

@@ -46,7 +46,7 @@ _is_restoring: contextvars.ContextVar[bool] = contextvars.ContextVar("optimizers
 _of_owner: contextvars.ContextVar[str] = contextvars.ContextVar("label of an optimizer's transfers", default="")
 
 
-class Owner:
+class CollectivesOwner:
     """The owner of collectives: an optimizer or an Estimator, whose label keeps its collectives apart from others.
 
     An owner gets its number when it is made. An owner restored from a file gets its number later, because perhaps only
@@ -68,7 +68,7 @@ class Owner:
         return self._label
 
     @contextlib.contextmanager
-    def collectives_belong_here(self) -> Iterator[None]:
+    def own_collectives_in_block(self) -> Iterator[None]:
         """Makes collectives inside the block belong to this owner."""
         before = _of_owner.set(self.label)
         try:
@@ -77,12 +77,12 @@ class Owner:
             _of_owner.reset(before)
 
 
-def belongs_to_owner(method: Callable) -> Callable:
-    """Decorates a method so that its collectives belong to the `Owner` in the attribute `transfers` of its object."""
+def assign_collectives_to_owner(method: Callable) -> Callable:
+    """Decorates a method: its collectives belong to the `CollectivesOwner` in the object's attribute `transfers`."""
 
     @functools.wraps(method)
     def named(self, *arguments, **keywords):
-        with self.transfers.collectives_belong_here():
+        with self.transfers.own_collectives_in_block():
             return method(self, *arguments, **keywords)
 
     return named
@@ -100,7 +100,7 @@ class _GraphNames:
 
 
 _NAMES: weakref.WeakKeyDictionary[tf.Graph, _GraphNames] = weakref.WeakKeyDictionary()
-_OWNERS: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()
+_OWNERS: weakref.WeakKeyDictionary[Any, CollectivesOwner] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
@@ -113,24 +113,24 @@ def mark_optimizers_as_restored() -> Iterator[None]:
         _is_restoring.reset(before)
 
 
-def set_owner(optimizer: Any, owner: Owner) -> None:
+def set_owner(optimizer: Any, owner: CollectivesOwner) -> None:
     """Stores the owner of a Keras optimizer's collectives, for callbacks of the model that this optimizer trains."""
     _OWNERS[optimizer] = owner
 
 
-def label() -> str:
+def current_label() -> str:
     """Returns the label in front of the names of the caller's collectives; each training has its own label."""
     in_force = _in_force.get()
     if in_force is not None:
         return in_force if isinstance(in_force, str) else label_of_graph(in_force)
-    graph = _root_graph()
+    graph = _outermost_graph()
     own = _of_owner.get() or (_label_of_model() if graph is None else "")
     return own if graph is None else label_of_graph(graph) + own
 
 
 def label_of_graph(graph: tf.Graph) -> str:
     """Returns the label of the collectives in a TF 1 graph."""
-    names, in_force = _names_of(graph), _in_force.get()
+    names, in_force = _graph_names_of(graph), _in_force.get()
     if names.label is None and isinstance(in_force, str):
         names.label = in_force
     if names.label is None:
@@ -163,28 +163,28 @@ def next_collective_name(series: str) -> str:
     graph = graph_numbering_collectives()
     if graph is None:
         return series
-    counts = _names_of(graph).series
+    counts = _graph_names_of(graph).series
     counts[series] += 1
     return f"{series}_{counts[series] - 1}"
 
 
 def full_collective_name(name: str) -> str:
     """Returns the full name of a collective's operator in its graph."""
-    return f"{_SCOPE}{label()}{name}"
+    return f"{_SCOPE}{current_label()}{name}"
 
 
 @contextlib.contextmanager
-def naming_collective(stem: str) -> Iterator[dict]:
+def name_collective(stem: str) -> Iterator[dict]:
     """Gives a collective that is built inside the block the same full name on every rank; repeated names get numbers.
 
     Yields:
       Keywords for the function of Horovod that builds the collective.
     """
-    graph, stem = graph_numbering_collectives(), f"{label()}{stem}"
+    graph, stem = graph_numbering_collectives(), f"{current_label()}{stem}"
     if graph is None:
         yield {"name": stem}
         return
-    names = _names_of(graph)
+    names = _graph_names_of(graph)
     names.counts[stem] += 1
     name = stem if names.counts[stem] == 1 else f"{stem}_{names.counts[stem] - 1}"
     names.given.append(_SCOPE + name)
@@ -197,7 +197,7 @@ def naming_collective(stem: str) -> Iterator[dict]:
 def recorded_names() -> Iterator[list]:
     """Yields a list, which the end of the block fills with the full names of the collectives built in the block."""
     graph, names = graph_numbering_collectives(), []
-    given = [] if graph is None else _names_of(graph).given
+    given = [] if graph is None else _graph_names_of(graph).given
     start = len(given)
     yield names
     names += given[start:]
@@ -205,15 +205,15 @@ def recorded_names() -> Iterator[list]:
 
 def names_in_graph(graph: tf.Graph) -> list[str]:
     """Returns the full names of all collectives built in a graph so far."""
-    return _names_of(graph).given
+    return _graph_names_of(graph).given
 
 
-def _names_of(graph):
+def _graph_names_of(graph):
     with _lock:
         return _NAMES.setdefault(graph, _GraphNames())
 
 
-def _root_graph():
+def _outermost_graph():
     """Returns the TF 1 graph being built, also if a function inside it is being built; None when executing eagerly."""
     with tf.init_scope():
         return graph_numbering_collectives()
@@ -227,20 +227,22 @@ def _label_of_model():
 
 
 def _new_owner_label():
-    graph = _root_graph()
-    return _next_label("training", _numbers) if graph is None else _next_label("optimizer", _names_of(graph).owners)
+    graph = _outermost_graph()
+    return (
+        _next_label("training", _numbers) if graph is None else _next_label("optimizer", _graph_names_of(graph).owners)
+    )
 
 
-def _next_label(row, numbers):
+def _next_label(series, numbers):
     """Returns a new label, equal on all ranks; "" for the first label of the main thread."""
     if environment.is_flag_on("HOROVOD_ELASTIC"):  # ranks that join later would count from the beginning
         return ""
     thread = _thread_label()
-    row += thread
+    series += thread
     with _lock:
-        number = numbers[row]
-        numbers[row] += 1
-    return f"{row}_{number}." if number or thread or row == "restored" else ""
+        number = numbers[series]
+        numbers[series] += 1
+    return f"{series}_{number}." if number or thread or series == "restored" else ""
 
 
 def _thread_label():

@@ -296,7 +296,7 @@ def outfeed_enqueue_op(channel_name: str, inputs: Sequence[Any], name: str | Non
       The op to run; None in eager execution, where the op has already run.
     """
     with tf.name_scope(name or "outfeed_enqueue"):
-        return channels.write(channel_name, inputs)
+        return channels.write_to_channel(channel_name, inputs)
 
 
 def outfeed_dequeue_op(
@@ -316,7 +316,7 @@ def outfeed_dequeue_op(
       List of tensors. Running them after the end of the channel raises `tf.errors.OutOfRangeError`.
     """
     with tf.name_scope(name or "outfeed_dequeue"):
-        return channels.read(channel_name, output_types, output_shapes)
+        return channels.read_from_channel(channel_name, output_types, output_shapes)
 
 
 def channel_get_next(channel_name: str, output_types: Sequence[Any], output_shapes: Sequence[Any]) -> list[tf.Tensor]:
@@ -331,4 +331,4 @@ def stop_outfeed_dequeue_op(channel_name: str, name: str | None = None) -> tf.Op
       The op to run; None in eager execution, where the op has already run.
     """
     with tf.name_scope(name or "stop_outfeed_dequeue"):
-        return channels.end(channel_name)
+        return channels.end_channel(channel_name)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.arithmetic import backward_order_key, map_values, values_of
+from npu_bridge.gradients.arithmetic import backward_order_key, gradient_values, map_values
 from npu_bridge.gradients.graph_mode import run_if, state_variable, tensors_if, variable_like
 from npu_bridge.gradients.step import Step
 
@@ -27,7 +27,7 @@ class GradientSums:
         self.module = tf.Module(name="accumulated")
         self.counter = self.module.counter = state_variable(lambda: tf.zeros([], tf.int32), "accumulated_steps")
 
-    def of(self, variable: Any, may_be_sparse: bool) -> _SumVariable:
+    def sum_of(self, variable: Any, may_be_sparse: bool) -> _SumVariable:
         """Returns the sum of a trained variable's gradients; creates the sum at the first call."""
         kept = self._kept.get(variable.ref())
         if kept is None:
@@ -57,7 +57,7 @@ class AccumulationWindow:
         self._counter, self._counted = sums.counter, sums.counter.read_value()
         self.is_last = self._counted >= batches - 1  # above in a window that began when `batches` was larger
         kept = [
-            None if grad is None else sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
+            None if grad is None else sums.sum_of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
             for grad, variable in grads_and_vars
         ]
         self._sums: list = [None] * len(kept)
@@ -76,7 +76,7 @@ class AccumulationWindow:
             total = self._sums[position].total()
             if step.divisor is not None:  # multiplied again, to be all-reduced
                 total = map_values(total, lambda values: values * tf.cast(step.divisor, values.dtype))
-            return map_values(total, lambda values: tf.cast(values, values_of(grad).dtype))
+            return map_values(total, lambda values: tf.cast(values, gradient_values(grad).dtype))
 
         return [
             (None if grad is None else in_gradient_units(position, grad), variable)

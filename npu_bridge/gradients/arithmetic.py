@@ -28,7 +28,7 @@ def map_values(grad: Any, transform: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     return transform(grad)
 
 
-def values_of(grad: Any) -> tf.Tensor:
+def gradient_values(grad: Any) -> tf.Tensor:
     """Returns the values of a sparse gradient, or a dense gradient unchanged."""
     return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
@@ -77,7 +77,7 @@ def average_sparse_rows(
     return sum_repeated_rows(tf.IndexedSlices(values, gather(grad.indices, f"{name}_indices"), grad.dense_shape))
 
 
-def in_true_units(grad, divisor):
+def unscale_gradient(grad, divisor):
     """Divides a dense or sparse gradient by `divisor`, usually the loss scale; the dtype does not change.
 
     16-bit gradients are divided in float32: in float16 there is no scale above 65504, and the reciprocal of a scale
@@ -85,12 +85,12 @@ def in_true_units(grad, divisor):
     on processors that flush denormals.
     """
 
-    def divided(values):
+    def divide_values(values):
         if values.dtype.size < tf.float32.size:
             return tf.cast(tf.cast(values, tf.float32) / divisor, values.dtype)
         return values / tf.cast(divisor, values.dtype)
 
-    return grad if divisor is None else map_values(grad, divided)
+    return grad if divisor is None else map_values(grad, divide_values)
 
 
 def has_finite_norm(gradients) -> tf.Tensor:
@@ -115,7 +115,7 @@ def half_squared_sums(gradients) -> list:
     for grad in gradients:
         if isinstance(grad, tf.IndexedSlices):
             grad = sum_repeated_rows(grad)  # their sum may overflow where no row does
-        values = values_of(grad)
+        values = gradient_values(grad)
         if values.dtype.is_complex:
             values = tf.stack([tf.math.real(values), tf.math.imag(values)])
         if values.dtype.size < tf.float32.size:
@@ -142,5 +142,5 @@ def backward_order_key(gradients: Sequence) -> Callable[[int], Any]:
     if tf.executing_eagerly():
         return lambda position: -position
     made = {op: number for number, op in enumerate(tf.compat.v1.get_default_graph().get_operations())}
-    ops = [getattr(values_of(grad), "op", None) for grad in gradients]
+    ops = [getattr(gradient_values(grad), "op", None) for grad in gradients]
     return lambda position: (made.get(ops[position], len(made)), position)

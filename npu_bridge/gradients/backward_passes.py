@@ -34,7 +34,7 @@ class BackwardPasses:
         self._open_steps.keep_scaled_step(step)
         return step
 
-    def drop(self) -> None:
+    def discard_passes(self) -> None:
         """Discards the passes since the last update."""
         self._open_steps.take_scaled_step()
 
@@ -87,7 +87,7 @@ def check_loss_id(owner: str, loss_id: Any, pipeline: Pipeline) -> int:
       ValueError: the pipeline has no manager at this position.
     """
     fix = "Leave loss_id out for the first manager."
-    loss_id = check_count(owner, "loss_id", loss_id, fix, at_least=None, what="a manager's position")
+    loss_id = check_count(owner, "loss_id", loss_id, fix, at_least=None, value_text="a manager's position")
     count = max(1, len(pipeline.loss_scale_managers))
     if not 0 <= loss_id < count and pipeline.loss_scale_managers:
         problem, expected = "there is no loss-scale manager at this position", f"0 <= loss_id < {count}"

@@ -13,7 +13,7 @@ from typing import Any
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import current_control_flow_context, read_tensor
 from npu_bridge.base.tf_internals.training import learning_rates
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.graph_mode import is_building_graph
 
 UNSCALED_LOSS = "npu_bridge/unscaled_loss"  # scalar losses as the user computed them
 LOSS_SCALE = "npu_bridge/loss_scale"  # float32 scalars: the scale used in this step
@@ -41,7 +41,7 @@ def pipelines_in(graph: Any) -> list[Any]:
 @contextlib.contextmanager
 def record_update_operators() -> Iterator[None]:
     """Records the operators made inside the context as operators of an update; does nothing outside a TF 1 graph."""
-    if not building_graph():
+    if not is_building_graph():
         yield
         return
     graph = tf.compat.v1.get_default_graph()
@@ -55,7 +55,7 @@ def publish_in_graph(name: Any, value: Any) -> None:
 
     Does nothing in eager execution, in a function, and inside a `tf.cond` or a loop, where tensors cannot be fetched.
     """
-    if building_graph() and current_control_flow_context(tf.compat.v1.get_default_graph()) is None:
+    if is_building_graph() and current_control_flow_context(tf.compat.v1.get_default_graph()) is None:
         tf.compat.v1.add_to_collection(name, value)
 
 
@@ -65,7 +65,7 @@ def publish_learning_rate(optimizer: Any) -> None:
     Adds an existing tensor or a number, but makes no operator. Does nothing if the optimizer hides its learning rate or
     computes it inside a function, as for a Keras schedule.
     """
-    if not building_graph():
+    if not is_building_graph():
         return
     graph = tf.compat.v1.get_default_graph()
     for rate in learning_rates(optimizer):

@@ -9,7 +9,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.flat_tensors import concatenate_flat, split_flat
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
-from npu_bridge.gradients.arithmetic import in_true_units
+from npu_bridge.gradients.arithmetic import unscale_gradient
 from npu_bridge.gradients.step import Step
 
 _LOG = logger(__name__)
@@ -45,7 +45,7 @@ class CombinedGradients:
                 names = [pairs[position][1].name.partition(":")[0] for position in join]
                 made.update(zip(join, self._unscale_joined(singles, names, step.divisor)))
         for position in set(made).difference(*joins):
-            made[position] = None if made[position] is None else in_true_units(made[position], step.divisor)
+            made[position] = None if made[position] is None else unscale_gradient(made[position], step.divisor)
         step.grads_and_vars = [(made[position], variable) for position, (_, variable) in enumerate(pairs)]
 
     def join_tensors(self, tensors: Sequence[tf.Tensor]) -> list:
@@ -64,10 +64,10 @@ class CombinedGradients:
         return [join for join in joins.values() if len(join) > 1]
 
     def _unscale_joined(self, singles, names, divisor):
-        flat = in_true_units(concatenate_flat(singles), divisor)
+        flat = unscale_gradient(concatenate_flat(singles), divisor)
         shapes = [single.shape for single in singles]
         if self._is_checked:
-            alone = [in_true_units(single, divisor) for single in singles]
+            alone = [unscale_gradient(single, divisor) for single in singles]
             checked = check_pieces(self._owner, flat, alone, names)
             with tf.control_dependencies([] if checked is None else [checked]):
                 flat = tf.identity(flat)
@@ -81,14 +81,14 @@ class CombinedGradients:
         self._names = names
 
 
-def check_pieces(owner: str, flat: tf.Tensor, singles: Sequence[tf.Tensor], names: Sequence[str]) -> Any:
+def check_pieces(owner: str, flat: tf.Tensor, single_tensors: Sequence[tf.Tensor], names: Sequence[str]) -> Any:
     """Compares the pieces of a flat tensor with single tensors: dtypes, sizes, positions and values.
 
     Args:
       owner: name of the caller, for messages.
       flat: a vector that joins the single tensors.
-      singles: dense tensors of known shapes, in the order of their pieces in `flat`.
-      names: names of the variables of `singles`.
+      single_tensors: dense tensors of known shapes, in the order of their pieces in `flat`.
+      names: names of the variables of `single_tensors`.
     Returns:
       The op that compares values; None in eager execution.
     Raises:
@@ -96,7 +96,7 @@ def check_pieces(owner: str, flat: tf.Tensor, singles: Sequence[tf.Tensor], name
       tf.errors.InvalidArgumentError: when the op runs: a value differs; the error names the first such variable.
     """
     what, start, size = "combined gradients", 0, flat.shape.num_elements()
-    for single, name in zip(singles, names):
+    for single, name in zip(single_tensors, names):
         end = start + single.shape.num_elements()
         if single.dtype != flat.dtype or end > size:
             problem = f"{name} does not fit the {what}"
@@ -106,13 +106,13 @@ def check_pieces(owner: str, flat: tf.Tensor, singles: Sequence[tf.Tensor], name
     if start != size:
         problem, expected = f"the {what} have another size than {', '.join(names)}", f"{start} values"
         raise ValueError(message(owner, problem, expected, f"{size} values", "Combine the gradients again."))
-    pieces = split_flat(flat, [single.shape for single in singles])
-    alike = tf.stack([_are_equal_or_nan(piece, single) for piece, single in zip(pieces, singles)])
+    pieces = split_flat(flat, [single.shape for single in single_tensors])
+    alike = tf.stack([_are_equal_or_nan(piece, single) for piece, single in zip(pieces, single_tensors)])
     first = tf.gather(tf.constant(list(names)), tf.argmin(tf.cast(alike, tf.int32)))
     text = f"{owner}: check_combined_tensors: the {what} differ from the single gradients, first for the variable"
     return tf.debugging.Assert(tf.reduce_all(alike), [text, first])
 
 
-def _are_equal_or_nan(one, other):
-    both_nan = tf.logical_and(tf.math.is_nan(one), tf.math.is_nan(other))
-    return tf.reduce_all(tf.logical_or(tf.equal(one, other), both_nan))
+def _are_equal_or_nan(first, second):
+    both_nan = tf.logical_and(tf.math.is_nan(first), tf.math.is_nan(second))
+    return tf.reduce_all(tf.logical_or(tf.equal(first, second), both_nan))

@@ -9,7 +9,7 @@ from npu_bridge import collective
 from npu_bridge.base.arguments import check_instance
 from npu_bridge.gradients.keras.shared import PipelineMixin
 from npu_bridge.gradients.optimizer import PipelineOptimizer
-from npu_bridge.gradients.order import name_of
+from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.pipeline import Pipeline
 
 _VALUE_BYTES = 4  # of a float32 gradient
@@ -35,7 +35,7 @@ class StageRow(NamedTuple):
     sends: tuple | None = None
 
     @property
-    def facts(self) -> str:
+    def description(self) -> str:
         """Formats a stage's needs, guarantees and sent bytes."""
         facts = [f"needs {need}" for need in self.needs] + [f"gives {gift}" for gift in self.gives]
         return ", ".join(facts + ([] if self.sends is None else [_describe_sent_bytes(*self.sends)]))
@@ -58,7 +58,7 @@ def list_stages(optimizer: Any, ranks: int | None = None) -> list[StageRow]:
             sends = (before, sent) if stage.communicates or sent != before else None
         arguments = ", ".join(f"{name}={value!r}" for name, value in stage.get_config().items())
         needs, gives = tuple(stage.needs), tuple(stage.gives)
-        rows.append(StageRow(stage.place, name_of(stage), arguments, needs, gives, sends))
+        rows.append(StageRow(stage.place, name_of_stage(stage), arguments, needs, gives, sends))
     return rows
 
 
@@ -67,7 +67,7 @@ def ring_all_reduce_bytes(ranks: int) -> float:
     return 2 * (ranks - 1) / ranks * _VALUE_BYTES
 
 
-def bytes_sent_with(rows: Sequence[StageRow], ranks: int) -> float | None:
+def sum_sent_bytes(rows: Sequence[StageRow], ranks: int) -> float | None:
     """Returns the bytes that a rank sends for each parameter and batch with the stages in `rows`.
 
     Returns None if the bytes depend on the training, 0 if the stages send nothing.
@@ -80,7 +80,7 @@ def format_stage_rows(rows: Sequence[StageRow]) -> str:
     """Formats a line for each stage, with its number, place, class, arguments and facts."""
     if not rows:
         return "Gradients reach the update unchanged."
-    rows = [(row.place, f"{row.name}({row.arguments})", row.facts) for row in rows]
+    rows = [(row.place, f"{row.name}({row.arguments})", row.description) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     lines = [
         f"{number:2} {place:{widths[0]}}  {text:{widths[1]}}  {facts}".rstrip()

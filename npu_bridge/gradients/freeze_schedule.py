@@ -18,7 +18,7 @@ from npu_bridge.base.arguments import (
     check_pattern,
     is_number,
 )
-from npu_bridge.base.errors import KnownKeywords, did_you_mean, message, shown
+from npu_bridge.base.errors import KeywordChecksMixin, did_you_mean, message, shown
 
 KINDS = ("interval", "continuous", "explicit")
 _OWNER = "FreezeSchedule"
@@ -27,7 +27,7 @@ _PATTERN_OF_SAME_LAYER = re.compile(r"(?<![a-z])bn|bias|batch_norm")
 _FULL_BLOCK_SIZE = 3  # a block with this many variables is full: the next layer begins a new one
 
 
-class FreezeSchedule(KnownKeywords):
+class FreezeSchedule(KeywordChecksMixin):
     """A schedule that chooses for each update which variables to train.
 
     The model is split into parts, one for each group, numbered from 0 at the input. Group i trains part i and all later

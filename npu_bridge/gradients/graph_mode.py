@@ -12,11 +12,11 @@ from typing import Any, Callable
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import training
-from npu_bridge.base.tf_internals.graphs import original_of, update_input
+from npu_bridge.base.tf_internals.graphs import original_variable_of, update_input
 from npu_bridge.graph.control_flow import classic_control_flow
 
 
-def building_graph() -> bool:
+def is_building_graph() -> bool:
     """Returns whether the current context is a TF 1 graph; False in eager execution and inside a `tf.function`."""
     return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
 
@@ -29,7 +29,7 @@ def run_if(condition: tf.Tensor, run: Callable[[], Any]) -> Any:
     """
     if tf.executing_eagerly():
         return run() if bool(condition) else None
-    if not building_graph():
+    if not is_building_graph():
 
         def applied_in_function():
             run()
@@ -67,7 +67,7 @@ def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callab
     """
     if tf.executing_eagerly():
         return make() if bool(condition) else otherwise()
-    with classic_control_flow() if building_graph() else contextlib.nullcontext():
+    with classic_control_flow() if is_building_graph() else contextlib.nullcontext():
         tensors = tf.cond(condition, lambda: tuple(make()), lambda: tuple(otherwise()))
     return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]  # classic tf.cond unpacks a single one
 
@@ -80,7 +80,7 @@ def choose_tensors(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> l
     """
     if tf.executing_eagerly():
         return makers[int(number)]()
-    if not building_graph():
+    if not is_building_graph():
         return list(tf.switch_case(number, [lambda make=make: tuple(make()) for make in makers]))
     first, *others = makers
     # Nested, because each condition captures what the later functions read.
@@ -91,7 +91,7 @@ def run_nth_function(number: tf.Tensor, functions: Sequence[Callable[[], Any]]) 
     """Runs the function at position `number` (int32 scalar); returns the op, or in eager mode the result."""
     if tf.executing_eagerly():
         return functions[int(number)]()
-    if not building_graph():
+    if not is_building_graph():
         return tf.switch_case(number, [lambda run=run: [run(), True][1] for run in functions])
     first, *others = functions
     if not others:
@@ -136,7 +136,7 @@ def initialise_with_keras(variables: Iterable[Any]) -> None:
 
     Without this call a Keras session does not know these variables, and so does not initialise them.
     """
-    if building_graph():
+    if is_building_graph():
         for variable in variables:
             training.initialise_in_keras_session(variable)
 
@@ -162,7 +162,7 @@ def state_variable(initial_value: Callable[[], tf.Tensor], name: str, shape: Any
 def value_before_update(variable: Any) -> tf.Tensor:
     """Returns a copy of a variable's value; the caller must make updates of the variable wait for the copy."""
     value = tf.convert_to_tensor(variable)
-    return tf.raw_ops.DeepCopy(x=value) if building_graph() else tf.identity(value)
+    return tf.raw_ops.DeepCopy(x=value) if is_building_graph() else tf.identity(value)
 
 
 def variable_like(variable: Any, owner: str, folder: str, dtype: tf.DType) -> tf.Variable:
@@ -185,10 +185,10 @@ def create_order_independent_variable(next_creator: Callable, **arguments: Any) 
     This matters for variables that start as copies of other variables, such as the moving averages of Keras.
     """
     origin = arguments.get("initial_value")
-    if not isinstance(origin, tf.Variable) or not building_graph():
+    if not isinstance(origin, tf.Variable) or not is_building_graph():
         return next_creator(**arguments)
     with classic_control_flow():  # otherwise a reference variable is read before the condition is known
-        arguments["initial_value"] = tf.cast(_value_or_initial_value(original_of(origin)), origin.dtype)
+        arguments["initial_value"] = tf.cast(_value_or_initial_value(original_variable_of(origin)), origin.dtype)
         return next_creator(**arguments)
 
 
@@ -198,7 +198,7 @@ def correct_initial_rate(optimizer: Any) -> None:
     Keras computes this value from the step counter, which can still be uninitialised.
     """
     rate = training.scheduled_rate(optimizer)
-    if rate is None or not building_graph():
+    if rate is None or not is_building_graph():
         return
     with tf.init_scope():
         if getattr(rate.handle, "graph", None) is tf.compat.v1.get_default_graph():

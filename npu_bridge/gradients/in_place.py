@@ -20,7 +20,7 @@ _LOG = logger(__name__)
 _NAME = "Npu_Distributed_optimizer"
 
 
-def distribute_in_place(optimizer: Any, owner: str) -> Any:
+def average_gradients_in_place(optimizer: Any, owner: str) -> Any:
     """Replaces methods of an optimizer that return or take gradients, so that gradients are averaged over the ranks.
 
     An optimizer that already averages gradients is left unchanged.
@@ -81,7 +81,7 @@ class _AveragingMethods:
             pairs = self._call_original(original, arguments, keywords)
             return pairs if self._is_inside else self._average_pairs(pipeline, pairs)
 
-        self._replace(optimizer, method_name, name, method)
+        self._replace_method(optimizer, method_name, name, method)
 
     def average_returned_gradients(self, optimizer, method_name, name):
         """Makes a method that returns gradients for `(loss, params)` return their averages over the ranks."""
@@ -93,7 +93,7 @@ class _AveragingMethods:
             pairs = self._average_pairs(pipeline, list(zip(gradients, tf.nest.flatten(params))))
             return [grad for grad, _ in pairs]
 
-        self._replace(optimizer, method_name, name, method)
+        self._replace_method(optimizer, method_name, name, method)
 
     def average_before_update(self, optimizer, method_name, name):
         """Wraps a method that gets the pairs of every update, so that gradients not averaged yet are averaged first."""
@@ -106,9 +106,9 @@ class _AveragingMethods:
                 pipeline.close_step(pairs)
             return original(pairs)
 
-        self._replace(optimizer, method_name, name, method)
+        self._replace_method(optimizer, method_name, name, method)
 
-    def _replace(self, optimizer, method_name, name, method):
+    def _replace_method(self, optimizer, method_name, name, method):
         """Replaces a method of the optimizer by `method`, which gets the original method and a pipeline first."""
         original = getattr(optimizer, method_name)
         pipeline = build_pipeline(PipelineSettings(name, is_distributed=True, inner=optimizer, owner=self._owner))

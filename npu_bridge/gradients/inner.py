@@ -12,13 +12,13 @@ from typing import Any, Callable
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import keras3, training
-from npu_bridge.base.tf_internals.graphs import original_of, shared_name
+from npu_bridge.base.tf_internals.graphs import original_variable_of, shared_name
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.graph_mode import (
     build_in_program_order,
-    building_graph,
     correct_initial_rate,
     create_order_independent_variable,
+    is_building_graph,
 )
 from npu_bridge.gradients.stand_ins import SLOT, StandIns
 
@@ -56,8 +56,10 @@ class InnerOptimizer(abc.ABC):
         return [slot for slot in slots if slot is not None]
 
     @abc.abstractmethod
-    def make_own_and_remote_slots(self, own: list, others: dict[int, list], creator: Callable) -> None:
-        """Creates the slots of the variables `own`, and through `creator` the slots of the variables in `others`."""
+    def make_own_and_remote_slots(
+        self, own_variables: list, remote_variables: dict[int, list], creator: Callable
+    ) -> None:
+        """Creates the slots of `own_variables`, and through `creator` the slots of variables in `remote_variables`."""
 
     @abc.abstractmethod
     def compute_gradients(self, loss: Any, **arguments: Any) -> list:
@@ -112,7 +114,7 @@ class InnerOptimizer(abc.ABC):
         return None if key_of is None else key_of(variable)
 
 
-def adapt(
+def adapt_optimizer(
     optimizer: Any, owner: str, is_updating: bool = True, takes_keras3: bool = False, saved_as: Any = None
 ) -> InnerOptimizer:
     """Wraps an optimizer in the `InnerOptimizer` of its family.
@@ -167,9 +169,9 @@ class _Tf1Optimizer(InnerOptimizer):
             self._make_missing_slots(variables)
         return super().make_slots(variables)
 
-    def make_own_and_remote_slots(self, own, others, creator):
+    def make_own_and_remote_slots(self, own_variables, remote_variables, creator):
         with tf.init_scope():
-            _make_slots_in_two_groups(self._make_missing_slots, own, others, creator)
+            _make_slots_in_two_groups(self._make_missing_slots, own_variables, remote_variables, creator)
 
     def _make_missing_slots(self, variables):
         training.create_slots(self.optimizer, self.stand_ins.of(variables))
@@ -217,9 +219,9 @@ class _KerasLegacyOptimizer(_KerasFamily):
             self._make_missing_slots(variables)
         return super().make_slots(variables)
 
-    def make_own_and_remote_slots(self, own, others, creator):
+    def make_own_and_remote_slots(self, own_variables, remote_variables, creator):
         with tf.name_scope(training.scope_of_variables(self.optimizer)), tf.init_scope():
-            _make_slots_in_two_groups(self._make_missing_slots, own, others, creator)
+            _make_slots_in_two_groups(self._make_missing_slots, own_variables, remote_variables, creator)
 
     def _make_missing_slots(self, variables):
         training.create_all_weights(self.optimizer, self.stand_ins.of(variables))
@@ -229,7 +231,7 @@ class _KerasLegacyOptimizer(_KerasFamily):
         # and every update would wait for the last gradient.
         is_stock = training.has_stock_aggregation(self.optimizer)
         takes_switch = type(self.optimizer).apply_gradients is tf.keras.optimizers.legacy.Optimizer.apply_gradients
-        is_needless = building_graph() and is_stock and takes_switch and not tf.distribute.has_strategy()
+        is_needless = is_building_graph() and is_stock and takes_switch and not tf.distribute.has_strategy()
         switch = {"experimental_aggregate_gradients": False} if is_needless else {}
         return self.optimizer.apply_gradients(grads_and_vars, name=name, **switch)
 
@@ -252,9 +254,9 @@ class _KerasOptimizer(_KerasFamily):
             with tf.variable_creator_scope(create_order_independent_variable):
                 self.optimizer.build(self.stand_ins.of(variables))
 
-    def make_own_and_remote_slots(self, own, others, creator):
+    def make_own_and_remote_slots(self, own_variables, remote_variables, creator):
         # Built once for all variables. `own` comes first, because an update of these alone numbers them from 0 again.
-        of_others = [variable for variables in others.values() for variable in variables]
+        of_others = [variable for variables in remote_variables.values() for variable in variables]
         primaries = {shared_name(variable) for variable in of_others}
 
         def create(next_creator, **arguments):
@@ -264,10 +266,10 @@ class _KerasOptimizer(_KerasFamily):
             return next_creator(**arguments)
 
         with tf.variable_creator_scope(create):
-            self.prepare([*own, *of_others])
+            self.prepare([*own_variables, *of_others])
 
     def _update(self, grads_and_vars, name):
-        if not building_graph():
+        if not is_building_graph():
             return self.optimizer.apply_gradients(grads_and_vars)
         # In a TF 1 graph this family makes update ops that nothing refers to: only the step counter would run.
         # A tf.function keeps these ops, and orders them as written.
@@ -333,7 +335,7 @@ class _Keras3Optimizer(_KerasFamily):
             with tf.init_scope() if _are_initialised(seen) else contextlib.nullcontext():
                 self.optimizer.build(self.keras_variables_of(seen))
 
-    def make_own_and_remote_slots(self, own, others, creator):
+    def make_own_and_remote_slots(self, own_variables, remote_variables, creator):
         raise NotImplementedError("Only TF 1 graphs shard weight updates, and Keras 3 does not train in TF 1 graphs.")
 
     def update(self, grads_and_vars):
@@ -361,16 +363,16 @@ class _Keras3Optimizer(_KerasFamily):
             fitting = [prefix for prefix in prefixes if held.name.startswith(prefix)]
             if fitting:
                 prefix = max(fitting, key=len)
-                updated = original_of(keras3.tensorflow_variable_of(prefixes[prefix]))
+                updated = original_variable_of(keras3.tensorflow_variable_of(prefixes[prefix]))
                 slots.setdefault(held.name[len(prefix) :], {})[updated.ref()] = keras3.tensorflow_variable_of(held)
         return slots
 
 
-def _make_slots_in_two_groups(make, own, others, creator):
-    """Calls `make` for the `own` variables, and then for each list of `others` inside a variable creator scope."""
-    if own:
-        make(own)
+def _make_slots_in_two_groups(make, own_variables, remote_variables, creator):
+    """Calls `make` for `own_variables`, then for each list of `remote_variables` inside a variable creator scope."""
+    if own_variables:
+        make(own_variables)
     with tf.variable_creator_scope(creator):
-        for variables in others.values():
+        for variables in remote_variables.values():
             if variables:
                 make(variables)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units
+from npu_bridge.gradients.arithmetic import has_finite_norm, unscale_gradient
 
 
 @dataclasses.dataclass
@@ -41,7 +41,7 @@ class Losses:
           gradients: scaled gradients.
           scale: the loss scale of the gradients.
         """
-        usable = has_finite_norm([in_true_units(grad, scale) for grad in gradients])
+        usable = has_finite_norm([unscale_gradient(grad, scale) for grad in gradients])
         earlier = self.usable.get(number)
         self.usable[number] = usable if earlier is None else tf.logical_and(earlier, usable)
 
@@ -55,7 +55,7 @@ class Losses:
             return pairs
         self.record_finiteness(number, [grad for grad, _ in pairs if grad is not None], self.scales[number])
         ratio = self.scales[number] / self.common_scale
-        return [(grad if grad is None else in_true_units(grad, ratio), variable) for grad, variable in pairs]
+        return [(grad if grad is None else unscale_gradient(grad, ratio), variable) for grad, variable in pairs]
 
     def scales_without_overflow(self, should_apply: tf.Tensor | None, is_due: tf.Tensor | None) -> dict:
         """Returns, for each loss or group in `usable`, whether its loss scale caused no overflow in this step.

@@ -51,7 +51,7 @@ class OpenSteps:
         """Whether there is a step, in any function, whose loss is scaled and whose gradients are not computed yet."""
         return bool(self._scaled)
 
-    def keep(self, step: Step, variables: Sequence[Any] | None, may_be_abandoned: bool = False) -> None:
+    def keep_step(self, step: Step, variables: Sequence[Any] | None, may_be_abandoned: bool = False) -> None:
         """Stores a step whose gradients went through the pipeline.
 
         Args:
@@ -91,7 +91,7 @@ class OpenSteps:
             return None
         return kept and kept.step
 
-    def take(self, grads_and_vars: Sequence) -> Step | None:
+    def take_step(self, grads_and_vars: Sequence) -> Step | None:
         """Closes and returns the step of these gradients, or returns None."""
         kept = self._find_step(grads_and_vars)
         if kept is not None:
@@ -102,7 +102,7 @@ class OpenSteps:
         here = [kept for kept in reversed(self._combined) if kept.place in _enclosing_graphs()]
         return next(
             (kept for kept in here if kept.has_returned_any_of(grads_and_vars)),
-            next((kept for kept in here if kept.may_cover(grads_and_vars)), None),
+            next((kept for kept in here if kept.can_cover(grads_and_vars)), None),
         )
 
 
@@ -126,7 +126,7 @@ class _OpenStep:
         delivered = {id(grad) for grad in self.step.delivered if grad is not None}
         return any(id(grad) in delivered for grad, _ in grads_and_vars)
 
-    def may_cover(self, grads_and_vars):
+    def can_cover(self, grads_and_vars):
         if self.variable_ids is None:
             return len(grads_and_vars) <= len(self.step.delivered)
         return {id(variable) for _, variable in grads_and_vars} <= self.variable_ids

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 
 from npu_bridge import collective
-from npu_bridge.base.errors import KnownKeywords, listed, message
+from npu_bridge.base.errors import KeywordChecksMixin, listed, message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import plain_value
 from npu_bridge.base.tensorflow_start import hide_global_step_warning
 from npu_bridge.base.terminal import logger
-from npu_bridge.base.tf_internals.savers import track
+from npu_bridge.base.tf_internals.savers import track_part
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.backward_passes import BackwardPasses, check_loss_id, manager_positions
 from npu_bridge.gradients.graph_mode import initialise_with_keras
-from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
+from npu_bridge.gradients.inner import adapt_optimizer, is_distributed, mark_as_distributed
 from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.step import Step
@@ -24,7 +24,7 @@ from npu_bridge.gradients.step_report import StepReport, report_of
 _LOG = logger(__name__)
 
 
-class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
+class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
     """An optimizer that passes the gradients of an inner optimizer through a pipeline before the update.
 
     Works in TF 1 graphs, in a `tf.function` and eagerly (there with a callable loss). Attributes that this class lacks
@@ -45,10 +45,10 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         super().__init__(use_locking=False, name=name)
         _check_nesting(optimizer, pipeline, type(self).__name__)
         self._pipeline = pipeline
-        self._inner = adapt(optimizer, type(self).__name__) if pipeline.inner is None else pipeline.inner
-        track(self, optimizer, "optimizer")
+        self._inner = adapt_optimizer(optimizer, type(self).__name__) if pipeline.inner is None else pipeline.inner
+        track_part(self, optimizer, "optimizer")
         for name, state in pipeline.state().items():
-            track(self, state, name)
+            track_part(self, state, name)
         initialise_with_keras(pipeline.variables)
         if pipeline.communicates:
             mark_as_distributed(self)
@@ -109,7 +109,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         for one, number in zip(losses, numbers):
             scale = functools.partial(self._pipeline.scale, step=step, loss_id=number)
             grads_and_vars = self._inner.compute_gradients(
-                functools.partial(_scale_result_of, scale, one) if callable(one) else scale(one),
+                functools.partial(_scale_loss_of_function, scale, one) if callable(one) else scale(one),
                 var_list=var_list,
                 gate_gradients=gate_gradients,
                 aggregation_method=aggregation_method,
@@ -142,7 +142,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
 
     def _combine(self, step, grads_and_vars):
         delivered = self._pipeline.combine(step, grads_and_vars)
-        self._open_steps.keep(step, [variable for _, variable in delivered])
+        self._open_steps.keep_step(step, [variable for _, variable in delivered])
         self._averaged_ids.update(id(variable) for _, variable in delivered)
         return delivered
 
@@ -232,12 +232,16 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         self._inner.make_slots(var_list)
 
 
-def _scale_result_of(scale, loss):
+def _scale_loss_of_function(scale, loss):
     return scale(loss())
 
 
 def _check_nesting(optimizer, pipeline, owner):
-    if pipeline.scales_gradients and isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.needs_true_units:
+    if (
+        pipeline.scales_gradients
+        and isinstance(optimizer, PipelineOptimizer)
+        and optimizer._pipeline.needs_unscaled_gradients
+    ):
         names = ", ".join(type(stage).__name__ for stage in optimizer._pipeline.stages)
         problem = "the stages of the inner optimizer would get gradients that are still multiplied by the loss scale"
         fix = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[...])."

@@ -24,7 +24,7 @@ def sort_stages(stages: Sequence[Any], owner: str) -> tuple:
     """
     for stage in stages:
         check_stage(stage, owner)
-    communicating = [name_of(stage) for stage in stages if stage.communicates]
+    communicating = [name_of_stage(stage) for stage in stages if stage.communicates]
     if len(communicating) > 1:
         problem = "gradients would be reduced more than once"
         expected = f"at most one stage that communicates, in the order {', '.join(PLACES)}"
@@ -32,12 +32,12 @@ def sort_stages(stages: Sequence[Any], owner: str) -> tuple:
     ordered = tuple(sorted(stages, key=lambda stage: PLACES.index(stage.place)))  # at one place in the given order
     for first, second in zip(ordered, ordered[1:]):
         if first.place == second.place != _SHARED_PLACE:
-            names = f"{name_of(first)} and {name_of(second)}"
+            names = f"{name_of_stage(first)} and {name_of_stage(second)}"
             problem = f"{names} have the same place, {first.place!r}"
             expected = f"one stage at each place, in the order {', '.join(PLACES)}"
             raise ValueError(message(owner, problem, expected, names, "Keep one of these stages."))
     _check_needs(ordered, owner)
-    _check_leaves_out(ordered, owner)
+    _check_can_leave_out_variables(ordered, owner)
     return ordered
 
 
@@ -53,11 +53,11 @@ def check_stage(stage: Any, owner: str) -> None:
         problem = "an element of stages is not a stage"
         raise TypeError(message(owner, problem, "a npu_bridge.stages.Stage", shown(stage), fix))
     if stage.place not in PLACES:
-        problem = f"the stage {name_of(stage)} has an unknown place"
+        problem = f"the stage {name_of_stage(stage)} has an unknown place"
         raise ValueError(message(owner, problem, f"one of {', '.join(PLACES)}", shown(stage.place), "Set its `place`."))
 
 
-def name_of(stage: Stage) -> str:
+def name_of_stage(stage: Stage) -> str:
     """Returns the class name of a stage, for messages."""
     return type(stage).__name__
 
@@ -67,13 +67,13 @@ def _check_needs(stages, owner):
     for stage in stages:
         missing = [need for need in stage.needs if need not in given]
         if missing:
-            names = ", ".join(name_of(other) for other in stages)
-            problem = f"{name_of(stage)} needs {missing[0]}, which no other stage gives"
+            names = ", ".join(name_of_stage(other) for other in stages)
+            problem = f"{name_of_stage(stage)} needs {missing[0]}, which no other stage gives"
             fix = "Add AllReduce." if missing[0] == "reduced gradients" else "Add OverflowCheck."
             raise ValueError(message(owner, problem, f"a stage that gives {missing[0]}", f"only {names}", fix))
 
 
-def _check_leaves_out(stages, owner):
+def _check_can_leave_out_variables(stages, owner):
     """Rejects stages that need every variable in every step, if another stage leaves variables out."""
     leaving = next((stage for stage in stages if stage.place == "freeze"), None)
     for stage in stages if leaving is not None else ():
@@ -81,9 +81,9 @@ def _check_leaves_out(stages, owner):
         is_of_each = stage.communicates or stage.place == "accumulate reduced"
         if is_of_all or (is_of_each and stage.needs_variables):
             problem = (
-                f"{name_of(leaving)} leaves variables out of some steps, but {name_of(stage)} needs all variables in "
-                f"every step"
+                f"{name_of_stage(leaving)} leaves variables out of some steps, but {name_of_stage(stage)} needs all "
+                f"variables in every step"
             )
             expected = f"one of the two stages, in the order {leaving.place}, reduce, verdict, update"
-            got = f"{name_of(leaving)} ({leaving.place}) and {name_of(stage)} ({stage.place})"
+            got = f"{name_of_stage(leaving)} ({leaving.place}) and {name_of_stage(stage)} ({stage.place})"
             raise ValueError(message(owner, problem, expected, got, "Leave one of the two out."))

@@ -13,7 +13,7 @@ from npu_bridge.collective import agreement, groups, wire_names
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
 from npu_bridge.collective.composed import forbid_gradient, sum_over_ranks
 from npu_bridge.gradients.first_step.start_values import compare_before_first_run
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from npu_bridge.graph.variables import variables_updated_from
 
@@ -58,13 +58,15 @@ def reduce_all(values: Sequence[Any], reduction: str, fusion: int, group: str) -
     """
     communicator = collective.group(group, "npu_allreduce")
     _check_values(values, reduction)
-    if group == groups.WORLD and communicator.size > 1 and building_graph():
-        plan = agreement.Plan("npu_allreduce", [_describe_value(*value) for value in enumerate(values)])
+    if group == groups.WORLD and communicator.size > 1 and is_building_graph():
+        plan = agreement.AllReducePlan("npu_allreduce", [_describe_value(*value) for value in enumerate(values)])
         plan.settings.update(reduction=reduction, fusion=fusion)
-        agreement.process_agreements().check(plan, communicator.rank, communicator.size, training=wire_names.label())
+        agreement.process_agreements().check(
+            plan, communicator.rank, communicator.size, training=wire_names.current_label()
+        )
     with wire_names.recorded_names() as transfers:
         results = _reduce(values, reduction, fusion, communicator, group)
-    if group == groups.WORLD and communicator.size > 1 and building_graph():
+    if group == groups.WORLD and communicator.size > 1 and is_building_graph():
         compare_before_first_run("npu_allreduce", lambda: variables_updated_from(results), transfers)
     return results
 
@@ -75,7 +77,7 @@ def _reduce(values, reduction, fusion, communicator, group):
     if is_mean and group != groups.WORLD:
         say_once(logging.INFO, "npu_allreduce: a mean in a group divides by the size of the group, not of the job.")
     if reduction not in ("mean", "sum"):
-        return [_reduce_one(value, reduction, communicator, name) for value in values]
+        return [_reduce_value(value, reduction, communicator, name) for value in values]
     if fusion not in (_BY_STRATEGY, _TOGETHER):
         return [mean_or_sum(value, is_mean, communicator, name) for value in values]
     values = [value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value) for value in values]
@@ -91,7 +93,7 @@ def _reduce(values, reduction, fusion, communicator, group):
     return [results[position] for position in range(len(values))]
 
 
-def _reduce_one(value, reduction, communicator, name):
+def _reduce_value(value, reduction, communicator, name):
     if isinstance(value, tf.IndexedSlices):
         return mean_or_sum(value, False, communicator, name)
     reduced = communicator.reduce(tf.convert_to_tensor(value), reduction, name)
@@ -102,15 +104,15 @@ def _describe_value(position, value):
     """Returns the properties of one value that must be equal on all ranks."""
     value = value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
     if isinstance(value, tf.IndexedSlices):  # ranks can have different numbers of rows
-        return agreement.Gradient(f"value {position}", "", "a sparse gradient", value.dtype.name)
+        return agreement.PlannedGradient(f"value {position}", "", "a sparse gradient", value.dtype.name)
     shape = str(tuple(value.shape.as_list())) if value.shape.is_fully_defined() else "unknown"
-    return agreement.Gradient(f"value {position}", shape, "a dense gradient", value.dtype.name)
+    return agreement.PlannedGradient(f"value {position}", shape, "a dense gradient", value.dtype.name)
 
 
 def _split_into_all_reduces(values, fusion, group):
     dense = [position for position, value in enumerate(values) if isinstance(value, tf.Tensor)]
     strategy = groups.process_groups().strategies.strategy_of(group)
-    if fusion == _BY_STRATEGY and strategy.fits(len(dense)):
+    if fusion == _BY_STRATEGY and strategy.can_split(len(dense)):
         return cut_fragments(values, [f"value {position}" for position in range(len(values))], strategy)
     return [dense] if dense else []
 

@@ -10,16 +10,16 @@ from typing import Any, Callable, TypeVar
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import exchanges, wire_names
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.arithmetic import in_true_units
+from npu_bridge.gradients.arithmetic import unscale_gradient
 from npu_bridge.gradients.graph_mode import choose_tensors, tensors_if
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import sort_stages
 from npu_bridge.gradients.rank_state import RankState
-from npu_bridge.gradients.stage import Stage, changes_gradients_after_check, overrides, variables_of
+from npu_bridge.gradients.stage import Stage, changes_gradients_after_check, is_hook_overridden, variables_of
 from npu_bridge.gradients.stages.all_reduce import AllReduce
 from npu_bridge.gradients.stages.loss_scaling import Scaling
 from npu_bridge.gradients.stages.overflow import OverflowCheck
-from npu_bridge.gradients.step import Step, Update
+from npu_bridge.gradients.step import Step, StepUpdate
 from npu_bridge.gradients.step_branches import BranchResults, make_update
 
 # Key of a step's notes: operators that must run before the state of stages is read or changed.
@@ -58,15 +58,15 @@ class Pipeline:
     def __init__(self, stages: Sequence[Stage], inner: InnerOptimizer | None = None, owner: str = "Pipeline"):
         self.inner = inner
         self.stages = sort_stages(stages, owner)
-        for check in self.of_type(OverflowCheck):
+        for check in self.stages_of_type(OverflowCheck):
             check.stages = self.stages
-        self.transfers = wire_names.Owner(is_counted=self.communicates)
+        self.transfers = wire_names.CollectivesOwner(is_counted=self.communicates)
         self.rank_state = RankState(self.stages, inner, self.transfers)
 
     @property
     def scales_loss(self) -> bool:
         """Whether a stage changes the loss before the backward pass."""
-        return any(overrides(type(stage), "scale_loss") for stage in self.stages)
+        return any(is_hook_overridden(type(stage), "scale_loss") for stage in self.stages)
 
     @property
     def scales_gradients(self) -> bool:
@@ -86,20 +86,20 @@ class Pipeline:
     @property
     def loss_scale_managers(self) -> tuple:
         """The managers of the loss scales, in the order of `loss_id`; empty without loss scaling."""
-        return tuple(manager for stage in self.of_type(Scaling) for manager in stage.managers)
+        return tuple(manager for stage in self.stages_of_type(Scaling) for manager in stage.managers)
 
     @property
-    def needs_true_units(self) -> bool:
+    def needs_unscaled_gradients(self) -> bool:
         """Whether a stage needs gradients of the unscaled loss."""
         places = ("freeze", "accumulate", "local clip", "synchronise")
-        return any(stage.needs_true_units for stage in self.of_type(AllReduce)) or any(
+        return any(stage.needs_unscaled_gradients for stage in self.stages_of_type(AllReduce)) or any(
             stage.place in places or changes_gradients_after_check(stage) for stage in self.stages
         )
 
     @property
     def can_skip_updates(self) -> bool:
         """Whether a stage has a gate, which can skip or change updates."""
-        return any(overrides(type(stage), "gate") for stage in self.stages)
+        return any(is_hook_overridden(type(stage), "gate") for stage in self.stages)
 
     @property
     def only_communicates(self) -> bool:
@@ -108,10 +108,10 @@ class Pipeline:
 
     def skip_steps_together(self) -> None:
         """Makes all ranks decide together whether to skip a step, instead of each rank alone."""
-        for check in self.of_type(OverflowCheck):
+        for check in self.stages_of_type(OverflowCheck):
             check.is_joint = True
 
-    def of_type(self, kind: type[_StageType]) -> list[_StageType]:
+    def stages_of_type(self, kind: type[_StageType]) -> list[_StageType]:
         """Returns the stages of one class or of classes derived from it."""
         return [stage for stage in self.stages if isinstance(stage, kind)]
 
@@ -184,7 +184,7 @@ class Pipeline:
         return list(step.grads_and_vars)
 
     @tf.autograph.experimental.do_not_convert
-    @wire_names.belongs_to_owner
+    @wire_names.assign_collectives_to_owner
     def combine(self, step: Step, grads_and_vars: Sequence) -> list:
         """Converts this rank's gradients of the scaled loss to unscaled gradients, averaged over the ranks.
 
@@ -228,9 +228,9 @@ class Pipeline:
         """Divides the reduced gradients by `Step.divisor`, in flat tensors if the stage that scales joins gradients."""
         if step.divisor is None:
             return
-        combined = next((stage.combined for stage in self.of_type(Scaling)), None)
+        combined = next((stage.combined for stage in self.stages_of_type(Scaling)), None)
         if combined is None:
-            step.map(lambda grad: in_true_units(grad, step.divisor))
+            step.map(lambda grad: unscale_gradient(grad, step.divisor))
         else:
             combined.unscale(step)
         step.mark_as_unscaled()
@@ -266,7 +266,7 @@ class Pipeline:
         results.unpack(step, choose_tensors(step.group.number, branches))
 
     @tf.autograph.experimental.do_not_convert
-    @wire_names.belongs_to_owner
+    @wire_names.assign_collectives_to_owner
     def apply(self, step: Step, apply: Callable[[], Any]) -> Any:
         """Runs the update unless a stage skips it, then updates the state of the stages.
 
@@ -279,10 +279,10 @@ class Pipeline:
           or None in eager execution.
         """
         slots = self.rank_state.before_update(step)
-        update_of = Update(collections.record_update_operators()(make_update(step, apply)), step.updated, slots)
+        update_of = StepUpdate(collections.record_update_operators()(make_update(step, apply)), step.updated, slots)
         for stage in reversed(self.stages):
             update_of = dataclasses.replace(update_of, run=functools.partial(stage.gate, step, update_of))
-        with wire_names.recorded_names() as transfers, exchanges.unchecked_updates():
+        with wire_names.recorded_names() as transfers, exchanges.disable_update_checks():
             update = update_of()
         self.rank_state.after_update(transfers)
         collections.publish_in_graph(collections.PIPELINES, self)

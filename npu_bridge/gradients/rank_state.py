@@ -18,9 +18,9 @@ from npu_bridge.gradients.checkpoints.rank_values import RankValues, RestoreOwnV
 from npu_bridge.gradients.checkpoints.resuming import watch_savers
 from npu_bridge.gradients.first_step import training_apart
 from npu_bridge.gradients.first_step.start_values import RankComparison, compare_before_first_run
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
-from npu_bridge.gradients.stage import RestartingStage, Stage, overrides, synced_too_early_error, variables_of
+from npu_bridge.gradients.stage import RestartingStage, Stage, is_hook_overridden, synced_too_early_error, variables_of
 from npu_bridge.gradients.step import Step
 from npu_bridge.graph.variables import global_step_of
 
@@ -34,7 +34,7 @@ class RankState:
       transfers: the label of the pipeline's collectives; also an attribute.
     """
 
-    def __init__(self, stages: Sequence[Stage], inner: InnerOptimizer | None, transfers: wire_names.Owner):
+    def __init__(self, stages: Sequence[Stage], inner: InnerOptimizer | None, transfers: wire_names.CollectivesOwner):
         self._stages = stages
         self._inner = inner
         self.transfers = transfers
@@ -46,7 +46,7 @@ class RankState:
         self._has_reported_restore = False
         self._is_start_warning_off = False
         self._kept = [stage for stage in stages if not isinstance(stage, RestartingStage)]
-        has_own = any(overrides(type(stage), "variables_of_this_rank") for stage in self._kept)
+        has_own = any(is_hook_overridden(type(stage), "variables_of_this_rank") for stage in self._kept)
         self._values = RankValues() if has_own else None
         self._replicas = RankValues() if any(stage.differ_between_ranks for stage in stages) else None
         self._restore_own: RestoreOwnValues | None = None
@@ -95,7 +95,7 @@ class RankState:
 
     def begin(self) -> None:
         """Restores this rank's weights in functions and eager execution, before the loss is computed from them."""
-        if self._replicas is not None and not building_graph():  # graphs: `RestoreOwnValues`
+        if self._replicas is not None and not is_building_graph():  # graphs: `RestoreOwnValues`
             self._replicas.take_own_rows()
 
     def restore_own_values(self) -> list:
@@ -110,7 +110,7 @@ class RankState:
     def compare_before_first_run(self, step: Step, transfers: Iterable[str]) -> None:
         """Makes a session compare the variables of all ranks before the first run of the collectives in `transfers`."""
         owner = self._comparison.owner
-        if owner and building_graph():
+        if owner and is_building_graph():
             step_counter = global_step_of()
             known = [*step.updated, *([] if step_counter is None else [step_counter])]
             compare_before_first_run(
@@ -123,7 +123,7 @@ class RankState:
         Returns:
           The function that creates missing slots of the updated variables and returns all of them.
         """
-        if building_graph():
+        if is_building_graph():
             watch_savers()
         self.compare_before_first_run(step, ())
         if self._exchanges_before is not None:
@@ -139,14 +139,14 @@ class RankState:
         Args:
           transfers: full names of the collectives of the update.
         """
-        if self._replicas is not None and self._replicas.variables and building_graph():
+        if self._replicas is not None and self._replicas.variables and is_building_graph():
             self._restore_own = RestoreOwnValues(self._replicas, set(transfers))
 
     def silence_start_warning(self) -> None:
         """Turns off the warning of `compare_start_values`, because the script broadcasts variables."""
         self._is_start_warning_off = True
 
-    @wire_names.belongs_to_owner
+    @wire_names.assign_collectives_to_owner
     def compare_start_values(self, grads_and_vars: Sequence, make_slots: Callable[[], list]) -> None:
         """Compares the variables of all ranks before the first update, in functions and eager execution.
 
@@ -157,7 +157,7 @@ class RankState:
           make_slots: function that creates missing slots of these variables and returns all of them.
         Ranks: collective at the first call for these variables.
         """
-        if building_graph():
+        if is_building_graph():
             return
         if self._comparison.owner:
             trained = [variable for grad, variable in grads_and_vars if grad is not None]
@@ -176,7 +176,7 @@ class RankState:
             with tf.init_scope():
                 self._replicas.take_own_rows()
 
-    @wire_names.belongs_to_owner
+    @wire_names.assign_collectives_to_owner
     def gather(self) -> Any:
         """Gathers on rank 0 the values that differ between ranks, so that a checkpoint of rank 0 contains all of them.
 

@@ -11,7 +11,7 @@ from npu_bridge.base.arguments import check_list
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.combined import CombinedGradients
-from npu_bridge.gradients.inner import InnerOptimizer, adapt
+from npu_bridge.gradients.inner import InnerOptimizer, adapt_optimizer
 from npu_bridge.gradients.order import check_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.sharding import SharedUpdate
@@ -19,7 +19,7 @@ from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.stages.all_reduce import AllReduce, OptimizerSplit
 from npu_bridge.gradients.stages.group_scaling import GroupScaling
 from npu_bridge.gradients.stages.loss_scaling import LossScaling
-from npu_bridge.gradients.stages.overflow import DropWarning, NarrowVariableGuard, OverflowCheck
+from npu_bridge.gradients.stages.overflow import DroppedStepWarning, NarrowVariableGuard, OverflowCheck
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,17 +78,17 @@ def build_pipeline(settings: PipelineSettings) -> Pipeline:
     """
     added, inner = copy_stages(settings.stages, settings.owner), settings.inner
     if inner is not None and not isinstance(inner, InnerOptimizer):
-        inner = adapt(inner, settings.owner, is_updating=False)
+        inner = adapt_optimizer(inner, settings.owner, is_updating=False)
     exchanging = next((stage for stage in added if stage.communicates), None)
     if exchanging is not None:
         _check_communicating_stage(exchanging, settings)
         exchanging.transfer_name = settings.name
-    combined = _combined_gradients(settings, inner)
-    made = _scaling_stages(settings, combined)
+    combined = _make_combined_gradients(settings, inner)
+    made = _make_scaling_stages(settings, combined)
     if settings.is_distributed and exchanging is None:
         made.append(AllReduce(settings.name, settings.wire_dtype))
     if _needs_check(settings, added):
-        made += _checking_stages(settings, exchanging, combined)
+        made += _make_checking_stages(settings, exchanging, combined)
     if settings.is_sharded:
         made.append(SharedUpdate())
     for stage in (*made, *added):
@@ -97,7 +97,7 @@ def build_pipeline(settings: PipelineSettings) -> Pipeline:
     return Pipeline([*made, *added], inner, settings.owner)
 
 
-def _combined_gradients(settings, inner):
+def _make_combined_gradients(settings, inner):
     if not (settings.is_scaled and settings.combines):
         return None
     return CombinedGradients(
@@ -105,7 +105,7 @@ def _combined_gradients(settings, inner):
     )
 
 
-def _scaling_stages(settings, combined):
+def _make_scaling_stages(settings, combined):
     if not settings.is_scaled:
         return []
     scaling = GroupScaling if getattr(settings.manager, "is_for_groups", False) else LossScaling
@@ -120,7 +120,7 @@ def _needs_check(settings, added):
     return sends_float16 or any("a verdict" in stage.needs for stage in added)
 
 
-def _checking_stages(settings, exchanging, combined):
+def _make_checking_stages(settings, exchanging, combined):
     """Returns the overflow check, and the stages that act on its decision."""
     # The gradients that AllReduce returns are equal on all ranks, and so are decisions about them.
     is_of_rank = settings.is_distributed and (settings.is_scaled or exchanging is not None)
@@ -130,7 +130,7 @@ def _checking_stages(settings, exchanging, combined):
         is_joint = is_of_rank or settings.is_sharded
     check = OverflowCheck(settings.name, is_joint, is_local, is_local and settings.is_tailed, combined)
     if not settings.is_scaled:
-        return [check, DropWarning(_dropped_step_warning(settings))]
+        return [check, DroppedStepWarning(_dropped_step_warning(settings))]
     return [check, NarrowVariableGuard(), *([] if settings.record is None else [settings.record])]
 
 

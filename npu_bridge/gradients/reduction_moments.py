@@ -12,17 +12,17 @@ from typing import NamedTuple
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.search import search
-from npu_bridge.base.tf_internals.graphs import add_control_inputs, opened_for_changes
+from npu_bridge.base.tf_internals.graphs import add_control_inputs, allow_graph_changes
 from npu_bridge.gradients.tailing import branches
 from npu_bridge.gradients.tailing.transfers import is_integer_all_reduce
 from npu_bridge.graph.control_flow import Guards, guards_of, measure_depths
 from npu_bridge.graph.operators import needed_ops
-from npu_bridge.graph.run import TRANSFER_TYPES, Run, sends_gradients
+from npu_bridge.graph.run import TRANSFER_TYPES, SessionRun, sends_gradients
 
 _COLLECTION = ("npu_bridge", "reduction_moments")  # not a string, so TensorFlow does not export the collection
 
 
-class Moments(NamedTuple):
+class ReductionMoments(NamedTuple):
     """Scalars to be fetched in a training step.
 
     Attributes:
@@ -36,7 +36,7 @@ class Moments(NamedTuple):
     exchanges: tf.Tensor
 
 
-def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
+def mark_reductions(graph: tf.Graph, run: SessionRun) -> ReductionMoments | None:
     """Adds operators to a graph that measure when a training step begins to send gradients, and when it has sent all.
 
     Args:
@@ -60,7 +60,7 @@ def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
     guards = guards_of(run.ops, run.fed_names)
     sure = {op for op in run.ops if not guards[op] and not depths[op].loops}
     behind, ends = _operators_around_collectives(run, [*sent, *flags], sure)
-    with opened_for_changes(graph), graph.as_default(), tf.control_dependencies(None), tf.device("/cpu:0"):
+    with allow_graph_changes(graph), graph.as_default(), tf.control_dependencies(None), tf.device("/cpu:0"):
         with tf.name_scope(""), tf.name_scope("reduction_moments"):
             # Not by `tf.control_dependencies`, which notes an attribute with operators that have been run already.
             ready, done = tf.timestamp("ready"), tf.timestamp("done")
@@ -68,7 +68,7 @@ def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
             add_control_inputs(done.op, ends)
             known_here = {tensor.name: tensor for op in sure for tensor in op.outputs}
             exchanges = _any_alternative_runs([guards[op] for op in sent], known_here)
-    known.append((names, Moments(ready, done, exchanges)))
+    known.append((names, ReductionMoments(ready, done, exchanges)))
     return known[-1][1]
 
 
@@ -76,7 +76,7 @@ def _exchanges_gradients(op):
     return sends_gradients(op.name, op.type) or (op.type in branches.TYPES and bool(branches.transfers_inside(op)))
 
 
-def _operators_around_collectives(run: Run, sent: Sequence[tf.Operation], sure: Collection[tf.Operation]):
+def _operators_around_collectives(run: SessionRun, sent: Sequence[tf.Operation], sure: Collection[tf.Operation]):
     """Returns operators before the collectives, none of which waits for other ranks, and operators after them.
 
     Operators inside a condition are replaced by the operators that lead into it and out of it, since these always run.
@@ -99,11 +99,11 @@ def _operators_around_collectives(run: Run, sent: Sequence[tf.Operation], sure: 
     return sorted(behind, key=lambda op: op.name), [op for op in on_the_way if op in sure]
 
 
-def _any_alternative_runs(alternatives: Iterable[Guards], known: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns a boolean tensor: whether, in some alternative, all tensors in `known` have the required values."""
-    sure = {frozenset(pair for pair in guards if pair[0] in known) for guards in alternatives}
+def _any_alternative_runs(alternatives: Iterable[Guards], values_by_name: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Returns a boolean tensor: whether all tensors in `values_by_name` have the values of some alternative."""
+    sure = {frozenset(pair for pair in guards if pair[0] in values_by_name) for guards in alternatives}
     if not all(sure):
         return tf.constant(True)
     return tf.reduce_any(
-        [tf.reduce_all([tf.equal(known[name], bool(value)) for name, value in guards]) for guards in sure]
+        [tf.reduce_all([tf.equal(values_by_name[name], bool(value)) for name, value in guards]) for guards in sure]
     )

@@ -9,7 +9,7 @@ from npu_bridge.collective.ownership import fair_division
 from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients.arithmetic import gradient_parts
 from npu_bridge.gradients.checkpoints import remote_slots
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.stage import Stage
 
@@ -76,8 +76,8 @@ class ShardedOptimizer(InnerOptimizer):
             return self._inner.make_slots(variables)
         return super().make_slots(variables)
 
-    def make_own_and_remote_slots(self, own, others, creator):
-        self._inner.make_own_and_remote_slots(own, others, creator)
+    def make_own_and_remote_slots(self, own_variables, remote_variables, creator):
+        self._inner.make_own_and_remote_slots(own_variables, remote_variables, creator)
 
     def apply_gradients(self, grads_and_vars, global_step, name):
         ranks = collective.current()
@@ -142,7 +142,7 @@ class ShardedOptimizer(InnerOptimizer):
                 flat = tf.concat(own, axis=0) if own else tf.zeros([0], dtype)
                 joined = ranks.all_gather(flat, f"{self._name}_updated_{dtype.name}_{number}")
                 # Even if all variables are this rank's own, the other ranks need the transfer.
-                assigned += _assign_received(joined, pieces, ranks.rank) or [prevent_pruning(joined)]
+                assigned += _assign_received_variables(joined, pieces, ranks.rank) or [prevent_pruning(joined)]
         return assigned
 
 
@@ -160,9 +160,9 @@ def _check_can_be_shared(optimizer):
     raise ValueError(message("NPUDistributedOptimizer", problem, expected, got, fix))
 
 
-def _split_into_pieces(by_owner):
+def _split_into_pieces(variables_by_owner):
     """Splits the list of every owner into pieces of about `PIECE_BYTES`; yields the n-th pieces of all owners."""
-    cut = [_split_by_bytes(variables) for variables in by_owner]
+    cut = [_split_by_bytes(variables) for variables in variables_by_owner]
     for number in range(max(map(len, cut))):
         yield [runs[number] if number < len(runs) else [] for runs in cut]
 
@@ -178,7 +178,7 @@ def _split_by_bytes(variables):
     return runs
 
 
-def _assign_received(joined, pieces, rank):
+def _assign_received_variables(joined, pieces, rank):
     variables = [variable for piece in pieces for variable in piece]
     parts = tf.split(joined, [variable.shape.num_elements() for variable in variables])
     own = {variable.ref() for variable in pieces[rank]}
@@ -199,7 +199,7 @@ def _size_bytes(variable):
 
 
 def _check_is_tf1_graph(name):
-    if not building_graph():
+    if not is_building_graph():
         problem = "with several ranks is_weight_update_sharding works only in TF 1 graphs"
         expected, got = "a graph that a session runs", "a step executed eagerly or in a tf.function"
         fix = "Build the step in tf.Graph().as_default(), or use is_weight_update_sharding=False."

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from npu_bridge.base.errors import KnownKeywords, did_you_mean, message, say_once
+from npu_bridge.base.errors import KeywordChecksMixin, did_you_mean, message, say_once
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.step import Step, Update
+from npu_bridge.gradients.step import Step, StepUpdate
 
 # The places of stages, in the order in which gradients pass them.
 PLACES = (
@@ -47,7 +47,7 @@ SUMMING_PLACES = ("accumulate", "accumulate reduced")
 FROZEN_UNCHANGED = "unchanged frozen variables"
 
 
-class Stage(KnownKeywords):
+class Stage(KeywordChecksMixin):
     """Base class of gradient transformations. A hook that a stage does not override changes nothing.
 
     A pipeline calls one hook of all its stages before the next hook, in this order:
@@ -160,7 +160,7 @@ class Stage(KnownKeywords):
     def after_reduce(self, step: Step) -> None:
         """Changes the reduced gradients before the caller sees them."""
 
-    def gate(self, step: Step, update: Update) -> Any:
+    def gate(self, step: Step, update: StepUpdate) -> Any:
         """Decides whether and when `update` runs; returns the resulting op."""
         return update()
 
@@ -193,14 +193,14 @@ class SynchronisingStage(Stage):
         raise NotImplementedError
 
 
-def overrides(kind: type[Stage], hook: str) -> bool:
+def is_hook_overridden(stage_class: type[Stage], hook: str) -> bool:
     """Returns whether a class of stages overrides a method of `Stage`; otherwise the method does nothing."""
-    return getattr(kind, hook) is not getattr(Stage, hook)
+    return getattr(stage_class, hook) is not getattr(Stage, hook)
 
 
 def changes_gradients_after_check(stage: Stage) -> bool:
     """Returns whether a stage changes gradients after the overflow check (the place "verdict")."""
-    return PLACES.index(stage.place) > PLACES.index("verdict") and overrides(type(stage), "after_reduce")
+    return PLACES.index(stage.place) > PLACES.index("verdict") and is_hook_overridden(type(stage), "after_reduce")
 
 
 def variables_of(state: dict) -> list:

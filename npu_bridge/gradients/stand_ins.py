@@ -16,9 +16,9 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_reference as is_reference_dtype
 from npu_bridge.base.tf_internals.graphs import make_stand_in
-from npu_bridge.base.tf_internals.savers import track
+from npu_bridge.base.tf_internals.savers import track_part
 from npu_bridge.gradients.arithmetic import map_values
-from npu_bridge.gradients.graph_mode import building_graph, initialise_with_keras, value_before_update
+from npu_bridge.gradients.graph_mode import initialise_with_keras, is_building_graph, value_before_update
 
 # The slot name of stand-ins; checkpoints call them `<variable>/float32`.
 SLOT = "float32"
@@ -114,7 +114,7 @@ class StandIns:
     def _change_through_stand_ins(self, stand_ins, change):
         with tf.name_scope("stand_ins"):
             current = [stand_in.copy_from_variable() for stand_in in stand_ins]
-        if not building_graph():
+        if not is_building_graph():
             done = change()
             for stand_in in stand_ins:
                 stand_in.copy_to_variable()
@@ -148,8 +148,8 @@ class StandIns:
         if made.is_kept:
             if self._module is None:  # tracked only when it holds something, so that other checkpoints stay unchanged
                 self._module = tf.Module(name=SLOT)
-                track(self._optimizer, self._module, SLOT, overwrite=True)
-            track(self._module, made.values, made.seen.name.partition(":")[0], overwrite=True)
+                track_part(self._optimizer, self._module, SLOT, overwrite=True)
+            track_part(self._module, made.values, made.seen.name.partition(":")[0], overwrite=True)
         return made
 
 

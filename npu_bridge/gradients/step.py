@@ -1,4 +1,4 @@
-"""Defines `Step`, the data of one training step that stages read and change, and `Update`, the update of a step."""
+"""Defines `Step`, the data of one training step that stages read and change, and `StepUpdate`, the update of a step."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Update:
+class StepUpdate:
     """The update of one step. Calling the object runs the update and returns the op, or None in eager execution.
 
     Attributes:

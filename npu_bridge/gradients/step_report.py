@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.step import Step
 
 _OVERFLOW = "overflow"  # key of the overflow tensor in the notes of a step
@@ -59,7 +59,7 @@ class LastStepReport:
         if not step.losses.values or tf.distribute.has_strategy():
             return
         report = report_of(step, "last_step")
-        if building_graph():
+        if is_building_graph():
             self._tensors = report
             return
         values = StepReport(*(_to_scalars(part) for part in report))

@@ -43,7 +43,7 @@ class Depth(NamedTuple):
     conditions: int = 0
 
 
-def measure_depths(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -> dict[tf.Operation, Depth]:
+def measure_depths(ops: Iterable[tf.Operation], fed_names: Collection[str] = NOTHING_FED) -> dict[tf.Operation, Depth]:
     """Returns the depth of each operator in control flow; `ops` must be in the order of `computed_ops`.
 
     The switches of a loop count as one condition, which ends at the loop's exit.
@@ -51,22 +51,24 @@ def measure_depths(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_F
     found: dict[tf.Operation, Depth] = {}
     for op in ops:
         # An operator that is not found yet closes a loop.
-        known = [found[other] for other in needed_ops(op, fed) if other in found]
+        known = [found[other] for other in needed_ops(op, fed_names) if other in found]
         loops = max((depth.loops for depth in known), default=0) + _LOOPS.get(op.type, 0)
         conditions = max((depth.conditions for depth in known), default=0) + _CONDITIONS.get(op.type, 0)
         found[op] = Depth(max(loops, 0), max(conditions, 0))
     return found
 
 
-def group_by_depth(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -> dict[Depth, list[tf.Operation]]:
+def group_by_depth(
+    ops: Iterable[tf.Operation], fed_names: Collection[str] = NOTHING_FED
+) -> dict[Depth, list[tf.Operation]]:
     """Groups operators by their depth in control flow. The operators at `Depth()` always run, exactly once."""
     groups: dict[Depth, list[tf.Operation]] = {}
-    for op, depth in measure_depths(ops, fed).items():
+    for op, depth in measure_depths(ops, fed_names).items():
         groups.setdefault(depth, []).append(op)
     return groups
 
 
-def guards_of(ops: Iterable[tf.Operation], fed: Collection[str]) -> dict[tf.Operation, Guards]:
+def guards_of(ops: Iterable[tf.Operation], fed_names: Collection[str]) -> dict[tf.Operation, Guards]:
     """Returns the guards of each operator: the tensors that decide whether it runs, with the required values.
 
     Guards are read from switches and merges. Control-flow contexts are not enough: an all-reduce outside of a branch
@@ -74,7 +76,7 @@ def guards_of(ops: Iterable[tf.Operation], fed: Collection[str]) -> dict[tf.Oper
     """
     found: dict[tf.Operation, Guards] = {}
     for op in ops:
-        known = [_guards_of_tensor(tensor, found) for tensor in op.inputs if tensor.name not in fed]
+        known = [_guards_of_tensor(tensor, found) for tensor in op.inputs if tensor.name not in fed_names]
         known = [guards for guards in known if guards is not None]
         join = frozenset.intersection if op.type in ("Merge", "RefMerge") else frozenset.union
         guards = join(*known) if known else frozenset()

@@ -80,21 +80,21 @@ class InGraphLoop(NamedTuple):
     count: tf.Tensor
 
 
-def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[str] = ()) -> InGraphLoop:
+def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed_names: Collection[str] = ()) -> InGraphLoop:
     """Builds a loop in which every iteration does the same as a run of the operators in `step`.
 
     Args:
       graph: a TF 1 graph that is not finalized.
       step: the operators that make up a training step.
-      fed: names of the tensors fed in the run; every iteration gets the same values.
+      fed_names: names of the tensors fed in the run; every iteration gets the same values.
     Raises:
       NotLoopableError: a copy of some operator would not be equivalent. The graph is unchanged.
     Graph: name scope `iteration_loop`, with a copy of all that the step computes.
     Ranks: local.
     """
-    step, fed = list(step), frozenset(fed)
-    copied = ops_to_copy(step, fed)
-    definition, outer = export_definition(graph, copied, fed)
+    step, fed_names = list(step), frozenset(fed_names)
+    copied = ops_to_copy(step, fed_names)
+    definition, outer = export_definition(graph, copied, fed_names)
 
     def train_once(number):
         done = tf1.import_graph_def(definition, outer, [op.name for op in step], name="step")
@@ -110,7 +110,7 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
 
 
 def ops_to_copy(
-    step: Iterable[tf.Operation], fed: Collection[str], with_collectives: bool = False
+    step: Iterable[tf.Operation], fed_names: Collection[str], with_collectives: bool = False
 ) -> list[tf.Operation]:
     """Returns the operators of a training step that a loop must copy, each after its inputs.
 
@@ -118,12 +118,12 @@ def ops_to_copy(
 
     Args:
       step: the operators that make up a training step.
-      fed: names of the tensors fed in the run.
+      fed_names: names of the tensors fed in the run.
       with_collectives: copy collective operators, too; then all ranks must do the same.
     Raises:
       NotLoopableError: a copy of some operator would not be equivalent.
     """
-    copied = [op for op in computed_ops(step, fed) if not _is_shared(op)]
+    copied = [op for op in computed_ops(step, fed_names) if not _is_shared(op)]
     reasons = {op: reason for op in copied if (reason := _reason_not_to_copy(op, with_collectives))}
     if reasons:
         raise NotLoopableError(reasons)
@@ -148,24 +148,24 @@ def name_of_outer_tensor(tensor: tf.Tensor) -> str:
 
 
 def export_definition(
-    graph: tf.Graph, copied: Sequence[tf.Operation], fed: Collection[str] = (), keeps_order: bool = True
+    graph: tf.Graph, copied_ops: Sequence[tf.Operation], fed_names: Collection[str] = (), keeps_order: bool = True
 ) -> tuple[tf.compat.v1.GraphDef, dict[str, tf.Tensor]]:
-    """Returns a GraphDef of the `copied` operators, and the outside tensors that they read, by name in the GraphDef.
+    """Returns a GraphDef of `copied_ops`, and the outside tensors that these operators read, by name in the GraphDef.
 
     Tensors that are fed count as outside even if an exported operator computes them. With `keeps_order`, exported
     operators keep the control inputs from other exported operators.
     """
     definition, outer = tf1.GraphDef(), {}
     definition.versions.CopyFrom(graph.graph_def_versions)
-    inside = {op.name for op in copied}
+    inside = {op.name for op in copied_ops}
 
     def name_inside(tensor):
-        if tensor.op.name in inside and tensor.name not in fed:
+        if tensor.op.name in inside and tensor.name not in fed_names:
             return tensor.name
         outer[name_of_outer_tensor(tensor)] = tensor
         return name_of_outer_tensor(tensor)
 
-    for op in copied:
+    for op in copied_ops:
         node = definition.node.add()
         node.CopyFrom(op.node_def)
         # Colocation with a variable has no meaning on a machine without other devices.

@@ -26,18 +26,18 @@ def list_elements(graph: tf.Graph, structure: Any) -> list:
     return [element for part in parts for element in list_elements(graph, part)]
 
 
-def producers(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
+def producers(elements: Iterable, fed_names: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
     """Returns the operators in `elements`, and those that compute the tensors in `elements`, except fed tensors."""
     return [
         element if isinstance(element, tf.Operation) else element.op
         for element in elements
-        if isinstance(element, tf.Operation) or element.name not in fed
+        if isinstance(element, tf.Operation) or element.name not in fed_names
     ]
 
 
-def needed_ops(op: tf.Operation, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
+def needed_ops(op: tf.Operation, fed_names: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
     """Returns the operators that an operator waits for: the producers of its inputs, then its control inputs."""
-    return [*producers(op.inputs, fed), *op.control_inputs]
+    return [*producers(op.inputs, fed_names), *op.control_inputs]
 
 
 def consumers(op: tf.Operation) -> list[tf.Operation]:
@@ -45,21 +45,21 @@ def consumers(op: tf.Operation) -> list[tf.Operation]:
     return [user for tensor in op.outputs for user in tensor.consumers()]
 
 
-def computed_ops(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
+def computed_ops(elements: Iterable, fed_names: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
     """Returns the operators that must run for the given tensors and operators, each after its inputs.
 
-    The body of a TF 1 loop leads back to the loop's entrance, so it comes after everything else. Tensors named in `fed`
-    need no operators.
+    The body of a TF 1 loop leads back to the loop's entrance, so it comes after everything else. Tensors named in
+    `fed_names` need no operators.
     """
     order: dict[tf.Operation, None] = {}
     back: list[tf.Operation] = []
 
     def needed_first(op):
-        needed = needed_ops(op, fed)
+        needed = needed_ops(op, fed_names)
         back.extend(other for other in needed if other.type in BACK_EDGES)
         return [other for other in needed if other.type not in BACK_EDGES and other not in order]
 
-    starts = producers(elements, fed)
+    starts = producers(elements, fed_names)
     while starts:
         order.update(dict.fromkeys(dependency_order(starts, needed_first)))
         starts = [op for op in dict.fromkeys(back) if op not in order]

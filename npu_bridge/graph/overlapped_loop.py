@@ -55,7 +55,7 @@ class OverlappedLoop(NamedTuple):
 def put_in_overlapped_loop(
     graph: tf.Graph,
     step: Iterable[tf.Operation],
-    fed: Collection[str] = (),
+    fed_names: Collection[str] = (),
     waits: Mapping[tf.Operation, Collection[tf.Operation]] | None = None,
 ) -> OverlappedLoop:
     """Builds a loop in which every iteration runs the operators in `step`, and begins as early as it can.
@@ -63,15 +63,15 @@ def put_in_overlapped_loop(
     Args:
       graph: a TF 1 graph that is not finalized.
       step: the operators that make up a training step; none is inside a condition.
-      fed: names of the tensors fed in the run; every iteration gets the same values.
+      fed_names: names of the tensors fed in the run; every iteration gets the same values.
       waits: dict from an operator to the control inputs that its copy gets instead of the operator's control inputs.
     Raises:
       NotLoopableError: a copy of some operator would not be equivalent. The graph is unchanged.
     Graph: name scope `overlapped_loop`, with a copy of all that the step computes.
     Ranks: collective if the step is: all ranks run this loop, for the same number of steps.
     """
-    step, fed = list(step), frozenset(fed)
-    body = _Iteration(graph, step, fed, waits or {})
+    step, fed_names = list(step), frozenset(fed_names)
+    body = _LoopIteration(graph, step, fed_names, waits or {})
     with graph.as_default(), tf.control_dependencies(None), tf.device(None), tf.name_scope(""):
         with tf.name_scope(_SCOPE), classic_control_flow():
             count = tf1.placeholder(tf.int64, [], name="count")
@@ -102,7 +102,7 @@ class _SharedState:
         return any(is_reference(tensor.dtype) for tensor in self.source.outputs) and self.is_variable
 
 
-class _Iteration:
+class _LoopIteration:
     """One iteration of the loop.
 
     Attributes:
@@ -217,18 +217,18 @@ class _Iteration:
         return self._step[0].graph.get_tensor_by_name(name)
 
 
-def _find_states(copied: Sequence[tf.Operation]) -> list[_SharedState]:
+def _find_states(copied_ops: Sequence[tf.Operation]) -> list[_SharedState]:
     """Returns the states that outlive a step, with the operators that use them."""
     states: dict[tf.Operation, _SharedState] = {}
-    step_ops = set(copied)
-    for op in copied:
+    step_ops = set(copied_ops)
+    for op in copied_ops:
         if op.type.startswith(COLLECTIVE_TYPES):
             states[op] = _SharedState(op, False, writers=[op])
-        if op.type in _FORWARDING and _refers_to_state(op.inputs[0]):
+        if op.type in _FORWARDING and _is_reference_to_state(op.inputs[0]):
             _record_state_access(op, 0, states, step_ops, is_use=False)
             continue
         for position, tensor in enumerate(op.inputs):
-            if _refers_to_state(tensor):
+            if _is_reference_to_state(tensor):
                 _record_state_access(op, position, states, step_ops, is_use=True)
     return list(states.values())
 
@@ -246,13 +246,13 @@ def _record_state_access(op, position, states, step_ops, is_use):
             users.append(op)
 
 
-def _refers_to_state(tensor):
+def _is_reference_to_state(tensor):
     return tensor.dtype == tf.resource or is_reference(tensor.dtype)
 
 
 def _access_sources(op):
     """Returns [source] if `op` forwards access to a variable or other state from an operator `source`; else []."""
-    return [op.inputs[0].op] if op.type in _FORWARDING and op.inputs and _refers_to_state(op.inputs[0]) else []
+    return [op.inputs[0].op] if op.type in _FORWARDING and op.inputs and _is_reference_to_state(op.inputs[0]) else []
 
 
 def _writers(states):
@@ -269,7 +269,7 @@ def _token_after(token: tf.Tensor, ops: Iterable[Any]) -> tf.Tensor:
         return tf.identity(token)
 
 
-def _read_batch(op: tf.Operation, token: tf.Tensor, whole: tf.Tensor) -> tuple[tf.Operation, list[tf.Tensor]]:
+def _read_batch(op: tf.Operation, token: tf.Tensor, previous_step: tf.Tensor) -> tuple[tf.Operation, list[tf.Tensor]]:
     """Reads from an iterator. At the end of the data, TensorFlow raises its error only after the whole previous step.
 
     Returns:
@@ -281,7 +281,7 @@ def _read_batch(op: tf.Operation, token: tf.Tensor, whole: tf.Tensor) -> tuple[t
         batch = tf.raw_ops.IteratorGetNextAsOptional(iterator=iterator, **kinds)
     has_value = tf.raw_ops.OptionalHasValue(optional=batch)
     found = tf.raw_ops.OptionalGetValue(optional=tf.raw_ops.Switch(data=batch, pred=has_value).output_true, **kinds)
-    with tf.control_dependencies([whole]):
+    with tf.control_dependencies([previous_step]):
         ended = tf.raw_ops.Switch(data=has_value, pred=has_value).output_false
     with tf.control_dependencies([tf.identity(ended)]):
         missing = tf.raw_ops.IteratorGetNext(iterator=iterator, **kinds)

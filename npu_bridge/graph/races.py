@@ -8,7 +8,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from npu_bridge.graph.operators import consumers, needed_ops
-from npu_bridge.graph.run import Run
+from npu_bridge.graph.run import SessionRun
 from npu_bridge.graph.variables import VARIABLE_TYPES, changes_variable, variable_behind
 
 _ALIASES = ("Identity", "RefIdentity")  # they pass on the buffer of a reference, which later operators read
@@ -26,7 +26,7 @@ class Race(NamedTuple):
     others: list[str]
 
 
-def find_races(run: Run) -> dict[str, Race]:
+def find_races(run: SessionRun) -> dict[str, Race]:
     """Returns the races of a run, by variable name. Operators that only observe, as summaries do, are ignored."""
     ops = run.ops
     writers: dict[str, list[tf.Operation]] = {}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 
-class Event(NamedTuple):
+class OperatorEvent(NamedTuple):
     """One execution of one operator.
 
     Attributes:
@@ -24,7 +24,7 @@ class Event(NamedTuple):
     size_bytes: int = 0
 
 
-def events_of(step_stats: Any) -> Iterator[Event]:
+def events_of(step_stats: Any) -> Iterator[OperatorEvent]:
     """Yields the events of a run, device by device.
 
     Args:
@@ -39,7 +39,7 @@ def events_of(step_stats: Any) -> Iterator[Event]:
                 begin, length = stats.all_start_nanos / 1000, stats.all_end_rel_nanos / 1000
             else:
                 begin, length = float(stats.all_start_micros), float(stats.all_end_rel_micros)
-            yield Event(name, begin, begin + length, sum(map(_size_bytes, stats.output)))
+            yield OperatorEvent(name, begin, begin + length, sum(map(_size_bytes, stats.output)))
 
 
 def _size_bytes(output):

@@ -38,7 +38,7 @@ _LEAST_CONSTANT_SCALE = 16
 _MOST_OPS_OF_SCALE = 12
 
 
-class Run:
+class SessionRun:
     """A description of the runs of a graph with the same fetches and feeds; attributes are computed at their first use.
 
     Attributes:
@@ -120,7 +120,7 @@ class Run:
         return _without_loss_scale(losses[-1]) if losses else None
 
 
-def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> Run:
+def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> SessionRun:
     """Returns the description of a run: the same object for the same arguments, as long as the graph does not grow.
 
     Args:
@@ -134,18 +134,18 @@ def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> Run:
     if record.version != graph.version:
         record.version, record.runs = graph.version, {}
     key = (frozenset(tensor.name for tensor in fed), *(element.name for element in asked))
-    return record.runs.setdefault(key, Run(graph, asked, fed))
+    return record.runs.setdefault(key, SessionRun(graph, asked, fed))
 
 
-def run_of_call(graph: tf.Graph, callable_options: Any) -> Run:
-    """Returns the `Run` of a call of `session.make_callable`, described by CallableOptions."""
+def run_of_call(graph: tf.Graph, callable_options: Any) -> SessionRun:
+    """Returns the `SessionRun` of a call of `session.make_callable`, described by CallableOptions."""
     pairs = callable_options.tensor_connection
     asked = [*callable_options.fetch, *callable_options.target, *(pair.from_tensor for pair in pairs)]
     return run_of(graph, asked, [*callable_options.feed, *(pair.to_tensor for pair in pairs)])
 
 
 def note_gradients(ys: Any, gradients: Any) -> None:
-    """Records the gradients of scalars for `Run.loss`. Called by `watch_gradients`."""
+    """Records the gradients of scalars for `SessionRun.loss`. Called by `watch_gradients`."""
     made = frozenset(part.op for part in tf.nest.flatten(gradients, expand_composites=True) if part is not None)
     for tensor in tf.nest.flatten(ys):
         if isinstance(tensor, tf.Tensor):
@@ -164,7 +164,7 @@ class _GraphRecord:
 
     def __init__(self):
         self.version: int | None = None
-        self.runs: dict[tuple, Run] = {}
+        self.runs: dict[tuple, SessionRun] = {}
         self.losses: list[tuple[tf.Tensor, frozenset[tf.Operation]]] = []
         self.gradients: set[tf.Operation] = set()
 

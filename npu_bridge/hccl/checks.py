@@ -20,7 +20,7 @@ BROADCASTABLE = (*MOVABLE, tf.bool, tf.complex64, tf.complex128)
 _LARGEST_FUSION_ID = 2**31 - 1
 
 
-class Call:
+class CollectiveCall:
     """A call of a collective, with the group that it uses and the first words of its error messages.
 
     Args:
@@ -87,16 +87,16 @@ class Call:
             fix = "Pass the rank in the group, from get_group_rank_from_world_rank."
             raise self.error(f"{name} is not a rank of the group", expected, repr(rank), fix)
 
-    def find_pair(self, other: Any, name: str, sr_tag: Any) -> Communicator:
+    def find_pair(self, other_rank: Any, name: str, sr_tag: Any) -> Communicator:
         """Returns the communicator of this rank and one other rank; raises an error if no group has just these two."""
-        self.check_group_rank(other, name)
+        self.check_group_rank(other_rank, name)
         if not is_integer(sr_tag):
             raise self.error(
                 "sr_tag is not an integer", "an integer", repr(sr_tag), "Use one integer in send and receive."
             )
         communicator = self.communicator
-        if other == communicator.rank:
-            raise self.error(f"{name} is this rank itself", "another rank", other, "Use the tensor itself.")
+        if other_rank == communicator.rank:
+            raise self.error(f"{name} is this rank itself", "another rank", other_rank, "Use the tensor itself.")
         if tf.executing_eagerly():
             expected = "a graph or a tf.function"
             raise self.error(
@@ -106,8 +106,8 @@ class Call:
                 "Make the call in a tf.function.",
                 RuntimeError,
             )
-        first, second = communicator.members[communicator.rank], communicator.members[other]
-        pair = groups.process_groups().find_pair(first, second, groups.find(groups.WORLD))
+        first, second = communicator.members[communicator.rank], communicator.members[other_rank]
+        pair = groups.process_groups().find_pair(first, second, groups.find_group(groups.WORLD))
         if pair is None:
             raise self.error(
                 "no group consists of just the two ranks",

@@ -19,7 +19,7 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.collective.composed import exchange_blocks, forbid_gradient, receive_from, send_to, sum_over_ranks
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.collective.plan_of_transfers import announce_collective
-from npu_bridge.hccl.checks import BROADCASTABLE, MOVABLE, REDUCIBLE, Call, device_address_error
+from npu_bridge.hccl.checks import BROADCASTABLE, MOVABLE, REDUCIBLE, CollectiveCall, device_address_error
 
 __all__ = [
     "all_to_all_v",
@@ -58,7 +58,7 @@ def allreduce(tensor, reduction, fusion=1, fusion_id=-1, group=WORLD):
       ValueError: an argument is not one of the above.
     Ranks: collective in `group`.
     """
-    call = Call("hccl_ops.allreduce", group)
+    call = CollectiveCall("hccl_ops.allreduce", group)
     call.check_reduction(reduction)
     call.check_fusion(fusion, fusion_id, allowed=(0, 1, 2))
     value = call.dense_tensor(tensor, REDUCIBLE)
@@ -77,7 +77,7 @@ def reduce(tensor, reduction, root_rank, fusion=0, fusion_id=-1, group=WORLD):
       tensor, reduction, fusion, fusion_id, group: as in `allreduce`, with `fusion` 0 or 2.
     Returns, Raises, Ranks: as `allreduce`.
     """
-    call = Call("hccl_ops.reduce", group)
+    call = CollectiveCall("hccl_ops.reduce", group)
     call.check_reduction(reduction)
     call.check_fusion(fusion, fusion_id)
     call.check_group_rank(root_rank, "root_rank")
@@ -98,7 +98,7 @@ def allgather(tensor, rank_size, group=WORLD, fusion=0, fusion_id=-1):
       Tensor of the same dtype, `rank_size` times as long in the first dimension.
     Raises, Ranks: as `allreduce`.
     """
-    call = Call("hccl_ops.allgather", group)
+    call = CollectiveCall("hccl_ops.allgather", group)
     call.check_rank_size(rank_size)
     call.check_fusion(fusion, fusion_id)
     value = call.dense_tensor(tensor, MOVABLE)
@@ -124,7 +124,7 @@ def broadcast(tensor, root_rank, fusion=2, fusion_id=0, group=WORLD):
       ValueError: as `allreduce`.
     Ranks: collective in `group`.
     """
-    call = Call("hccl_ops.broadcast", group)
+    call = CollectiveCall("hccl_ops.broadcast", group)
     call.check_fusion(fusion, fusion_id)
     call.check_group_rank(root_rank, "root_rank")
     if not isinstance(tensor, (list, tuple)):
@@ -143,7 +143,7 @@ def reduce_scatter(tensor, reduction, rank_size, group=WORLD, fusion=0, fusion_i
       Tensor of the same dtype, the first dimension divided by `rank_size`.
     Raises, Ranks: as `allreduce`.
     """
-    call = Call("hccl_ops.reduce_scatter", group)
+    call = CollectiveCall("hccl_ops.reduce_scatter", group)
     call.check_reduction(reduction)
     call.check_rank_size(rank_size)
     call.check_fusion(fusion, fusion_id)
@@ -176,7 +176,7 @@ def send(tensor, sr_tag, dest_rank, group=WORLD):
       TypeError, ValueError: as `allreduce`.
     Ranks: this rank and `dest_rank`.
     """
-    call = Call("hccl_ops.send", group)
+    call = CollectiveCall("hccl_ops.send", group)
     return send_to(call.find_pair(dest_rank, "dest_rank", sr_tag), call.dense_tensor(tensor, MOVABLE), sr_tag)
 
 
@@ -192,7 +192,7 @@ def receive(shape, data_type, sr_tag, src_rank, group=WORLD):
       The tensor.
     Raises, Ranks: as `send`.
     """
-    call = Call("hccl_ops.receive", group)
+    call = CollectiveCall("hccl_ops.receive", group)
     dtype = tf.as_dtype(data_type)
     if dtype not in MOVABLE:
         expected = ", ".join(d.name for d in MOVABLE)
@@ -220,7 +220,7 @@ def all_to_all_v(send_data, send_counts, send_displacements, recv_counts, recv_d
       tf.errors.InvalidArgumentError: when run, if a rank sent another number of elements than expected.
     Ranks: collective in `group`.
     """
-    call = Call("hccl_ops.all_to_all_v", group)
+    call = CollectiveCall("hccl_ops.all_to_all_v", group)
     flat = tf.reshape(call.dense_tensor(send_data, MOVABLE, "send_data"), [-1])
     counts = call.entries_per_rank(send_counts, "send_counts")
     displacements = call.entries_per_rank(send_displacements, "send_displacements")
@@ -247,7 +247,7 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
       Vector of the received blocks, in rank order.
     Raises, Ranks: as `all_to_all_v`.
     """
-    call = Call("hccl_ops.all_to_all_v_c", group)
+    call = CollectiveCall("hccl_ops.all_to_all_v_c", group)
     call.check_fusion(fusion, fusion_id)
     communicator = call.communicator
     if not is_integer(rank) or rank != communicator.rank:

@@ -41,13 +41,13 @@ class _Channel:
         return values
 
 
-def write(name: str, tensors: Sequence[Any]) -> tf.Operation | None:
+def write_to_channel(name: str, tensors: Sequence[Any]) -> tf.Operation | None:
     """Returns an op that puts tensors into a channel; in eager execution, puts them at once."""
     channel = _channel(name)
     return tf.numpy_function(lambda *values: channel.put(values), tensors, [])
 
 
-def read(name: str, dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[tf.Tensor]:
+def read_from_channel(name: str, dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[tf.Tensor]:
     """Waits for the next tensors in a channel, and returns them.
 
     Raises:
@@ -60,7 +60,7 @@ def read(name: str, dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[tf.Ten
     return tensors
 
 
-def end(name: str) -> tf.Operation | None:
+def end_channel(name: str) -> tf.Operation | None:
     """Returns an op that closes a channel; tensors that are already in the channel can still be read."""
     return tf.numpy_function(_channel(name).end, [], [])
 

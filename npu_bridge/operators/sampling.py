@@ -155,6 +155,6 @@ def _output_length(length, padding, kernel, dilation, stride):
     return length and (length + padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
-def _tap_positions(count, step, before=0):
+def _tap_positions(count, step, padding=0):
     """Returns the float32 positions -before, step - before, 2·step - before, ..."""
-    return tf.cast(tf.range(count) * step - before, tf.float32)
+    return tf.cast(tf.range(count) * step - padding, tf.float32)

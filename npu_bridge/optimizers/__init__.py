@@ -25,4 +25,4 @@ _MODULES = (
 )
 _PLACES = {name: f"npu_bridge.optimizers.choose:{name}" for name in __all__}
 
-__getattr__ = lazy.lazy_getattr(__name__, {**_PLACES, **lazy.submodules(__name__, *_MODULES)})
+__getattr__ = lazy.lazy_getattr(__name__, {**_PLACES, **lazy.places_of_submodules(__name__, *_MODULES)})

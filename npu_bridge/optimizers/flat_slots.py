@@ -70,7 +70,7 @@ class FlatSlots:
             self.handles = self._flat_handles()
             self._mutex = tf.raw_ops.MutexV2(shared_name=self.name)
             self._move_in, self._move_out, nothing = map(
-                _as_function, (self._move_to_flat, self._move_back, lambda: None)
+                _trace_function, (self._move_to_flat, self._move_from_flat, lambda: None)
             )
             self._nothing = nothing
             lock = tf.raw_ops.MutexLock(mutex=self._mutex)
@@ -83,12 +83,12 @@ class FlatSlots:
                 add_control_inputs(slot.handle.op, [released])
 
     @contextlib.contextmanager
-    def lock_for_update(self, inputs: Sequence[tf.Tensor], written: list):
+    def lock_for_update(self, inputs: Sequence[tf.Tensor], end_ops: list):
         """Moves the slots into the flat variables, and locks the flat variables for the ops inside the context.
 
         Args:
           inputs: tensors that the update waits for; the lock is taken after them.
-          written: list to fill with the ops that end the update.
+          end_ops: list to fill with the ops that end the update.
         """
         with tf.control_dependencies(inputs):
             lock = tf.raw_ops.MutexLock(mutex=self._mutex)
@@ -96,8 +96,8 @@ class FlatSlots:
             taken = self._branch_if_flat(self._nothing, self._move_in)
         with tf.control_dependencies([taken]):
             yield
-        with tf.control_dependencies(written):
-            written.append(tf.raw_ops.ConsumeMutexLock(mutex_lock=lock))
+        with tf.control_dependencies(end_ops):
+            end_ops.append(tf.raw_ops.ConsumeMutexLock(mutex_lock=lock))
 
     def read(self) -> dict:
         """Returns the values of the flat variables by slot name."""
@@ -138,7 +138,7 @@ class FlatSlots:
                     nothing = tf.zeros([0], self._dtype)
                     tf.raw_ops.AssignVariableOp(resource=self._slot_handle(shared_name, None), value=nothing)
 
-    def _move_back(self):
+    def _move_from_flat(self):
         """Moves the flat variables back into the slots of each variable."""
         for name, flat in self._flat_handles().items():
             parts = tf.split(tf.raw_ops.ReadVariableOp(resource=flat, dtype=self._dtype), self._sizes)
@@ -155,5 +155,5 @@ def _shared_name(slot: Any) -> str:
     return slot.handle.op.get_attr("shared_name").decode()
 
 
-def _as_function(function):
+def _trace_function(function):
     return tf.function(function, autograph=False).get_concrete_function()

@@ -15,8 +15,8 @@ from npu_bridge.base.flat_tensors import concatenate_flat, contiguous_slice
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers import flat_slots, kernels, unfused
 from npu_bridge.optimizers.groups import Treatment
-from npu_bridge.optimizers.hypers import hyper_values_at
-from npu_bridge.optimizers.rule import PerTensor
+from npu_bridge.optimizers.hypers import compute_hyper_values
+from npu_bridge.optimizers.rule import TensorReductions
 
 # Variables of up to this many elements are joined. For larger variables, computing takes longer than starting ops.
 JOINED_ELEMENTS = 2**16
@@ -39,12 +39,12 @@ class PendingUpdate:
     treatment: Treatment
 
     @property
-    def elements(self) -> int | None:
+    def element_count(self) -> int | None:
         """The number of elements of the variable; None if its shape is not fully known."""
         return self.variable.shape.num_elements() if self.variable.shape.is_fully_defined() else None
 
 
-class _PerRow(PerTensor):
+class _RowReductions(TensorReductions):
     """Computes a sum for each tensor of a batch; the tensors have one size and are the rows of a matrix."""
 
     def sum(self, values):
@@ -69,8 +69,8 @@ def update_together(
 
     def hypers_of(treatment, dtype):
         if (treatment, dtype) not in known:
-            hypers = known[treatment, dtype] = hyper_values_at(treatment, updates_done, dtype, rate_of(treatment))
-            kernels.add_scalars(treatment.rule, hypers)
+            hypers = known[treatment, dtype] = compute_hyper_values(treatment, updates_done, dtype, rate_of(treatment))
+            kernels.add_kernel_scalars(treatment.rule, hypers)
         return known[treatment, dtype]
 
     updated = []
@@ -79,13 +79,15 @@ def update_together(
         hypers = hypers_of(first.treatment, unfused.working_dtype(first.variable))
         with tf.device(first.variable.device):
             if len(batch) > 1:
-                updated += _update_joined(batch, hypers)
+                updated += _update_joined_variables(batch, hypers)
             elif _has_kernel(first):
                 updated.append(
-                    kernels.update(first.variable, first.gradient, first.slots, first.treatment.rule, hypers)
+                    kernels.update_variable(first.variable, first.gradient, first.slots, first.treatment.rule, hypers)
                 )
             else:
-                updated.append(unfused.update(first.variable, first.gradient, first.slots, first.treatment, hypers))
+                updated.append(
+                    unfused.update_variable(first.variable, first.gradient, first.slots, first.treatment, hypers)
+                )
     return updated
 
 
@@ -102,11 +104,11 @@ def _group_into_batches(pending):
         if key is None or is_one_op:
             batches.append([one])
             continue
-        if key not in open_batches or filled[key] + one.elements > FLAT_ELEMENTS:
+        if key not in open_batches or filled[key] + one.element_count > FLAT_ELEMENTS:
             open_batches[key], filled[key] = [], 0
             batches.append(open_batches[key])
         open_batches[key].append(one)
-        filled[key] += one.elements
+        filled[key] += one.element_count
     return batches
 
 
@@ -130,12 +132,12 @@ def _uses_norms(treatment):
     return treatment.adapts_layer and treatment.rule.uses_norms
 
 
-def _update_joined(batch, hypers):
+def _update_joined_variables(batch, hypers):
     """Updates variables of equal treatment, dtype and device as one tensor; returns the ops.
 
     Every write depends on all reads, so no control dependencies are needed for TF 1 reference variables.
     """
-    rule, sizes = batch[0].treatment.rule, [one.elements for one in batch]
+    rule, sizes = batch[0].treatment.rule, [one.element_count for one in batch]
     own_dtype = batch[0].variable.dtype.base_dtype
     dtype = unfused.working_dtype(batch[0].variable)
     shape = [len(sizes), sizes[0]] if _uses_norms(batch[0].treatment) else [sum(sizes)]
@@ -159,7 +161,7 @@ def _compute_change(batch, parameter, gradient, hypers, sizes):
     flat = flat_slots.find_or_make_flat_slots([one.slots for one in batch], sizes)
     if flat is None:
         slots = {name: _join_into_flat([one.slots[name] for one in batch], shape) for name in batch[0].slots}
-        amount, new_slots = rule.amount_with_decay(parameter, gradient, slots, hypers, _PerRow())
+        amount, new_slots = rule.amount_with_decay(parameter, gradient, slots, hypers, _RowReductions())
         written = [
             one.slots[name].assign(part, read_value=False)
             for name, values in new_slots.items()
@@ -170,12 +172,12 @@ def _compute_change(batch, parameter, gradient, hypers, sizes):
     with flat.lock_for_update([gradient] if parameter is None else [gradient, parameter], written):
         if kernels.has_kernel(rule):
             change = kernels.update_slots(
-                parameter, gradient, flat.handles, rule, hypers, _PerRow(), f"{flat.name}_change"
+                parameter, gradient, flat.handles, rule, hypers, _RowReductions(), f"{flat.name}_change"
             )
             written.append(change)
         else:
             slots = {name: tf.reshape(values, shape) for name, values in flat.read().items()}
-            amount, new_slots = rule.amount_with_decay(parameter, gradient, slots, hypers, _PerRow())
+            amount, new_slots = rule.amount_with_decay(parameter, gradient, slots, hypers, _RowReductions())
             with tf.control_dependencies([amount, *new_slots.values()]):
                 written += flat.write({name: tf.reshape(values, [-1]) for name, values in new_slots.items()})
             change = -amount
@@ -190,7 +192,7 @@ def _join_into_flat(tensors, shape):
 
 def _split_into_tensors(joined, batch):
     flat = joined if joined.shape.rank == 1 else tf.reshape(joined, [-1])
-    parts = tf.split(flat, [one.elements for one in batch])
+    parts = tf.split(flat, [one.element_count for one in batch])
     return [
         part if one.variable.shape.rank == 1 else tf.reshape(part, one.variable.shape)
         for one, part in zip(batch, parts)

@@ -11,7 +11,7 @@ from npu_bridge.base.arguments import check_pattern
 from npu_bridge.base.errors import did_you_mean, message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import keras3
-from npu_bridge.base.tf_internals.graphs import original_of
+from npu_bridge.base.tf_internals.graphs import original_variable_of
 from npu_bridge.optimizers import rules
 from npu_bridge.optimizers.rule import Rule
 
@@ -53,14 +53,14 @@ class ParameterGroups:
     def treatment_of(self, variable: Any) -> Treatment:
         """Returns the update rule and settings of a variable; variables with equal settings share one object."""
         name = name_of(variable)
-        rule = next((rule for match, rule in self._groups if _matches(match, variable, name)), self.rule)
-        decays = not _matches_any(rule.exclude_from_weight_decay, name)
+        rule = next((rule for match, rule in self._groups if _is_match(match, variable, name)), self.rule)
+        decays = not _is_any_match(rule.exclude_from_weight_decay, name)
         of_layers = getattr(rule, "exclude_from_layer_adaptation", None)
-        adapts_layer = decays if of_layers is None else not _matches_any(of_layers, name)
+        adapts_layer = decays if of_layers is None else not _is_any_match(of_layers, name)
         treatment = Treatment(rule, decays, adapts_layer)
         return self._treatments.setdefault(treatment, treatment)
 
-    def check(self, variables: Sequence[Any]) -> None:
+    def check_groups_match(self, variables: Sequence[Any]) -> None:
         """Checks that every group matches a variable.
 
         If ranks share the update, `variables` can be only a part of the trained variables. So all trainable variables
@@ -73,7 +73,7 @@ class ParameterGroups:
             variables = [*variables, *tf.compat.v1.trainable_variables()]
         names = [name_of(variable) for variable in variables]
         for number, (match, _) in enumerate(self._groups):
-            if any(_matches(match, variable, name) for variable, name in zip(variables, names)):
+            if any(_is_match(match, variable, name) for variable, name in zip(variables, names)):
                 continue
             hint = did_you_mean(match, names if isinstance(match, str) else (), f"Match one of {', '.join(names[:5])}.")
             got = repr(match) if isinstance(match, str) else "variables that are not trained"
@@ -108,11 +108,11 @@ class ParameterGroups:
         return match, dataclasses.replace(self.rule, **values) if rule_name is None else rule_class(**values)
 
 
-def _find_rule(name, where):
+def _find_rule(name, owner):
     known = {rule.__name__: rule for rule in rules.ALL}
     if not isinstance(name, str) or name not in known:
         fix = did_you_mean(name, known, "Use one of these names.")
-        raise ValueError(message(where, "unknown rule", f"one of {', '.join(known)}", repr(name), fix))
+        raise ValueError(message(owner, "unknown rule", f"one of {', '.join(known)}", repr(name), fix))
     return known[name]
 
 
@@ -121,9 +121,11 @@ def name_of(variable: Any) -> str:
     return variable.name.split(":")[0]
 
 
-def _matches(match, variable, name):
-    return re.search(match, name) is not None if isinstance(match, str) else original_of(variable).ref() in match
+def _is_match(match, variable, name):
+    return (
+        re.search(match, name) is not None if isinstance(match, str) else original_variable_of(variable).ref() in match
+    )
 
 
-def _matches_any(patterns, name):
+def _is_any_match(patterns, name):
     return any(re.search(pattern, name) for pattern in patterns or ())

@@ -15,7 +15,7 @@ from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.rule import is_number
 
 
-def hyper_values_at(
+def compute_hyper_values(
     treatment: Treatment, updates_done: tf.Tensor, dtype: tf.DType, learning_rate: Any = None
 ) -> types.SimpleNamespace:
     """Returns the values of hyper-parameters for the next update.
@@ -33,15 +33,15 @@ def hyper_values_at(
     hypers = types.SimpleNamespace(update=tf.cast(updates_done, dtype) + 1, adapts_layer=treatment.adapts_layer)
     for name in rule.hyper_names():
         value = getattr(rule, name)
-        setattr(hypers, name, None if value is None else hyper_value_at(value, updates_done, dtype))
+        setattr(hypers, name, None if value is None else compute_hyper_value(value, updates_done, dtype))
     if learning_rate is not None:
         hypers.learning_rate = tf.cast(learning_rate, dtype)
-    if not (treatment.decays and rule.is_on("weight_decay")):
+    if not (treatment.decays and rule.is_hyper_on("weight_decay")):
         hypers.weight_decay = 0.0
     return hypers
 
 
-def hyper_value_at(value: Any, updates_done: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def compute_hyper_value(value: Any, updates_done: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns the value of a hyper-parameter after `updates_done` updates, in whichever form it was given."""
     if callable(value):
         is_schedule = isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule)
@@ -51,7 +51,7 @@ def hyper_value_at(value: Any, updates_done: tf.Tensor, dtype: tf.DType) -> tf.T
     return tf.cast(value, dtype)
 
 
-def to_config(rule: Any) -> dict:
+def rule_to_config(rule: Any) -> dict:
     """Returns the arguments of a rule as values that JSON can hold.
 
     Raises:
@@ -71,8 +71,8 @@ def _to_json_value(rule, name):
     raise ValueError(message(type(rule).__name__, problem, expected, got, fix))
 
 
-def from_config(config: dict, make_schedule: Callable[[dict], Any] | None = None) -> dict:
-    """Converts the result of `to_config`, including groups, to arguments of a rule; leaves other keys unchanged.
+def rule_arguments_from_config(config: dict, make_schedule: Callable[[dict], Any] | None = None) -> dict:
+    """Converts the result of `rule_to_config`, including groups, to arguments of a rule; leaves other keys unchanged.
 
     `make_schedule` makes a schedule from its configuration; by default a schedule of `tf.keras`.
     """
@@ -80,5 +80,5 @@ def from_config(config: dict, make_schedule: Callable[[dict], Any] | None = None
     schedules = {name: value for name, value in config.items() if isinstance(value, dict) and "class_name" in value}
     made = {name: make_schedule(schedules[name]) for name in schedules}
     if config.get("groups"):
-        made["groups"] = [from_config(group, make_schedule) for group in config["groups"]]
+        made["groups"] = [rule_arguments_from_config(group, make_schedule) for group in config["groups"]]
     return {**config, **made}

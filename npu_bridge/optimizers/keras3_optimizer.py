@@ -12,12 +12,12 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.optimizers.fused import PendingUpdate, batch_key, check_fused, update_together
 from npu_bridge.optimizers.groups import name_of
-from npu_bridge.optimizers.hypers import from_config, hyper_value_at
+from npu_bridge.optimizers.hypers import compute_hyper_value, rule_arguments_from_config
 from npu_bridge.optimizers.keras_optimizer import COMMON_ARGUMENTS, KerasOptimizerBase
 from npu_bridge.optimizers.rule import is_number
 from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, working_dtype
 
-keras: Any = keras3.load(__name__)
+keras: Any = keras3.load_keras3(__name__)
 keras3.check_backend("npu_bridge.optimizers.keras3")
 
 
@@ -39,14 +39,16 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
     def _rate_for_keras(self, rate):
         if is_number(rate) or keras3.is_schedule(rate):
             return float(rate) if is_number(rate) else rate
-        return lambda: hyper_value_at(rate, self._counter, tf.float32)  # Keras 3 does not pass the step to functions
+        return lambda: compute_hyper_value(
+            rate, self._counter, tf.float32
+        )  # Keras 3 does not pass the step to functions
 
     def build(self, variables):
         """Makes the slots of variables of Keras or TensorFlow."""
         if self.built:
             return
         values = [keras3.tensorflow_variable_of(variable) for variable in variables]
-        self._groups.check(values)
+        self._groups.check_groups_match(values)
         super().build(variables)
         self._updated = [owner_of_slots(value) for value in values]
         self._slots = [self._make_slots(*both) for both in zip(variables, values)]
@@ -82,7 +84,7 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
     def from_config(cls, config, custom_objects=None):
         """Makes an optimizer from the result of `get_config`."""
         deserialize = functools.partial(keras.optimizers.schedules.deserialize, custom_objects=custom_objects)
-        return cls(**from_config(config, deserialize))
+        return cls(**rule_arguments_from_config(config, deserialize))
 
     def joint_update_key(self, variable):
         """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""

@@ -15,9 +15,9 @@ from npu_bridge.collective.exchanges import watch_updates
 from npu_bridge.optimizers import states
 from npu_bridge.optimizers.fused import PendingUpdate, batch_key, check_fused, update_together
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
-from npu_bridge.optimizers.hypers import from_config, hyper_values_at, to_config
+from npu_bridge.optimizers.hypers import compute_hyper_values, rule_arguments_from_config, rule_to_config
 from npu_bridge.optimizers.rule import Rule
-from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update, working_dtype
+from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update_variable, working_dtype
 
 watch_updates()  # a script can import this module alone
 COMMON_ARGUMENTS = ("clipnorm", "clipvalue", "global_clipnorm")
@@ -78,12 +78,14 @@ class KerasOptimizerBase:
             problem, expected = "groups of variables cannot be written into a configuration", "regular expressions"
             fix = 'Give "match" as a regular expression, or save weights only.'
             raise ValueError(message(self.rule_class.__name__, problem, expected, "variables", fix))
-        return {**to_config(self.rule), "groups": groups and [plain_value(dict(group)) for group in groups]}
+        return {**rule_to_config(self.rule), "groups": groups and [plain_value(dict(group)) for group in groups]}
 
     def _update(self, variable, gradient):
         treatment = self._groups.treatment_of(variable)
-        hypers = hyper_values_at(treatment, self.iterations, working_dtype(variable), self._settable_rate(treatment))
-        return update(variable, gradient, self._slots_of(variable), treatment, hypers)
+        hypers = compute_hyper_values(
+            treatment, self.iterations, working_dtype(variable), self._settable_rate(treatment)
+        )
+        return update_variable(variable, gradient, self._slots_of(variable), treatment, hypers)
 
     def _settable_rate(self, treatment):
         """Returns the learning rate that can be set; None for variables whose group has a separate rate."""
@@ -106,7 +108,7 @@ class KerasOptimizerBase:
         if slots or not tf.executing_eagerly():
             states.set_states(type(self).__name__, values, self._counter, slots)
         else:
-            self._deferred_states.keep(type(self).__name__, values, self._counter)
+            self._deferred_states.defer_states(type(self).__name__, values, self._counter)
 
     def _assign_deferred_states(self):
         self._deferred_states.assign(type(self).__name__, self._counter, self._slots_by_name())
@@ -114,7 +116,7 @@ class KerasOptimizerBase:
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """Makes an optimizer from the result of `get_config`."""
-        return cls(**from_config(config))
+        return cls(**rule_arguments_from_config(config))
 
 
 class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
@@ -140,7 +142,7 @@ class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
         super().build(var_list)
         if getattr(self, "_built", False):
             return
-        self._groups.check(var_list)
+        self._groups.check_groups_match(var_list)
         self._updated = list(map(owner_of_slots, var_list))
         self._slots = []
         for variable in var_list:
@@ -211,7 +213,7 @@ class KerasLegacyOptimizer(KerasOptimizerBase, tf.keras.optimizers.legacy.Optimi
         self._set_hyper("learning_rate", self.rule.learning_rate)
 
     def _create_slots(self, var_list):
-        self._groups.check(var_list)
+        self._groups.check_groups_match(var_list)
         updated = [*self._updated, *map(owner_of_slots, var_list)]
         self._updated = list({variable.ref(): variable for variable in updated}.values())
         for variable in var_list:

@@ -10,7 +10,7 @@ from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla, unique_id
-from npu_bridge.optimizers.rule import PerTensor, Rule
+from npu_bridge.optimizers.rule import Rule, TensorReductions
 from npu_bridge.optimizers.rules.adam import Adam, AdamW
 from npu_bridge.optimizers.rules.lamb import LAMB
 from npu_bridge.optimizers.rules.sgd import SGD
@@ -27,13 +27,13 @@ def has_kernel(rule: Rule) -> bool:
     return known is not None and known[0](rule)
 
 
-def add_scalars(rule: Rule, hypers: Any) -> None:
+def add_kernel_scalars(rule: Rule, hypers: Any) -> None:
     """Adds to `hypers` the scalars that a rule's kernel needs besides hyper-parameters; once for all variables."""
     if has_kernel(rule):
         hypers.of_kernel = _KERNELS[type(rule)][2](rule, hypers)
 
 
-def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, hypers: Any) -> Any:
+def update_variable(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, hypers: Any) -> Any:
     """Updates a resource variable and its slots by the rule's kernel.
 
     Args:
@@ -41,7 +41,7 @@ def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, hypers: 
       gradient: dense, of the variable's shape and dtype.
       slots: slot variables by name.
       rule: a rule that has a kernel.
-      hypers: the hyper-parameters from `hyper_values_at`, after `add_scalars`.
+      hypers: the hyper-parameters from `compute_hyper_values`, after `add_kernel_scalars`.
     Returns:
       The op to wait for; None in eager execution.
     """
@@ -66,7 +66,7 @@ def update_slots(
     slots: dict,
     rule: Rule,
     hypers: Any,
-    tensors: PerTensor,
+    tensors: TensorReductions,
     name: str,
 ) -> tf.Tensor:
     """Updates the slots; returns the tensor to add to the parameter: minus the amount of `Rule.amount_with_decay`.
@@ -75,7 +75,7 @@ def update_slots(
       parameter: a vector or a matrix; None if the rule does not read it.
       gradient: of the parameter's shape.
       slots: resource handles of vectors with as many elements as the parameter, by slot name.
-      rule, hypers: as in `update`.
+      rule, hypers: as in `update_variable`.
       tensors: computes sums over whole tensors.
       name: name of a temporary variable.
     """
@@ -90,7 +90,7 @@ def update_slots(
     shape = gradient.shape
     if shape.rank != 1:  # the shape of the slots
         start, gradient = tf.reshape(start, [-1]), tf.reshape(gradient, [-1])
-    scratch, lowered = _apply_to_scratch(start, gradient, slots, rule, hypers, name)
+    scratch, lowered = _apply_to_temporary_variable(start, gradient, slots, rule, hypers, name)
     with tf.control_dependencies([lowered]):
         destroyed = tf.raw_ops.DestroyResourceOp(resource=scratch)
     with _control_dependency(destroyed):
@@ -99,14 +99,14 @@ def update_slots(
         return lowered
     rate = hypers.learning_rate
     if hypers.adapts_layer:
-        rate = rate * rule.ratio(tensors.norm(parameter), tensors.norm(lowered), hypers)
+        rate = rate * rule.trust_ratio(tensors.norm(parameter), tensors.norm(lowered), hypers)
     lowered = rate * lowered
     if decays and rule.decay == "decoupled":
         lowered = lowered - hypers.learning_rate * hypers.weight_decay * parameter
     return lowered
 
 
-def _apply_to_scratch(start, gradient, slots, rule, hypers, name):
+def _apply_to_temporary_variable(start, gradient, slots, rule, hypers, name):
     """Applies the kernel to a temporary variable that starts as `start`; returns its handle and its new value."""
     scratch = tf.raw_ops.VarHandleOp(dtype=start.dtype, shape=start.shape, shared_name=name)
     with _control_dependency(tf.raw_ops.AssignVariableOp(resource=scratch, value=start)):
@@ -146,15 +146,15 @@ def _apply_adam(handle, gradient, slots, rule, hypers):
     )
 
 
-def _scalars_of_adam(rule, hypers):
-    return _scalars(hypers, hypers.learning_rate, rule.epsilon_placement == "corrected", True)
+def _adam_scalars(rule, hypers):
+    return _kernel_scalars(hypers, hypers.learning_rate, rule.epsilon_placement == "corrected", True)
 
 
-def _scalars_of_lamb(rule, hypers):
-    return _scalars(hypers, tf.ones_like(hypers.learning_rate), rule.bias_correction, rule.bias_correction)
+def _lamb_scalars(rule, hypers):
+    return _kernel_scalars(hypers, tf.ones_like(hypers.learning_rate), rule.bias_correction, rule.bias_correction)
 
 
-def _scalars(hypers, rate, is_epsilon_corrected, is_corrected):
+def _kernel_scalars(hypers, rate, is_epsilon_corrected, is_corrected):
     powers = [
         tf.pow(beta, hypers.update) if is_corrected else tf.zeros_like(beta) for beta in (hypers.beta_1, hypers.beta_2)
     ]
@@ -175,9 +175,9 @@ def _update_with_lamb(variable, gradient, slots, rule, hypers, name):
         with tf.control_dependencies([start]):
             norms.append(_norm(parameter))
     with tf.control_dependencies(norms):
-        scratch, minus_direction = _apply_to_scratch(start, gradient, slots, rule, hypers, name)
+        scratch, minus_direction = _apply_to_temporary_variable(start, gradient, slots, rule, hypers, name)
     if hypers.adapts_layer:
-        rate = rate * rule.ratio(*norms, _norm(minus_direction), hypers)
+        rate = rate * rule.trust_ratio(*norms, _norm(minus_direction), hypers)
     lost = None
     if decays and rule.decay == "decoupled":
         lost = hypers.learning_rate * hypers.weight_decay * parameter
@@ -201,8 +201,8 @@ def _control_dependency(op):
 
 # The rules that have kernels, with a check of their options, the kernel, and the scalars that all variables share.
 _KERNELS = {
-    SGD: (lambda rule: not rule.is_on("dampening"), _apply_sgd, lambda rule, hypers: {}),
-    Adam: (lambda rule: not rule.amsgrad, _apply_adam, _scalars_of_adam),
-    AdamW: (lambda rule: not rule.amsgrad, _apply_adam, _scalars_of_adam),
-    LAMB: (lambda rule: True, _apply_adam, _scalars_of_lamb),
+    SGD: (lambda rule: not rule.is_hyper_on("dampening"), _apply_sgd, lambda rule, hypers: {}),
+    Adam: (lambda rule: not rule.amsgrad, _apply_adam, _adam_scalars),
+    AdamW: (lambda rule: not rule.amsgrad, _apply_adam, _adam_scalars),
+    LAMB: (lambda rule: True, _apply_adam, _lamb_scalars),
 }

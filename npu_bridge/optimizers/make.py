@@ -15,7 +15,7 @@ _COMMON_ARGUMENTS = ("groups", "name", "fused")
 
 def make_optimizer_classes(base: type, module: str) -> dict:
     """Returns a class for each rule by name: a subclass of `base` with the arguments and docstring of the rule."""
-    return {rule.__name__: _named_optimizer(base, rule, module) for rule in rules.ALL}
+    return {rule.__name__: _make_optimizer_class(base, rule, module) for rule in rules.ALL}
 
 
 def make_signature(rule: type) -> inspect.Signature:
@@ -33,7 +33,7 @@ def make_signature(rule: type) -> inspect.Signature:
     return inspect.Signature([*fields, *own, rest])
 
 
-def _named_optimizer(base, rule, module):
+def _make_optimizer_class(base, rule, module):
     signature = make_signature(rule)
 
     def __init__(self, *arguments: Any, **keywords: Any):

@@ -1,9 +1,9 @@
 """Defines update rules. A rule is a formula with hyper-parameters, independent of where and how it is run.
 
-A rule is a frozen dataclass. Its fields are the constructor's arguments. They are made with `hyper`, `number`, `flag`,
-`choice` and `patterns`, which define the allowed values. The method `amount_to_subtract` is the formula. The
-optimizer classes for TF 1 and Keras, updates by variable or on flat buffers, schedules and parameter groups are all
-derived from the rule.
+A rule is a frozen dataclass. Its fields are the constructor's arguments. They are made with `hyper_field`,
+`number_field`, `flag_field`, `choice_field` and `patterns_field`, which define the allowed values. The method
+`amount_to_subtract` is the formula. The optimizer classes for TF 1 and Keras, updates by variable or on flat buffers,
+schedules and parameter groups are all derived from the rule.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from npu_bridge.base.arguments import check_choice, check_list, check_number, check_pattern, check_switch, is_number
-from npu_bridge.base.errors import KnownKeywords, message, shown
+from npu_bridge.base.errors import KeywordChecksMixin, message, shown
 from npu_bridge.base.own_tensorflow import tf
 
 
-class PerTensor:
+class TensorReductions:
     """Computes sums and norms of one tensor, for rules that need them; a subclass handles several joined tensors."""
 
     def sum(self, values: tf.Tensor) -> tf.Tensor:
@@ -32,10 +32,10 @@ class PerTensor:
         return tf.sqrt(self.sum(tf.square(values)))
 
 
-ONE_TENSOR = PerTensor()
+ONE_TENSOR = TensorReductions()
 
 
-def hyper(default: float | None, low: float = 0.0, below: float = math.inf, optional: bool = False) -> Any:
+def hyper_field(default: float | None, low: float = 0.0, below: float = math.inf, optional: bool = False) -> Any:
     """Defines a hyper-parameter: a number of at least `low` and less than `below`, or a schedule of such numbers.
 
     Args:
@@ -44,32 +44,32 @@ def hyper(default: float | None, low: float = 0.0, below: float = math.inf, opti
       optional: whether None is allowed; None turns the option off.
     """
     missing = default is None and not optional
-    return _hyper_field(
+    return _checked_field(
         default, _check_hyper, low=low, below=below, optional=optional, is_hyper=True, is_required=missing
     )
 
 
-def number(default: float | None, low: float = 0.0, optional: bool = False) -> Any:
+def number_field(default: float | None, low: float = 0.0, optional: bool = False) -> Any:
     """Defines a number of at least `low` that is the same in all updates; with `optional`, None is allowed, too."""
-    return _hyper_field(default, _check_number, low=low, below=math.inf, optional=optional)
+    return _checked_field(default, _check_number, low=low, below=math.inf, optional=optional)
 
 
-def flag(default: bool) -> Any:
+def flag_field(default: bool) -> Any:
     """Defines an argument that is True or False."""
-    return _hyper_field(default, _check_flag)
+    return _checked_field(default, _check_flag)
 
 
-def choice(default: str, *others: str) -> Any:
+def choice_field(default: str, *others: str) -> Any:
     """Defines an argument that is one of a few strings."""
-    return _hyper_field(default, _check_choice, choices=(default, *others))
+    return _checked_field(default, _check_choice, choices=(default, *others))
 
 
-def patterns() -> Any:
+def patterns_field() -> Any:
     """Defines an argument that is None or a list of regular expressions that are searched for in variable names."""
-    return _hyper_field(None, _check_patterns)
+    return _checked_field(None, _check_patterns)
 
 
-class Rule(KnownKeywords, abc.ABC):
+class Rule(KeywordChecksMixin, abc.ABC):
     """A formula that turns a gradient into the amount to subtract from a parameter.
 
     Every rule has the fields `learning_rate`, `weight_decay`, `decay` and `exclude_from_weight_decay`. With
@@ -82,7 +82,7 @@ class Rule(KnownKeywords, abc.ABC):
     weight_decay: Any
     decay: str
     exclude_from_weight_decay: Any
-    # False for a rule that needs a tensor's shape for more than the sums of `PerTensor`: it cannot run on flat buffers.
+    # False for a rule that needs shapes for more than the sums of `TensorReductions`: it cannot run on flat buffers.
     is_elementwise_or_norms = True
     # True for a rule that needs sums over whole tensors. Only variables of the same size are then joined.
     uses_norms = False
@@ -102,7 +102,7 @@ class Rule(KnownKeywords, abc.ABC):
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # every rule is a dataclass
         return [field.name for field in fields if field.metadata.get("is_hyper")]
 
-    def is_on(self, name: str) -> bool:
+    def is_hyper_on(self, name: str) -> bool:
         """Returns False if a hyper-parameter is None or 0 in all updates. Schedules are on: they can take any value."""
         value = getattr(self, name)
         return value is not None and not (isinstance(value, float) and value == 0.0)
@@ -121,7 +121,7 @@ class Rule(KnownKeywords, abc.ABC):
         raise NotImplementedError
 
     @abc.abstractmethod
-    def amount_to_subtract(self, parameter, gradient, slots: dict, hypers, tensors: PerTensor) -> tuple:
+    def amount_to_subtract(self, parameter, gradient, slots: dict, hypers, tensors: TensorReductions) -> tuple:
         """Returns the amount to subtract from the parameter, and the new slots.
 
         Args:
@@ -132,7 +132,9 @@ class Rule(KnownKeywords, abc.ABC):
           tensors: computes sums and norms of whole tensors.
         """
 
-    def amount_with_decay(self, parameter, gradient, slots: dict, hypers, tensors: PerTensor = ONE_TENSOR) -> tuple:
+    def amount_with_decay(
+        self, parameter, gradient, slots: dict, hypers, tensors: TensorReductions = ONE_TENSOR
+    ) -> tuple:
         """Returns the amount to subtract, with the weight decay, and the new slots.
 
         The arguments are as for `amount_to_subtract`.
@@ -150,14 +152,14 @@ class Rule(KnownKeywords, abc.ABC):
     @property
     def reads_parameter(self) -> bool:
         """True if the amount depends on the parameter itself."""
-        return self.is_on("weight_decay")
+        return self.is_hyper_on("weight_decay")
 
     def has_weight_decay(self, hypers) -> bool:
         """Returns whether this update has a weight decay. If not, `hypers.weight_decay` is the Python number 0.0."""
         return not (isinstance(hypers.weight_decay, float) and hypers.weight_decay == 0.0)
 
 
-def _hyper_field(default, check, **metadata):
+def _checked_field(default, check, **metadata):
     return dataclasses.field(default=default, metadata={"check": check, **metadata})
 
 

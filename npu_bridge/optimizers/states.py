@@ -51,7 +51,7 @@ def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.co
       TypeError: a value is not the expected dictionary, or has numbers of a kind that its variable cannot hold.
       ValueError: there is no such slot or variable, a shape differs, or the count is out of range.
     """
-    _check_form(owner, states, count)
+    _check_states_form(owner, states, count)
     known = {(slot, name): variable for name, own in slots.items() for slot, variable in own.items()}
     chosen = []
     for slot, by_name in states.items():
@@ -84,7 +84,7 @@ def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.co
     _session_or_default(session).run([variable.initializer for variable, _ in chosen], fed)
 
 
-def _check_form(owner, states, count):
+def _check_states_form(owner, states, count):
     """Checks that `states` is a dictionary of dictionaries and, optionally, a count."""
     if not isinstance(states, Mapping):
         raise TypeError(
@@ -105,7 +105,7 @@ def _check_form(owner, states, count):
         raise ValueError(message(owner, f"{_COUNT} is out of range", expected, shown(value), _FIX))
 
 
-def _to_array(owner, what, value, variable):
+def _to_array(owner, value_name, value, variable):
     """Converts a value to an array that a variable can hold; rejects strings, or fractions for integer variables."""
     try:
         array = np.asarray(value)
@@ -115,7 +115,7 @@ def _to_array(owner, what, value, variable):
     kind = _number_kind(variable.dtype)
     if given > _KINDS.index(kind) or (kind == "bool") != (given == 0):
         raise TypeError(
-            message(owner, f"{what} has numbers of another kind", f"an array of {kind}", shown(value), _FIX)
+            message(owner, f"{value_name} has numbers of another kind", f"an array of {kind}", shown(value), _FIX)
         )
     return array
 
@@ -132,9 +132,9 @@ class DeferredStates:
     def __init__(self):
         self._kept: dict[str, Any] = {}
 
-    def keep(self, owner: str, values: dict, count: Any) -> None:
+    def defer_states(self, owner: str, values: dict, count: Any) -> None:
         """Keeps the states of slots until the slots are created; sets the number of updates immediately."""
-        _check_form(owner, values, count)
+        _check_states_form(owner, values, count)
         set_states(owner, {key: value for key, value in values.items() if key == _COUNT}, count, {})
         for slot, by_name in values.items():
             if slot != _COUNT:

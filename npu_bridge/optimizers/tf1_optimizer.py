@@ -10,9 +10,9 @@ from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.optimizers import states
 from npu_bridge.optimizers.fused import PendingUpdate, batch_key, check_fused, update_together
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
-from npu_bridge.optimizers.hypers import hyper_values_at
+from npu_bridge.optimizers.hypers import compute_hyper_values
 from npu_bridge.optimizers.rule import Rule
-from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update, working_dtype
+from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update_variable, working_dtype
 
 _COUNT = "update_count"
 
@@ -80,7 +80,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         return {slot: self.get_slot(variable, slot) for slot in self._groups.treatment_of(variable).rule.slots()}
 
     def _create_slots(self, var_list):
-        self._groups.check(var_list)
+        self._groups.check_groups_match(var_list)
         updated = [*self._updated, *map(owner_of_slots, var_list)]
         self._updated = list({variable.ref(): variable for variable in updated}.values())
         for variable in var_list:
@@ -109,8 +109,8 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         if self._is_fused and getattr(var, "constraint", None) is None:
             self._pending.append(PendingUpdate(var, grad, slots, treatment))
             return None
-        hypers = hyper_values_at(treatment, self._count_before, working_dtype(var))
-        return update(var, grad, slots, treatment, hypers)
+        hypers = compute_hyper_values(treatment, self._count_before, working_dtype(var))
+        return update_variable(var, grad, slots, treatment, hypers)
 
     def _resource_apply_dense(self, grad, handle):
         return self._apply_dense(grad, handle)

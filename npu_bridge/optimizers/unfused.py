@@ -36,11 +36,11 @@ def as_dense(gradient: Any) -> tf.Tensor:
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
 
 
-def update(variable: Any, gradient: Any, slots: dict, treatment: Treatment, hypers: Any) -> Any:
+def update_variable(variable: Any, gradient: Any, slots: dict, treatment: Treatment, hypers: Any) -> Any:
     """Updates one variable and its slots (variables by slot name); makes a sparse gradient dense.
 
     Args:
-      hypers: the hyper-parameters of this update in the working dtype, see `hyper_values_at`.
+      hypers: the hyper-parameters of this update in the working dtype, see `compute_hyper_values`.
     Returns:
       The op to wait for; None in eager execution.
     """

@@ -33,9 +33,9 @@ def as_toml(config: Any = None, options: Mapping[str, Any] | None = None) -> str
     """
     lines, lost = [_FIRST_LINE], []
     if config is not None:
-        values = _changed_in_object(config)
+        values = _changed_config_values(config)
     else:
-        values = _changed_in_options(options or {}, RUN_CONFIG)
+        values = _changed_option_values(options or {}, RUN_CONFIG)
         lines.append("# The session had no options." if options is None else _OF_SESSION)
     tables = []
     for section, name, value in _flatten(values, ""):
@@ -58,28 +58,30 @@ def as_toml(config: Any = None, options: Mapping[str, Any] | None = None) -> str
     return "\n".join([*lines, *tables, ""])
 
 
-def _changed_in_object(config: Any) -> dict[str, Any]:
+def _changed_config_values(config: Any) -> dict[str, Any]:
     """Returns the changed values of a config object by name, with a dictionary for each helper object."""
     is_helper = config._declared_as != RUN_CONFIG
     values = changed_values(config, **({} if is_helper else adjusted_defaults(config)))
-    return {name: _changed_in_object(value) if _fits_in_table(value) else value for name, value in values.items()}
+    return {
+        name: _changed_config_values(value) if _can_be_toml_table(value) else value for name, value in values.items()
+    }
 
 
-def _fits_in_table(value: Any) -> bool:
+def _can_be_toml_table(value: Any) -> bool:
     """Returns whether a value is a helper object that a file can hold: an object with all required values."""
     if not hasattr(value, "_declared_as"):
         return False
-    required = [o for o in value._option_table.of(value._declared_as) if o.default is REQUIRED]
+    required = [o for o in value._option_table.options_of(value._declared_as) if o.default is REQUIRED]
     return all(getattr(value, option.attribute) is not None for option in required)
 
 
-def _changed_in_options(options: Mapping[str, Any], owner: str) -> dict[str, Any]:
+def _changed_option_values(options: Mapping[str, Any], owner: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for option in OPTIONS.of(owner):
+    for option in OPTIONS.options_of(owner):
         if isinstance(option.kind, Helper):
-            inner = _changed_in_options(options, option.kind.owner)
+            inner = _changed_option_values(options, option.kind.owner)
             if inner:
-                required = [each.name for each in OPTIONS.of(option.kind.owner) if each.default is REQUIRED]
+                required = [each.name for each in OPTIONS.options_of(option.kind.owner) if each.default is REQUIRED]
                 values[option.name] = {**{name: options.get(name) for name in required}, **inner}
         elif options.get(option.name) not in (None, option.default, option.absent):
             values[option.name] = options[option.name]

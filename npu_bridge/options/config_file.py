@@ -48,11 +48,11 @@ def build_from_file(
     tables = {name: content[name] for name in lists if name in content}
     reader = TomlReader(os.fspath(path), text, getattr(cls, "_option_table", OPTIONS), helpers)
     made = {name: reader.make_objects(name, content.pop(name), make) for name, make in lists.items() if name in content}
-    values = reader.constructor_values(RUN_CONFIG, content, "", skip=overrides)
+    values = reader.constructor_values(RUN_CONFIG, content, "", skipped_keys=overrides)
     try:
         config = cls(**{**values, **overrides})
     except (TypeError, ValueError) as error:
-        raise reader.with_location(error, "") from error
+        raise reader.add_location(error, "") from error
     for name, objects in made.items():
         setattr(config, f"_{name}", objects)
     config._tables = tables
@@ -100,19 +100,19 @@ class TomlReader:
         self._helpers = helpers
 
     def constructor_values(
-        self, owner: str, content: Mapping[str, Any], section: str, skip: Container[str] = ()
+        self, owner: str, content: Mapping[str, Any], section: str, skipped_keys: Container[str] = ()
     ) -> dict[str, Any]:
         """Returns the constructor values of an owner from its table; `section` is a prefix such as "dump_config."."""
-        names = [option.name for option in self._table.of(owner)]
+        names = [option.name for option in self._table.options_of(owner)]
         values = {}
         for key, value in content.items():
             if key not in names:
-                raise self.with_location(self._table.unknown_option_error(ValueError, owner, key), section)
-            if key not in skip:
-                values[key] = self._value(key, value, section)
+                raise self.add_location(self._table.unknown_option_error(ValueError, owner, key), section)
+            if key not in skipped_keys:
+                values[key] = self._convert_value(key, value, section)
         return values
 
-    def _value(self, key: str, value: Any, section: str) -> Any:
+    def _convert_value(self, key: str, value: Any, section: str) -> Any:
         kind = self._table[key].kind
         if isinstance(kind, Helper):
             if not isinstance(value, dict):
@@ -123,7 +123,7 @@ class TomlReader:
             try:
                 return self._helpers[kind.owner](**arguments)
             except (TypeError, ValueError) as error:
-                raise self.with_location(error, inner) from error
+                raise self.add_location(error, inner) from error
         if isinstance(kind, (TensorFlowObject, RawBytes)):
             place, fix = self._location(section + key), f"Pass the value as from_file(path, {key}=...)."
             raise ValueError(message(place, f"a file cannot hold {key}", f"no {key}", shown(value), fix))
@@ -141,10 +141,10 @@ class TomlReader:
             try:
                 made.append(make(table))
             except (TypeError, ValueError) as error:
-                raise self.with_location(error, f"{name}[{position}].") from error
+                raise self.add_location(error, f"{name}[{position}].") from error
         return tuple(made)
 
-    def with_location(self, error: Exception, section: str) -> Exception:
+    def add_location(self, error: Exception, section: str) -> Exception:
         """Returns the error with file, line and key in front; an error that already has them is returned unchanged."""
         if getattr(error, "is_located", False):
             return error

@@ -40,10 +40,10 @@ def declare_constructor(owner: str, table: OptionTable = OPTIONS) -> Callable[[t
       table: the options.
     """
 
-    def give_constructor(cls: type) -> type:
+    def add_constructor(cls: type) -> type:
         base = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
         base_only = {name for name, one in base.items() if one.kind is one.POSITIONAL_OR_KEYWORD} - {"self"}
-        base_only.difference_update(option.name for option in table.of(owner))
+        base_only.difference_update(option.name for option in table.options_of(owner))
 
         def __init__(self, *args, **kwargs):
             others = {name: kwargs.pop(name) for name in base_only.intersection(kwargs)}
@@ -55,12 +55,12 @@ def declare_constructor(owner: str, table: OptionTable = OPTIONS) -> Callable[[t
         cls.__init__ = __init__  # type: ignore[misc]
         cls._declared_as = owner  # type: ignore[attr-defined]
         cls._option_table = table  # type: ignore[attr-defined]
-        lines = [f"  {o.name}: {o.doc} {_sentence_start(o.expected)}." for o in table.of(owner)]
+        lines = [f"  {o.name}: {o.doc} {_sentence_start(o.expected)}." for o in table.options_of(owner)]
         summary, title, errors = (cls.__doc__ or "").rstrip().partition("Raises:")
         cls.__doc__ = "\n    ".join([f"{summary.rstrip()}\n", "Args:", *lines, title + errors, ""])
         return cls
 
-    return give_constructor
+    return add_constructor
 
 
 class DeclaredConfig:
@@ -71,7 +71,7 @@ class DeclaredConfig:
 
     def _set_up(self, values: Mapping[str, Any]) -> None:
         check_helper(self._declared_as, values, self._option_table)
-        for option in self._option_table.of(self._declared_as):
+        for option in self._option_table.options_of(self._declared_as):
             setattr(self, option.attribute, values[option.name])
 
     def __repr__(self) -> str:
@@ -94,7 +94,9 @@ def format_call(config: Any, **defaults: Any) -> str:
 
 def changed_values(config: Any, **defaults: Any) -> dict[str, Any]:
     """Returns, by parameter, the values of a config object that differ from defaults; arguments as in `format_call`."""
-    pairs = [(option, getattr(config, option.attribute)) for option in config._option_table.of(config._declared_as)]
+    pairs = [
+        (option, getattr(config, option.attribute)) for option in config._option_table.options_of(config._declared_as)
+    ]
     return {o.name: value for o, value in pairs if value != defaults.get(o.name, o.default)}
 
 
@@ -105,20 +107,20 @@ def check_run_config(values: Mapping[str, Any], table: OptionTable = OPTIONS) ->
       TypeError, ValueError: the first check that fails.
     """
 
-    def check(*names: str, only_type: bool = False) -> None:
+    def check_options(*names: str, only_type: bool = False) -> None:
         for name in names:
             table[name].check(values[name], IN_OBJECT, only_type=only_type)
 
-    check("iterations_per_loop", "mix_compile_mode")
+    check_options("iterations_per_loop", "mix_compile_mode")
     if values["mix_compile_mode"] and values["iterations_per_loop"] != 1:
         raise _conflict_error(
             "iterations_per_loop", values, "does not go with mix_compile_mode=True", "1", "Set it to 1."
         )
-    check("jit_compile", only_type=True)
+    check_options("jit_compile", only_type=True)
     _check_cluster(values)
-    check("dump_config", "horovod_mode", "graph_run_mode", "enable_exception_dump")
-    check("dynamic_input_config", "experimental_config")
-    check(*BASE_PARAMETERS)
+    check_options("dump_config", "horovod_mode", "graph_run_mode", "enable_exception_dump")
+    check_options("dynamic_input_config", "experimental_config")
+    check_options(*BASE_PARAMETERS)
     if values["save_checkpoints_steps"] is not None and values["save_checkpoints_secs"] is not None:
         raise _conflict_error(
             "save_checkpoints_secs",
@@ -127,12 +129,12 @@ def check_run_config(values: Mapping[str, Any], table: OptionTable = OPTIONS) ->
             "save_checkpoints_secs=None",
             "Leave one of the two out.",
         )
-    check(*(option.name for option in table.of(RUN_CONFIG)))
+    check_options(*(option.name for option in table.options_of(RUN_CONFIG)))
 
 
 def _check_cluster(values: Mapping[str, Any]) -> None:
     """Checks that a cluster in TF_CONFIG, a parameter-server strategy and mix_compile_mode are set together."""
-    cluster = environment.tf_config().get("cluster")
+    cluster = environment.read_tf_config().get("cluster")
     if values["distribute"] is not None:
         OPTIONS["distribute"].check(values["distribute"], IN_OBJECT)
     if bool(cluster) != (values["distribute"] is not None):
@@ -160,13 +162,13 @@ def adjusted_defaults(config: Any) -> dict[str, Any]:
     return {"save_checkpoints_steps": checkpoint_steps(given)}
 
 
-def warn_about_checkpoints(steps: Any, secs: Any, loop: int) -> None:
+def warn_about_checkpoint_times(steps: Any, secs: Any, steps_per_loop: int) -> None:
     """Warns once if checkpoints come late because of the training loop, or depend on the clocks of several ranks."""
-    if steps and steps % loop:
-        below = int(steps // loop * loop)
-        fitting = f"{below} or {below + loop}" if below else f"{loop}"
+    if steps and steps % steps_per_loop:
+        below = int(steps // steps_per_loop * steps_per_loop)
+        fitting = f"{below} or {below + steps_per_loop}" if below else f"{steps_per_loop}"
         problem = "save_checkpoints_steps does not fit the training loop, so checkpoints come late"
-        expected = f"a multiple of iterations_per_loop={loop}"
+        expected = f"a multiple of iterations_per_loop={steps_per_loop}"
         fix = f"Use {fitting}, or set iterations_per_loop=1."
         say_once(logging.WARNING, message(RUN_CONFIG, problem, expected, f"save_checkpoints_steps={steps}", fix))
     placed = environment.launcher_placement()

@@ -8,7 +8,7 @@ from npu_bridge.base.environment import read_variable
 from npu_bridge.options.table import Effect, recorded, works
 
 
-class Variable(NamedTuple):
+class EnvironmentVariable(NamedTuple):
     """One environment variable.
 
     Attributes:
@@ -146,4 +146,7 @@ _OTHERS = (
         works("Default: 3, or 4 in steps that overlap. The decision about a step waits for these transfers only."),
     ),
 )
-VARIABLES = (*(Variable(*row) for row in _DOCUMENTED), *(Variable(*row, is_documented=False) for row in _OTHERS))
+VARIABLES = (
+    *(EnvironmentVariable(*row) for row in _DOCUMENTED),
+    *(EnvironmentVariable(*row, is_documented=False) for row in _OTHERS),
+)

@@ -24,25 +24,25 @@ from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, OptionTable
 _PYTHON_WORDS = {"True": True, "False": False}
 
 
-def pass_to_ranks(words: Sequence[str]) -> None:
+def pass_settings_to_ranks(assignments: Sequence[str]) -> None:
     """Checks the settings, and passes them to the ranks in an environment variable.
 
     Args:
-      words: settings in the form `NAME=VALUE`, where VALUE is TOML; a VALUE that is not TOML becomes text.
+      assignments: settings in the form `NAME=VALUE`, where VALUE is TOML; a VALUE that is not TOML becomes text.
     Raises:
       TypeError, ValueError: a name is unknown, or a value is illegal by itself; the message begins with `--set`.
     """
     helpers = {
         o.kind.owner: functools.partial(_check_values, o.kind.owner) for o in OPTIONS if isinstance(o.kind, Helper)
     }
-    for word in words:
-        reader = TomlReader(_message_start(word), "", OPTIONS, helpers)
+    for word in assignments:
+        reader = TomlReader(_format_start(word), "", OPTIONS, helpers)
         values = reader.constructor_values(RUN_CONFIG, _parse_assignment(word), "")
         try:
             _check_values(RUN_CONFIG, **values)
         except (TypeError, ValueError) as error:
-            raise _with_location(error, word, OPTIONS) from error
-    environment.write_variable(environment.SETTINGS, json.dumps(list(words)))
+            raise _add_setting_location(error, word, OPTIONS) from error
+    environment.write_variable(environment.SETTINGS, json.dumps(list(assignments)))
     environment.write_variable(environment.SETTINGS_READ, 0)
 
 
@@ -70,20 +70,20 @@ def apply_settings(
         for word in words:
             changed.update(_merge_settings(RUN_CONFIG, changed, _parse_assignment(word), table, helpers))
     except (TypeError, ValueError) as error:
-        raise _with_location(error, word, table) from error
+        raise _add_setting_location(error, word, table) from error
     try:
         yield changed
     except (TypeError, ValueError) as error:
         option = getattr(error, "option", None)
-        failing_word = next((word for word in words if option in _nested_names(_parse_assignment(word))), None)
+        failing_word = next((word for word in words if option in _list_nested_names(_parse_assignment(word))), None)
         if failing_word is None:
             raise
-        raise _with_location(error, failing_word, table) from error
+        raise _add_setting_location(error, failing_word, table) from error
     if words:
         environment.write_variable(environment.SETTINGS_READ, 1)
         if environment.probable_rank() == 0:
             say_on_terminal(
-                f"npu-run: the NPURunConfig of {escape_in_line(_script_line())} takes {_format_settings(words)}"
+                f"npu-run: the NPURunConfig of {escape_in_line(_find_script_line())} takes {_format_settings(words)}"
             )
 
 
@@ -95,41 +95,41 @@ def report_unread_settings() -> None:
         say_on_terminal(f"npu-run: {said}. Make one, or set the option where the script sets its options.")
 
 
-def _parse_assignment(word: str) -> dict[str, Any]:
+def _parse_assignment(assignment: str) -> dict[str, Any]:
     """Parses `NAME=VALUE` into the form that a parsed TOML file has."""
-    name, equals, text = word.partition("=")
+    name, equals, text = assignment.partition("=")
     name, text = name.strip(), text.strip()
-    if not equals or not name or len(word) > LONGEST_LINE or "\n" in word:
+    if not equals or not name or len(assignment) > LONGEST_LINE or "\n" in assignment:
         raise ValueError(
-            f"{_message_start(word)}: Expected NAME=VALUE in one line, such as --set save_checkpoints_steps=50."
+            f"{_format_start(assignment)}: Expected NAME=VALUE in one line, such as --set save_checkpoints_steps=50."
         )
     if text == "None":
         raise ValueError(
-            f"{_message_start(word)}: None cannot be set here. Leave {name} out, or change it in the script."
+            f"{_format_start(assignment)}: None cannot be set here. Leave {name} out, or change it in the script."
         )
     try:
-        return parse_toml(f"{name} = {text}", _message_start(word))
+        return parse_toml(f"{name} = {text}", _format_start(assignment))
     except ValueError:
         if text[:1] in ("", '"', "'", "[", "{", "#"):
             raise
     value = _PYTHON_WORDS.get(text, text)  # the shell removes quotes, and users write Python's words
-    return parse_toml(f"{name} = {json.dumps(value, ensure_ascii=False)}", _message_start(word))
+    return parse_toml(f"{name} = {json.dumps(value, ensure_ascii=False)}", _format_start(assignment))
 
 
 def _check_values(owner: str, **values: Any) -> None:
-    for option in OPTIONS.of(owner):
+    for option in OPTIONS.options_of(owner):
         if option.name in values:
             option.check(values[option.name], IN_OBJECT)
 
 
-def _with_location(error: Exception, word: str, table: OptionTable) -> Exception:
-    return TomlReader(_message_start(word), "", table, {}).with_location(error, "")
+def _add_setting_location(error: Exception, assignment: str, table: OptionTable) -> Exception:
+    return TomlReader(_format_start(assignment), "", table, {}).add_location(error, "")
 
 
-def _nested_names(content: Mapping[str, Any]) -> Iterator[str]:
+def _list_nested_names(content: Mapping[str, Any]) -> Iterator[str]:
     for name, value in content.items():
         yield name
-        yield from _nested_names(value) if isinstance(value, dict) else ()
+        yield from _list_nested_names(value) if isinstance(value, dict) else ()
 
 
 def _merge_settings(
@@ -141,21 +141,21 @@ def _merge_settings(
         kind = table[name].kind
         if isinstance(kind, Helper):
             helper = before.get(name)
-            own = {} if helper is None else {o.name: getattr(helper, o.attribute) for o in table.of(kind.owner)}
+            own = {} if helper is None else {o.name: getattr(helper, o.attribute) for o in table.options_of(kind.owner)}
             value = helpers[kind.owner](**{**own, **_merge_settings(kind.owner, own, value, table, helpers)})
         values[name] = value
     return values
 
 
-def _message_start(word: str) -> str:
-    return shortened(f"--set {word}", 120)
+def _format_start(assignment: str) -> str:
+    return shortened(f"--set {assignment}", 120)
 
 
-def _format_settings(words: Sequence[str]) -> str:
-    return escape_in_line(" ".join(f"--set {shlex.quote(word)}" for word in words))
+def _format_settings(assignments: Sequence[str]) -> str:
+    return escape_in_line(" ".join(f"--set {shlex.quote(word)}" for word in assignments))
 
 
-def _script_line() -> str:
+def _find_script_line() -> str:
     """Returns file and line of the script where a config object is made."""
     frame = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("npu_bridge", "contextlib"):

@@ -79,7 +79,7 @@ def _read_file(path: str | os.PathLike) -> tuple[int, str | None] | None:
     return rank_size, checkpoint
 
 
-def _required_field(parent, name, where):
+def _required_field(parent, name, source):
     if not isinstance(parent, dict) or parent.get(name) is None:
-        raise ValueError(message(where, f"{name} is missing", f"an object with {name}", shown(parent), "Add it."))
+        raise ValueError(message(source, f"{name} is missing", f"an object with {name}", shown(parent), "Add it."))
     return parent[name]

@@ -19,7 +19,7 @@ _INT64_LIMITS = (-(2**63), 2**63 - 1)
 _FITS_64_BITS = "Use a number that fits 64 bits, at most 2**63 - 1."
 
 
-class Problem(NamedTuple):
+class ValueProblem(NamedTuple):
     """The problem with a value: exception type, cure, and whether the problem is an error or only a warning."""
 
     error: type[Exception]
@@ -28,7 +28,9 @@ class Problem(NamedTuple):
     says: str = "has a value outside its range"
 
 
-_NULL_BYTE = Problem(ValueError, "Remove the null byte.", says="has a null byte, at which other programs end the text")
+_NULL_BYTE = ValueProblem(
+    ValueError, "Remove the null byte.", says="has a null byte, at which other programs end the text"
+)
 
 
 def _suggest_int(value: Any) -> str:
@@ -38,7 +40,7 @@ def _suggest_int(value: Any) -> str:
     return quoted_number_fix(value, int) or "Pass an int."
 
 
-class Kind:
+class OptionKind:
     """The kind of an option that accepts any value; the base class of all other kinds."""
 
     session_field: str | None = None
@@ -49,7 +51,7 @@ class Kind:
         """The expected values, as a noun phrase."""
         return "any value"
 
-    def problem(self, value: Any) -> Problem | None:
+    def find_problem(self, value: Any) -> ValueProblem | None:
         """Returns the problem with `value`, or None."""
         return None
 
@@ -59,7 +61,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Text(Kind):
+class Text(OptionKind):
     """`str` or `bytes` holding UTF-8 text.
 
     Attributes:
@@ -88,26 +90,26 @@ class Text(Kind):
         usable = [repr(choice) for choice in self.choices if choice not in self.refused]
         return " or ".join(usable) or self.says
 
-    def problem(self, value: Any) -> Problem | None:
+    def find_problem(self, value: Any) -> ValueProblem | None:
         if not isinstance(value, str if self.only_str else (str, bytes)):
-            return Problem(self.wrong_type, "Write it as a string.", says="has the wrong type")
+            return ValueProblem(self.wrong_type, "Write it as a string.", says="has the wrong type")
         try:
             text = self.normalise(value)
             text.encode("utf-8")
         except UnicodeError:
-            return Problem(ValueError, "Encode it as UTF-8.")
+            return ValueProblem(ValueError, "Encode it as UTF-8.")
         if "\0" in text:
             return _NULL_BYTE
         if text in self.refused:
-            return Problem(ValueError, self.refused[text], says="is refused here")
+            return ValueProblem(ValueError, self.refused[text], says="is refused here")
         if self.choices and text not in self.choices:
             fix = self.instead.get(text.lower()) or did_you_mean(text, self.choices, "Use one of these.")
-            return Problem(ValueError, fix, self.enforced, "is not an allowed value")
+            return ValueProblem(ValueError, fix, self.enforced, "is not an allowed value")
         if self.parse is not None:
             try:
                 self.parse(text)
             except ValueError as reason:
-                return Problem(ValueError, f"Correct it: {reason}.", self.enforced, "does not follow the grammar")
+                return ValueProblem(ValueError, f"Correct it: {reason}.", self.enforced, "does not follow the grammar")
         return None
 
     def normalise(self, value: Any) -> Any:
@@ -115,17 +117,17 @@ class Text(Kind):
 
 
 @dataclass(frozen=True)
-class Stringified(Kind):
+class Stringified(OptionKind):
     """Any value; its `str()` is stored."""
 
     session_field = "s"
     expected = "anything, kept as text"
 
-    def problem(self, value: Any) -> Problem | None:
+    def find_problem(self, value: Any) -> ValueProblem | None:
         try:
             self.normalise(value)
         except Exception:  # a number with very many digits, or an object whose own `str` fails
-            return Problem(ValueError, "Write it as a string.", says="has no text")
+            return ValueProblem(ValueError, "Write it as a string.", says="has no text")
         return None
 
     def normalise(self, value: Any) -> Any:
@@ -133,18 +135,18 @@ class Stringified(Kind):
 
 
 @dataclass(frozen=True)
-class RawBytes(Kind):
+class RawBytes(OptionKind):
     """An option of `bytes` that must be empty, because other values have no equivalent here."""
 
     refusal: str = ""
     session_field = "s"
     expected = "no value"
 
-    def problem(self, value: Any) -> Problem | None:
+    def find_problem(self, value: Any) -> ValueProblem | None:
         if not isinstance(value, bytes):
-            return Problem(TypeError, "Leave the option out; it accepts only bytes.", says="has the wrong type")
+            return ValueProblem(TypeError, "Leave the option out; it accepts only bytes.", says="has the wrong type")
         if value:
-            return Problem(ValueError, self.refusal, says="is refused here")
+            return ValueProblem(ValueError, self.refusal, says="is refused here")
         return None
 
     def normalise(self, value: Any) -> Any:
@@ -152,7 +154,7 @@ class RawBytes(Kind):
 
 
 @dataclass(frozen=True)
-class Integer(Kind):
+class Integer(OptionKind):
     """`int` between `low` and `high`, both included; not `bool`, which Python counts as an integer.
 
     Attributes:
@@ -173,29 +175,29 @@ class Integer(Kind):
             return f"an integer in {self.low}..{self.high}"
         return "an integer" if self.low is None else f"an integer of at least {self.low}"
 
-    def problem(self, value: Any) -> Problem | None:
+    def find_problem(self, value: Any) -> ValueProblem | None:
         if isinstance(value, bool):
-            return Problem(TypeError, f"Pass {int(value)}.", says="has the wrong type")
+            return ValueProblem(TypeError, f"Pass {int(value)}.", says="has the wrong type")
         if not isinstance(value, int):
-            return Problem(TypeError, _suggest_int(value), says="has the wrong type")
+            return ValueProblem(TypeError, _suggest_int(value), says="has the wrong type")
         if not _INT64_LIMITS[0] <= value <= _INT64_LIMITS[1]:
-            return Problem(ValueError, _FITS_64_BITS)
-        if self._clamped(value) != value:
-            fix = f"{self._clamped(value)} is used." if self.clamps else f"Use {self._clamped(value)}."
-            return Problem(ValueError, fix, self.enforced and not self.clamps)
+            return ValueProblem(ValueError, _FITS_64_BITS)
+        if self._clamp(value) != value:
+            fix = f"{self._clamp(value)} is used." if self.clamps else f"Use {self._clamp(value)}."
+            return ValueProblem(ValueError, fix, self.enforced and not self.clamps)
         return None
 
     def normalise(self, value: Any) -> Any:
-        return self._clamped(int(value)) if self.clamps else int(value)
+        return self._clamp(int(value)) if self.clamps else int(value)
 
-    def _clamped(self, value: int) -> int:
+    def _clamp(self, value: int) -> int:
         if self.low is not None:
             value = max(value, self.low)
         return value if self.high is None else min(value, self.high)
 
 
 @dataclass(frozen=True)
-class OneOf(Kind):
+class OneOf(OptionKind):
     """One of a few integers that do not form a range."""
 
     choices: tuple[int, ...] = ()
@@ -206,10 +208,10 @@ class OneOf(Kind):
     def expected(self) -> str:
         return " or ".join(str(choice) for choice in self.choices)
 
-    def problem(self, value: Any) -> Problem | None:
-        wrong = Integer().problem(value)
+    def find_problem(self, value: Any) -> ValueProblem | None:
+        wrong = Integer().find_problem(value)
         if wrong is None and value not in self.choices:
-            return Problem(ValueError, "Use one of these.", self.enforced, "is not an allowed value")
+            return ValueProblem(ValueError, "Use one of these.", self.enforced, "is not an allowed value")
         return wrong
 
     def normalise(self, value: Any) -> Any:
@@ -217,7 +219,7 @@ class OneOf(Kind):
 
 
 @dataclass(frozen=True)
-class Boolean(Kind):
+class Boolean(OptionKind):
     """`bool`; the integers 0 and 1 are accepted, too, unless `only_bool` is set.
 
     Attributes:
@@ -230,19 +232,19 @@ class Boolean(Kind):
     session_field = "b"
     expected = "True or False"
 
-    def problem(self, value: Any) -> Problem | None:
+    def find_problem(self, value: Any) -> ValueProblem | None:
         if not isinstance(value, bool if self.only_bool else int):
             word = value.strip().capitalize() if isinstance(value, str) else ""
             fix = f"Write {word}, without quotes." if word in ("True", "False") else "Pass True or False."
-            return Problem(self.wrong_type, fix, says="has the wrong type")
-        return None if value in (0, 1) else Problem(ValueError, "Pass True or False.", says="is neither 0 nor 1")
+            return ValueProblem(self.wrong_type, fix, says="has the wrong type")
+        return None if value in (0, 1) else ValueProblem(ValueError, "Pass True or False.", says="is neither 0 nor 1")
 
     def normalise(self, value: Any) -> Any:
         return bool(value)
 
 
 @dataclass(frozen=True)
-class Number(Kind):
+class Number(OptionKind):
     """`int` or `float`, at least 0 or above 0; for parameters that `tf.estimator.RunConfig` checks itself.
 
     Attributes:
@@ -258,49 +260,51 @@ class Number(Kind):
         number = "a whole number" if self.whole else "a number"
         return f"{number} above 0" if self.above_zero else f"{number} of at least 0"
 
-    def problem(self, value: Any) -> Problem | None:
+    def find_problem(self, value: Any) -> ValueProblem | None:
         if not is_number(value):
-            return Problem(TypeError, quoted_number_fix(value, float) or "Pass a number.", says="has the wrong type")
+            return ValueProblem(
+                TypeError, quoted_number_fix(value, float) or "Pass a number.", says="has the wrong type"
+            )
         if not (value > 0 if self.above_zero else value >= 0):
-            return Problem(ValueError, f"Use {int(self.above_zero)} or more.")
+            return ValueProblem(ValueError, f"Use {int(self.above_zero)} or more.")
         if self.whole and value > _INT64_LIMITS[1]:
-            return Problem(ValueError, _FITS_64_BITS)
+            return ValueProblem(ValueError, _FITS_64_BITS)
         if self.whole and value != int(value):
-            return Problem(ValueError, f"Use {int(value)} or {int(value) + 1}.", says="is not a whole number")
+            return ValueProblem(ValueError, f"Use {int(value)} or {int(value) + 1}.", says="is not a whole number")
         return None
 
 
 @dataclass(frozen=True)
-class Seed(Kind):
+class Seed(OptionKind):
     """An integer; a wrong type is a ValueError, as in `tf.estimator.RunConfig`."""
 
     expected = "an integer"
 
-    def problem(self, value: Any) -> Problem | None:
+    def find_problem(self, value: Any) -> ValueProblem | None:
         if isinstance(value, bool) or not isinstance(value, int):
-            return Problem(ValueError, _suggest_int(value), says="has the wrong type")
+            return ValueProblem(ValueError, _suggest_int(value), says="has the wrong type")
         return None
 
 
 @dataclass(frozen=True)
-class Directory(Kind):
+class Directory(OptionKind):
     """A path: non-empty `str`, `bytes` or path object."""
 
     expected = "a non-empty path"
 
-    def problem(self, value: Any) -> Problem | None:
+    def find_problem(self, value: Any) -> ValueProblem | None:
         if not isinstance(value, (str, bytes, os.PathLike)):
-            return Problem(TypeError, "Pass a path.", says="has the wrong type")
+            return ValueProblem(TypeError, "Pass a path.", says="has the wrong type")
         if "\0" in os.fsdecode(value):
             return _NULL_BYTE
-        return None if os.fspath(value) else Problem(ValueError, "Give a directory, or leave the option out.")
+        return None if os.fspath(value) else ValueProblem(ValueError, "Give a directory, or leave the option out.")
 
     def normalise(self, value: Any) -> Any:
         return os.fsdecode(value)
 
 
 @dataclass(frozen=True)
-class Helper(Kind):
+class Helper(OptionKind):
     """One of the helper config objects, identified by the owner name under which its class is declared."""
 
     owner: str = ""
@@ -309,14 +313,14 @@ class Helper(Kind):
     def expected(self) -> str:
         return f"{'an' if self.owner.startswith('E') else 'a'} {self.owner}"
 
-    def problem(self, value: Any) -> Problem | None:
+    def find_problem(self, value: Any) -> ValueProblem | None:
         if getattr(type(value), "_declared_as", None) != self.owner:
-            return Problem(ValueError, f"Build it with {self.owner}(...).", says="has the wrong type")
+            return ValueProblem(ValueError, f"Build it with {self.owner}(...).", says="has the wrong type")
         return None
 
 
 @dataclass(frozen=True)
-class TensorFlowObject(Kind):
+class TensorFlowObject(OptionKind):
     """An instance of a TensorFlow class; TensorFlow is imported when a value is checked.
 
     Attributes:
@@ -329,7 +333,7 @@ class TensorFlowObject(Kind):
     def expected(self) -> str:
         return "a tf." + " or tf.".join(self.classes)
 
-    def problem(self, value: Any) -> Problem | None:
+    def find_problem(self, value: Any) -> ValueProblem | None:
         import tensorflow as tf
 
         for path in self.classes:
@@ -338,4 +342,4 @@ class TensorFlowObject(Kind):
                 found = getattr(found, part)
             if isinstance(value, found):
                 return None
-        return Problem(ValueError, f"Pass {self.expected}.", says="has the wrong type")
+        return ValueProblem(ValueError, f"Pass {self.expected}.", says="has the wrong type")

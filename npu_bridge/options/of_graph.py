@@ -19,7 +19,7 @@ _KEY = ("npu_bridge", "options")  # TensorFlow exports collections with text key
 
 
 @dataclass
-class _OptionsOfGraph:
+class _GraphOptions:
     options: TrainingOptions | None = None
     built_with: dict[str, Any] = field(default_factory=dict)
 
@@ -31,7 +31,7 @@ def record_options(options: TrainingOptions, graph: Any = None) -> None:
       options: the options. Warns if the graph was built with other values.
       graph: the graph; None for the default graph.
     """
-    record = _record_of(graph)
+    record = _find_or_make_record(graph)
     record.options = options
     for name, value in record.built_with.items():
         _COMPARISONS[name](getattr(options, name), value, is_built=True)
@@ -39,13 +39,13 @@ def record_options(options: TrainingOptions, graph: Any = None) -> None:
 
 def options_of_current_graph() -> TrainingOptions | None:
     """Returns the options of the graph that is being built; None without published options, or in eager execution."""
-    record = _current_record()
+    record = _find_current_record()
     return record.options if record is not None else None
 
 
 def options_of(graph: Any) -> TrainingOptions | None:
     """Returns the options published for a graph, or None."""
-    return _record_of(graph).options
+    return _find_or_make_record(graph).options
 
 
 def record_built_value(name: str, value: Any) -> None:
@@ -55,7 +55,7 @@ def record_built_value(name: str, value: Any) -> None:
       name: an option, `is_tailing_optimization` or `hcom_parallel`.
       value: the value. Warns if the options of the run, published before or later, have another value.
     """
-    record = _current_record()
+    record = _find_current_record()
     if record is None:
         return
     record.built_with[name] = value
@@ -65,7 +65,7 @@ def record_built_value(name: str, value: Any) -> None:
 
 def built_value(name: str, graph: Any) -> Any:
     """Returns the value of option `name` with which a graph was built; None if no value was recorded."""
-    return _record_of(graph).built_with.get(name)
+    return _find_or_make_record(graph).built_with.get(name)
 
 
 def _compare_tailing(configured: bool, built: bool, is_built: bool) -> None:
@@ -90,19 +90,19 @@ def _compare_hcom_parallel(configured: bool, built: bool, is_built: bool) -> Non
 _COMPARISONS = {"is_tailing_optimization": _compare_tailing, "hcom_parallel": _compare_hcom_parallel}
 
 
-def _record_of(graph: Any = None) -> _OptionsOfGraph:
+def _find_or_make_record(graph: Any = None) -> _GraphOptions:
     if graph is None:
         import tensorflow as tf
 
         graph = tf.compat.v1.get_default_graph()
     kept = graph.get_collection_ref(_KEY)
     if not kept:
-        kept.append(_OptionsOfGraph())
+        kept.append(_GraphOptions())
     return kept[0]
 
 
-def _current_record() -> _OptionsOfGraph | None:
+def _find_current_record() -> _GraphOptions | None:
     import tensorflow as tf
 
     with tf.init_scope():  # for a function: the graph that contains it
-        return None if tf.executing_eagerly() else _record_of()
+        return None if tf.executing_eagerly() else _find_or_make_record()

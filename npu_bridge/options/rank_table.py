@@ -97,7 +97,7 @@ def read_rank_table(path: str | os.PathLike | None = None) -> RankTable | None:
         return None
     where = f"rank table {os.fspath(chosen)}"
     try:
-        content = parse_json(read_text(chosen, most_bytes=_MOST_BYTES).removeprefix("\ufeff"))
+        content = parse_json(read_text(chosen, max_bytes=_MOST_BYTES).removeprefix("\ufeff"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{where}: it cannot be read. Expected a JSON file; got {error}. Correct the path.") from error
     table = parse_rank_table(content, where)
@@ -121,7 +121,7 @@ def parse_rank_table(content: Any, where: str = "rank table") -> RankTable:
     if content.get("status") != "completed":
         fix = "Wait until the cluster has completed it" if content.get("status") == "initializing" else "Correct it"
         raise _error(where, "status is not completed", "'completed'", repr(content.get("status")), fix)
-    rows = _rows_of_groups(content, where) if "group_list" in content else _rows_of_servers(content, where)
+    rows = _read_group_rows(content, where) if "group_list" in content else _read_server_rows(content, where)
     ranks = sorted(rank for rank, *_ in rows)
     if ranks != list(range(len(rows))) or not rows:
         expected = f"each of 0..{max(len(rows) - 1, 0)} once"
@@ -135,7 +135,7 @@ def parse_rank_table(content: Any, where: str = "rank table") -> RankTable:
     return RankTable(tuple(placements))
 
 
-def _rows_of_servers(content: dict, where: str) -> list[tuple[int, str, int, str]]:
+def _read_server_rows(content: dict, where: str) -> list[tuple[int, str, int, str]]:
     servers = _read_list(content, "server_list", where)
     _check_count(content, "server_count", len(servers), where)
     rows, seen = [], set()
@@ -154,7 +154,7 @@ def _rows_of_servers(content: dict, where: str) -> list[tuple[int, str, int, str
     return rows
 
 
-def _rows_of_groups(content: dict, where: str) -> list[tuple[int, str, int, str]]:
+def _read_group_rows(content: dict, where: str) -> list[tuple[int, str, int, str]]:
     groups = _read_list(content, "group_list", where)
     _check_count(content, "group_count", len(groups), where)
     rows: list[tuple[int, str, int, str]] = []

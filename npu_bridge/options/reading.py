@@ -46,7 +46,7 @@ def read_run_config(config: Any) -> TrainingOptions:
     Raises:
       TypeError, ValueError: an option, or a combination of options, is illegal.
     """
-    table = find_table(config)
+    table = find_option_table(config)
     given = optimizer_entry_values(session_config(config), table)
     own = _values_of_config(config, table)
     given.update(_values_sent_to_session(own, table))
@@ -82,7 +82,7 @@ def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
 
 def parameter_values(config: Any) -> dict[str, Any]:
     """Returns an NPURunConfig's values for the parameter_map, by session key: `str`, `int` or `bool`."""
-    table = find_table(config)
+    table = find_option_table(config)
     sent = _values_sent_to_session(_values_of_config(config, table), table)
     return {table[name].key: table[name].kind.normalise(value) for name, value in sent.items()}
 
@@ -115,10 +115,10 @@ def with_optimizer_entry(session_config: Any, values: Mapping[str, Any], table: 
 
 def make_session_config(config: Any) -> Any:
     """Copies an NPURunConfig's ConfigProto, and adds an `NpuOptimizer` entry with all options of the NPURunConfig."""
-    return with_optimizer_entry(session_config(config), parameter_values(config), find_table(config))
+    return with_optimizer_entry(session_config(config), parameter_values(config), find_option_table(config))
 
 
-def find_table(config: Any) -> OptionTable:
+def find_option_table(config: Any) -> OptionTable:
     """Returns the option table from which the class of a config object was declared."""
     return getattr(type(config), "_option_table", OPTIONS)
 
@@ -129,7 +129,7 @@ def check_helper(owner: str, values: Mapping[str, Any], table: OptionTable) -> N
     Raises:
       TypeError, ValueError: a value, or a combination, is illegal.
     """
-    options = table.of(owner)
+    options = table.options_of(owner)
     for option in options:
         option.check(values[option.name], IN_OBJECT)
     plain = {o.name: o.normalise(values[o.name]) for o in options if o.is_plain}
@@ -144,10 +144,10 @@ def _apply_rules(settings: Settings) -> TrainingOptions:
         rule(settings)
     values, imposed = settings.values, environment.imposed_options()
     imposed = {name: value for name, value in imposed.items() if name in values}
-    return TrainingOptions({**values, **imposed}, _report_unusual(settings))
+    return TrainingOptions({**values, **imposed}, _log_unusual_options(settings))
 
 
-def collect_settings(given: dict[str, Any], place: OptionSource, table: OptionTable) -> Settings:
+def collect_settings(given_values: dict[str, Any], source: OptionSource, table: OptionTable) -> Settings:
     """Returns the input of the rules: the given values, each checked, and the defaults of all other options.
 
     Raises:
@@ -155,23 +155,23 @@ def collect_settings(given: dict[str, Any], place: OptionSource, table: OptionTa
     """
     plain_options = [option for option in table if option.is_plain]
     for option in plain_options:
-        if option.name in given:
-            option.check(given[option.name], place)
-    values = {option.name: _plain_value(option, given) for option in plain_options}
+        if option.name in given_values:
+            option.check(given_values[option.name], source)
+    values = {option.name: _normalise_value(option, given_values) for option in plain_options}
     for option in plain_options:
-        if option.variable and option.name not in given:
-            _read_variable(option, values, place)
-    return Settings(values, frozenset(n for n, v in given.items() if v is not None), place, table)
+        if option.variable and option.name not in given_values:
+            _read_environment_value(option, values, source)
+    return Settings(values, frozenset(n for n, v in given_values.items() if v is not None), source, table)
 
 
-def _plain_value(option: Option, values: Mapping[str, Any]) -> Any:
+def _normalise_value(option: Option, values: Mapping[str, Any]) -> Any:
     # An option without a session key has no value for an absent key: a given None means None.
     if option.key is None and option.name in values and values[option.name] is None:
         return None
     return option.normalise(values.get(option.name))
 
 
-def _read_variable(option: Option, values: dict[str, Any], place: OptionSource) -> None:
+def _read_environment_value(option: Option, values: dict[str, Any], source: OptionSource) -> None:
     """Gives an unset option the value of its environment variable."""
     text = environment.read_variable(option.variable)
     if text is None:
@@ -180,15 +180,15 @@ def _read_variable(option: Option, values: dict[str, Any], place: OptionSource) 
     if option.kind.session_field == "b":
         value = environment.is_flag_on(option.variable)
     elif isinstance(option.kind, Integer):
-        value = environment.whole_number(text)
+        value = environment.parse_whole_number(text)
         if value is None:
             problem, fix = f"{option.variable} is not a whole number", "Correct or unset it."
             raise option_error(ValueError, "environment", option.name, problem, option.kind.expected, repr(text), fix)
-    option.check(value, place)
+    option.check(value, source)
     values[option.name] = option.normalise(value)
 
 
-def _report_unusual(settings: Settings) -> list[str]:
+def _log_unusual_options(settings: Settings) -> list[str]:
     """Returns the names of options that differ from their default; rank 0 logs deprecated and ineffective ones."""
     # Only an NPURunConfig writes this key, and it has already given these warnings about its own options.
     is_sent = settings.place.is_session and "min_group_size" in settings.given
@@ -243,14 +243,14 @@ def _values_of_config(config: Any, table: OptionTable) -> dict[str, Any]:
     return values
 
 
-def _values_sent_to_session(own: Mapping[str, Any], table: OptionTable) -> dict[str, Any]:
+def _values_sent_to_session(config_values: Mapping[str, Any], table: OptionTable) -> dict[str, Any]:
     """Returns the values of an NPURunConfig that are sent to a session."""
-    dynamic = [own.get(option.name) for option in table.of(DYNAMIC_INPUT)]
+    dynamic = [config_values.get(option.name) for option in table.options_of(DYNAMIC_INPUT)]
     sent = {}
-    for name, value in own.items():
+    for name, value in config_values.items():
         option = table[name]
         is_incomplete = option.owner == DYNAMIC_INPUT and None in dynamic
-        if not option.key or is_incomplete or (option.needs and not own.get(option.needs)):
+        if not option.key or is_incomplete or (option.needs and not config_values.get(option.needs)):
             continue
         if option.needs and value is None:
             value = option.absent
@@ -263,7 +263,7 @@ def _values_sent_to_session(own: Mapping[str, Any], table: OptionTable) -> dict[
 def _helper_objects(holder: Any, table: OptionTable, owner: str = RUN_CONFIG) -> dict[str, Any]:
     """Returns a config object and its helper objects by owner name; None for an unset helper."""
     found = {owner: holder}
-    for option in table.of(owner):
+    for option in table.options_of(owner):
         if isinstance(option.kind, Helper):
             helper = None if holder is None else getattr(holder, option.attribute)
             found.update(_helper_objects(helper, table, option.kind.owner))
@@ -271,7 +271,7 @@ def _helper_objects(holder: Any, table: OptionTable, owner: str = RUN_CONFIG) ->
 
 
 def _task_values(table: OptionTable) -> dict[str, Any]:
-    task = environment.tf_config().get("task") or {}
+    task = environment.read_tf_config().get("task") or {}
     own = {"job": task.get("type", "localhost"), "task_index": int(task.get("index", 0))}
     own.update(use_off_line=True, min_group_size=True)
     return {name: value for name, value in own.items() if name in table}
@@ -291,13 +291,13 @@ def optimizer_entry_values(session_config: Any, table: OptionTable) -> dict[str,
             except UnknownKeyError as error:  # scripts can have keys of newer NPU stacks
                 say_once(logging.WARNING, str(error))
                 continue
-            value = _slot_value(option, entry.parameter_map[key])
+            value = _read_map_value(option, entry.parameter_map[key])
             if value is not None:
                 given[option.name] = value
     return given
 
 
-def _slot_value(option: Option, attribute: Any) -> Any:
+def _read_map_value(option: Option, attribute: Any) -> Any:
     """Returns the value of a key in the parameter_map; None if the key must be skipped.
 
     In some scripts, the value of a key is in the wrong slot of the AttrValue. Such a value is converted if
@@ -308,8 +308,12 @@ def _slot_value(option: Option, attribute: Any) -> Any:
     used = attribute.WhichOneof("value")
     if used == slot:
         return _decode_text(option, getattr(attribute, slot))
-    value = _convert_slot(getattr(attribute, used), slot) if used else _decode_text(option, getattr(attribute, slot))
-    if option.strict_slot == "skip" or value is None or option.kind.problem(value) is not None:
+    value = (
+        _convert_to_field_type(getattr(attribute, used), slot)
+        if used
+        else _decode_text(option, getattr(attribute, slot))
+    )
+    if option.strict_slot == "skip" or value is None or option.kind.find_problem(value) is not None:
         value = None
     problem = f"{option.key} is in slot .{used} of its AttrValue" if used else f"{option.key} has an empty AttrValue"
     expected = f"slot .{slot} ({_SLOT_TYPES[slot]})"
@@ -323,13 +327,13 @@ def _slot_value(option: Option, attribute: Any) -> Any:
     return value
 
 
-def _convert_slot(value: Any, slot: str) -> Any:
+def _convert_to_field_type(value: Any, field: str) -> Any:
     """Converts the value of one slot to another slot's type; returns None if the value has no meaning there."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if not isinstance(value, (bool, int, float, str)):
         return None
-    if slot == "s":
+    if field == "s":
         return str(value).lower() if isinstance(value, bool) else str(value)
     if isinstance(value, str):
         value = {"true": True, "false": False}.get(value.strip().lower(), value)
@@ -339,7 +343,7 @@ def _convert_slot(value: Any, slot: str) -> Any:
         return None
     if not isinstance(value, str) and number != value:
         return None
-    return number if slot == "i" else {0: False, 1: True}.get(number)
+    return number if field == "i" else {0: False, 1: True}.get(number)
 
 
 def _decode_text(option: Option, value: Any) -> Any:

@@ -39,13 +39,13 @@ class Settings(NamedTuple):
     place: OptionSource
     table: OptionTable
 
-    def error(self, name: str, problem: str, expected: str, fix: str) -> Exception:
+    def make_error(self, name: str, problem: str, expected: str, fix: str) -> Exception:
         """Returns a ValueError about option `name`; `{}` in `problem` stands for the name in the user's spelling."""
         where, *words = self._message_parts(name, problem, expected, fix)
         return option_error(ValueError, where, name, *words)
 
     def warn(self, name: str, problem: str, expected: str, fix: str) -> None:
-        """Logs the message of `error` as a warning, once."""
+        """Logs the message of `make_error` as a warning, once."""
         say_once(logging.WARNING, message(*self._message_parts(name, problem, expected, fix)))
 
     def _message_parts(self, name: str, problem: str, expected: str, fix: str) -> tuple[str, str, str, str, str]:
@@ -58,182 +58,192 @@ class Settings(NamedTuple):
         choices = tuple(choices)
         if self.values[name] not in choices:
             listed = " or ".join(repr(choice) for choice in choices)
-            raise self.error(name, "{} is not an allowed value", listed, "Use one of these.")
+            raise self.make_error(name, "{} is not an allowed value", listed, "Use one of these.")
 
     def check_parses(self, name: str, parse: Callable[[str], Any]) -> None:
         """Raises ValueError if `parse` rejects the option's text."""
         try:
             parse(self.values[name])
         except ValueError as reason:
-            raise self.error(name, "{} is not usable", self.table[name].expected, f"Correct it: {reason}.") from reason
+            raise self.make_error(
+                name, "{} is not usable", self.table[name].expected, f"Correct it: {reason}."
+            ) from reason
 
 
-def check_only_one_precision_mode(s: Settings) -> None:
+def check_only_one_precision_mode(settings: Settings) -> None:
     """Refuses `precision_mode` together with `precision_mode_v2`."""
-    if s.values["precision_mode"] is not None and s.values["precision_mode_v2"] is not None:
-        spelling = s.place.spelling(s.table["precision_mode"])
-        problem = f"{{}} is set together with {spelling}={s.values['precision_mode']!r}"
-        raise s.error("precision_mode_v2", problem, "only one of the two", "Keep precision_mode_v2.")
+    if settings.values["precision_mode"] is not None and settings.values["precision_mode_v2"] is not None:
+        spelling = settings.place.spelling(settings.table["precision_mode"])
+        problem = f"{{}} is set together with {spelling}={settings.values['precision_mode']!r}"
+        raise settings.make_error("precision_mode_v2", problem, "only one of the two", "Keep precision_mode_v2.")
 
 
-def check_mixlist_has_mixed_precision(s: Settings) -> None:
+def check_mixlist_has_mixed_precision(settings: Settings) -> None:
     """Refuses `modify_mixlist` without mixed precision, as only mixed precision has lists that can be modified."""
-    if s.values["modify_mixlist"] is None or _requested_precision_mode(s) in MIXED_PRECISION_MODES:
+    if settings.values["modify_mixlist"] is None or _requested_precision_mode(settings) in MIXED_PRECISION_MODES:
         return
-    problem = f"{{}} needs mixed precision, but the precision mode is {_requested_precision_mode(s)!r}"
+    problem = f"{{}} needs mixed precision, but the precision mode is {_requested_precision_mode(settings)!r}"
     fix = "Set precision_mode_v2='mixed_float16' or 'mixed_bfloat16', or leave modify_mixlist out."
-    raise s.error("modify_mixlist", problem, "no mixlist, or a mixed precision mode", fix)
+    raise settings.make_error("modify_mixlist", problem, "no mixlist, or a mixed precision mode", fix)
 
 
-def check_acceleration_fits_precision(s: Settings) -> None:
+def check_acceleration_fits_precision(settings: Settings) -> None:
     """Refuses `accelerate_train_mode` with a precision mode that already lowers the precision."""
-    if not s.values["accelerate_train_mode"]:
+    if not settings.values["accelerate_train_mode"]:
         return
-    v2, v1 = s.values["precision_mode_v2"], s.values["precision_mode"]
+    v2, v1 = settings.values["precision_mode_v2"], settings.values["precision_mode"]
     fits = v2 == "origin" if v2 is not None else v1 is None or v1 in _ACCELERATED_FROM
     if not fits:
-        raise s.error(
+        raise settings.make_error(
             "accelerate_train_mode",
-            f"{{}} does not go with the precision mode {_requested_precision_mode(s)!r}",
+            f"{{}} does not go with the precision mode {_requested_precision_mode(settings)!r}",
             "no acceleration, or precision_mode_v2='origin', or precision_mode="
             + " or ".join(repr(mode) for mode in _ACCELERATED_FROM),
             "Leave both precision modes out, or use one of these.",
         )
 
 
-def _requested_precision_mode(s: Settings) -> str | None:
-    return s.values["precision_mode_v2"] or s.values["precision_mode"]
+def _requested_precision_mode(settings: Settings) -> str | None:
+    return settings.values["precision_mode_v2"] or settings.values["precision_mode"]
 
 
-def check_dump_is_complete(s: Settings) -> None:
+def check_dump_is_complete(settings: Settings) -> None:
     """Refuses a dump without a directory, or with both of its switches on."""
-    dumps, debugs = s.values["enable_dump"], s.values["enable_dump_debug"]
+    dumps, debugs = settings.values["enable_dump"], settings.values["enable_dump_debug"]
     if dumps and debugs:
-        raise s.error("enable_dump_debug", "{} is set together with enable_dump", "False", "Leave one of the two out.")
+        raise settings.make_error(
+            "enable_dump_debug", "{} is set together with enable_dump", "False", "Leave one of the two out."
+        )
     if dumps or debugs:
-        if s.values["dump_path"] is None:
-            raise s.error(
+        if settings.values["dump_path"] is None:
+            raise settings.make_error(
                 "dump_path",
                 "{} is missing although a dump is switched on",
                 "an existing directory",
                 "Give a directory.",
             )
     # Checked while the dump is off, too, so that errors show early. The directory can be created later.
-    if s.values["dump_step"] is not None:
-        s.check_parses("dump_step", grammar.parse_dump_step)
-    s.check_one_of("dump_mode", ("input", "output", "all"))
-    s.check_one_of("dump_debug_mode", ("aicore_overflow", "atomic_overflow", "all"))
+    if settings.values["dump_step"] is not None:
+        settings.check_parses("dump_step", grammar.parse_dump_step)
+    settings.check_one_of("dump_mode", ("input", "output", "all"))
+    settings.check_one_of("dump_debug_mode", ("aicore_overflow", "atomic_overflow", "all"))
 
 
-def check_dump_directory(s: Settings) -> None:
+def check_dump_directory(settings: Settings) -> None:
     """Checks the dump directory when a training uses it: a script can make a `DumpConfig` that no training uses."""
-    if s.values["enable_dump"] or s.values["enable_dump_debug"]:
-        s.check_parses("dump_path", usable_directory)
+    if settings.values["enable_dump"] or settings.values["enable_dump_debug"]:
+        settings.check_parses("dump_path", resolve_usable_directory)
 
 
-def complete_profiling(s: Settings) -> None:
+def complete_profiling(settings: Settings) -> None:
     """If profiling is on, replaces missing profiling options by the defaults, and checks the options."""
-    if not s.values["enable_profiling"]:
+    if not settings.values["enable_profiling"]:
         return
-    if s.values["profiling_options"] is None:
-        s.values["profiling_options"] = DEFAULT_PROFILING_OPTIONS
-    s.check_parses("profiling_options", grammar.parse_profiling_options)
+    if settings.values["profiling_options"] is None:
+        settings.values["profiling_options"] = DEFAULT_PROFILING_OPTIONS
+    settings.check_parses("profiling_options", grammar.parse_profiling_options)
 
 
-def check_compile_cache_exists(s: Settings) -> None:
+def check_compile_cache_exists(settings: Settings) -> None:
     """Refuses a cache directory for compiled graphs that does not exist."""
-    if s.values["graph_compiler_cache_dir"] is not None:
-        s.check_parses("graph_compiler_cache_dir", usable_directory)
+    if settings.values["graph_compiler_cache_dir"] is not None:
+        settings.check_parses("graph_compiler_cache_dir", resolve_usable_directory)
 
 
-def check_implementation_types_have_mode(s: Settings) -> None:
+def check_implementation_types_have_mode(settings: Settings) -> None:
     """Refuses `optypelist_for_implmode` without `op_select_implmode`, the mode of these operator types."""
-    if s.values["optypelist_for_implmode"] is not None and s.values["op_select_implmode"] is None:
+    if settings.values["optypelist_for_implmode"] is not None and settings.values["op_select_implmode"] is None:
         fix = "Set op_select_implmode='high_precision' or 'high_performance', or leave optypelist_for_implmode out."
-        raise s.error("optypelist_for_implmode", "{} is set without op_select_implmode", "both or neither", fix)
+        raise settings.make_error(
+            "optypelist_for_implmode", "{} is set without op_select_implmode", "both or neither", fix
+        )
 
 
-def check_only_one_compression(s: Settings) -> None:
+def check_only_one_compression(settings: Settings) -> None:
     """Refuses `enable_compress_weight` and `compress_weight_conf` together, whatever their values."""
-    if "enable_compress_weight" in s.given and "compress_weight_conf" in s.given:
-        raise s.error(
+    if "enable_compress_weight" in settings.given and "compress_weight_conf" in settings.given:
+        raise settings.make_error(
             "compress_weight_conf",
             "{} cannot go with enable_compress_weight, which is "
-            + ("set, too" if s.place.is_session else "set in every NPURunConfig"),
+            + ("set, too" if settings.place.is_session else "set in every NPURunConfig"),
             "None",
             "Leave it out.",
         )
 
 
-def check_dynamic_dims(s: Settings) -> None:
+def check_dynamic_dims(settings: Settings) -> None:
     """Refuses an incomplete set of the three options for dynamic dimensions, and options that exclude the set."""
-    set_names = [name for name in _DYNAMIC_TRIO if name in s.given]
+    set_names = [name for name in _DYNAMIC_TRIO if name in settings.given]
     if set_names and len(set_names) < len(_DYNAMIC_TRIO):
-        missing = [name for name in _DYNAMIC_TRIO if name not in s.given]
+        missing = [name for name in _DYNAMIC_TRIO if name not in settings.given]
         expected, fix = f"all of {', '.join(_DYNAMIC_TRIO)}, or none", f"Set {', '.join(missing)} too."
-        raise s.error(set_names[0], f"{{}} is set without {', '.join(missing)}", expected, fix)
-    if s.values["compile_hybrid_mode"] == 1 and (not set_names or s.values["dynamic_node_type"] != 1):
-        problem = f"{{}} does not go with dynamic_node_type={s.values['dynamic_node_type']}"
+        raise settings.make_error(set_names[0], f"{{}} is set without {', '.join(missing)}", expected, fix)
+    if settings.values["compile_hybrid_mode"] == 1 and (not set_names or settings.values["dynamic_node_type"] != 1):
+        problem = f"{{}} does not go with dynamic_node_type={settings.values['dynamic_node_type']}"
         expected = f"0, or {', '.join(_DYNAMIC_TRIO)} with dynamic_node_type=1"
-        raise s.error("compile_hybrid_mode", problem, expected, "Set compile_hybrid_mode=0.")
+        raise settings.make_error("compile_hybrid_mode", problem, expected, "Set compile_hybrid_mode=0.")
     if not set_names:
         return
-    _check_profiles_fit_shapes(s)
+    _check_profiles_fit_shapes(settings)
     for excluded in ("mix_compile_mode", "compile_dynamic_mode"):
-        if s.values.get(excluded):
-            raise s.error(excluded, "{} does not go with dynamic_dims", "False", "Leave one of them out.")
-    if s.values.get("dynamic_inputs_shape_range") is not None:
-        s.warn(
+        if settings.values.get(excluded):
+            raise settings.make_error(excluded, "{} does not go with dynamic_dims", "False", "Leave one of them out.")
+    if settings.values.get("dynamic_inputs_shape_range") is not None:
+        settings.warn(
             "dynamic_inputs_shape_range",
             "{} is ignored because dynamic_dims is set",
             "None",
             "Leave one of the two out.",
         )
-        s.values["dynamic_inputs_shape_range"] = None
+        settings.values["dynamic_inputs_shape_range"] = None
 
 
-def _check_profiles_fit_shapes(s: Settings) -> None:
-    shapes = grammar.parse_input_shape(s.values["input_shape"])
+def _check_profiles_fit_shapes(settings: Settings) -> None:
+    shapes = grammar.parse_input_shape(settings.values["input_shape"])
     dynamic = sum(dim < 0 for dims in shapes.values() for dim in dims)
-    profile = grammar.parse_dynamic_dims(s.values["dynamic_dims"])[0]
+    profile = grammar.parse_dynamic_dims(settings.values["dynamic_dims"])[0]
     if len(profile) != dynamic:
         problem = f"{{}} has profiles of {len(profile)} dimensions, but input_shape has {dynamic} dynamic dimensions"
         fix = "Write one value for each -1 of input_shape."
-        raise s.error("dynamic_dims", problem, f"profiles of {dynamic}", fix)
+        raise settings.make_error("dynamic_dims", problem, f"profiles of {dynamic}", fix)
 
 
-def check_dynamic_input(s: Settings) -> None:
+def check_dynamic_input(settings: Settings) -> None:
     """For dynamic inputs, checks the execution mode; lazy recompilation needs one step per run."""
-    if not s.values["dynamic_input"]:
+    if not settings.values["dynamic_input"]:
         return
-    s.check_one_of("dynamic_graph_execute_mode", ("dynamic_execute", "lazy_recompile"))
-    if s.values["dynamic_graph_execute_mode"] == "lazy_recompile" and s.values["iterations_per_loop"] > 1:
+    settings.check_one_of("dynamic_graph_execute_mode", ("dynamic_execute", "lazy_recompile"))
+    if settings.values["dynamic_graph_execute_mode"] == "lazy_recompile" and settings.values["iterations_per_loop"] > 1:
         problem = "{} does not go with dynamic_graph_execute_mode='lazy_recompile'"
         fix = "Set iterations_per_loop=1, or dynamic_graph_execute_mode='dynamic_execute'."
-        raise s.error("iterations_per_loop", problem, "1", fix)
+        raise settings.make_error("iterations_per_loop", problem, "1", fix)
 
 
-def check_mix_compile_mode(s: Settings) -> None:
+def check_mix_compile_mode(settings: Settings) -> None:
     """Checks that `mix_compile_mode` has one step per run; checks options that need `mix_compile_mode`."""
-    if s.values["mix_compile_mode"]:
-        if s.values["iterations_per_loop"] != 1:
-            raise s.error("iterations_per_loop", "{} does not go with mix_compile_mode=True", "1", "Set it to 1.")
+    if settings.values["mix_compile_mode"]:
+        if settings.values["iterations_per_loop"] != 1:
+            raise settings.make_error(
+                "iterations_per_loop", "{} does not go with mix_compile_mode=True", "1", "Set it to 1."
+            )
         return
-    if s.values["in_out_pair"] is not None:
-        raise s.error("in_out_pair", "{} is set without mix_compile_mode", "no value", "Set mix_compile_mode=True.")
-    if s.values["variable_placement"] == "Host":
-        s.warn(
+    if settings.values["in_out_pair"] is not None:
+        raise settings.make_error(
+            "in_out_pair", "{} is set without mix_compile_mode", "no value", "Set mix_compile_mode=True."
+        )
+    if settings.values["variable_placement"] == "Host":
+        settings.warn(
             "variable_placement", "{} is meant for mix_compile_mode=True", "'Device'", "Set mix_compile_mode=True too."
         )
 
 
-def warn_of_unused_shape_generalisation(s: Settings) -> None:
+def warn_of_unused_shape_generalisation(settings: Settings) -> None:
     """Warns about `shape_generalization_mode` if static shapes are not compiled, so that the mode has no effect."""
-    if s.values["shape_generalization_mode"] == "STRICT":
+    if settings.values["shape_generalization_mode"] == "STRICT":
         return
-    if s.values["jit_compile"] != "true" or s.values["compile_dynamic_mode"]:
+    if settings.values["jit_compile"] != "true" or settings.values["compile_dynamic_mode"]:
         expected = "'STRICT', or jit_compile='true' with compile_dynamic_mode=False"
-        s.warn(
+        settings.warn(
             "shape_generalization_mode",
             "{} has no effect",
             expected,
@@ -241,19 +251,19 @@ def warn_of_unused_shape_generalisation(s: Settings) -> None:
         )
 
 
-def check_tuning_directory(s: Settings) -> None:
+def check_tuning_directory(settings: Settings) -> None:
     """Checks the tuning directory if tuning is on."""
-    if s.values["aoe_mode"] is not None:
-        s.check_parses("work_path", usable_directory)
+    if settings.values["aoe_mode"] is not None:
+        settings.check_parses("work_path", resolve_usable_directory)
 
 
-def set_small_channels_for_inference(s: Settings) -> None:
+def set_small_channels_for_inference(settings: Settings) -> None:
     """Sets `enable_small_channel=1` for `graph_run_mode=0`."""
-    if s.values["graph_run_mode"] == 0:
-        s.values["enable_small_channel"] = 1
+    if settings.values["graph_run_mode"] == 0:
+        settings.values["enable_small_channel"] = 1
 
 
-def usable_directory(path: str) -> str:
+def resolve_usable_directory(path: str) -> str:
     """Returns the real path of an existing directory that can be read and written.
 
     Raises:

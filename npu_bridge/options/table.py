@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from npu_bridge.base.errors import message, option_error, say_once, shortened, shown, unknown_name_error
-from npu_bridge.options.kinds import Helper, Kind, TensorFlowObject
+from npu_bridge.options.kinds import Helper, OptionKind, TensorFlowObject
 
 RUN_CONFIG = "NPURunConfig"
 PROFILING = "ProfilingConfig"
@@ -79,7 +79,7 @@ class Option:
 
     position: int
     name: str
-    kind: Kind
+    kind: OptionKind
     doc: str
     effect: Effect = Effect("recorded")
     default: Any = None
@@ -130,7 +130,7 @@ class Option:
         """
         if value is None and self.accepts_none:
             return
-        problem = self.kind.problem(value)
+        problem = self.kind.find_problem(value)
         if problem is None or (only_type and problem.says != "has the wrong type"):
             return
         words = (f"{place.spelling(self)} {problem.says}", self.expected, shown(value), problem.fix)
@@ -189,7 +189,7 @@ class OptionTable:
         if len(self._by_key) != sum(1 for option in self._options if option.key):
             raise ValueError("options: a session key is declared twice. Give each option its own key.")
         for owner in {option.owner for option in self._options}:
-            positions = [option.position for option in self.of(owner)]
+            positions = [option.position for option in self.options_of(owner)]
             if positions != list(range(1, len(positions) + 1)):
                 raise ValueError(f"options: positions of {owner} are not contiguous; got {positions}. Renumber them.")
 
@@ -202,7 +202,7 @@ class OptionTable:
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
 
-    def of(self, owner: str) -> tuple[Option, ...]:
+    def options_of(self, owner: str) -> tuple[Option, ...]:
         """Returns the options of one owner in constructor order."""
         return tuple(option for option in self._options if option.owner == owner)
 
@@ -222,7 +222,7 @@ class OptionTable:
         """Returns the error for a name that `owner` lacks; the error mentions another owner that has the name."""
         other = self._by_name.get(name)
         fix = f"It belongs to {other.owner}." if other else ""
-        return unknown_name_error(kind, owner, name, [option.name for option in self.of(owner)], fix)
+        return unknown_name_error(kind, owner, name, [option.name for option in self.options_of(owner)], fix)
 
     def with_options(self, *options: Option) -> OptionTable:
         """Returns a table with more options."""
@@ -232,7 +232,7 @@ class OptionTable:
         """Returns the constructor signature of an owner, `self` included."""
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = [inspect.Parameter("self", kind)]
-        parameters += [inspect.Parameter(o.name, kind, default=o.default) for o in self.of(owner)]
+        parameters += [inspect.Parameter(o.name, kind, default=o.default) for o in self.options_of(owner)]
         return inspect.Signature(parameters)
 
     def bind(self, owner: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -241,7 +241,7 @@ class OptionTable:
         Raises:
           TypeError: a keyword is unknown, a required value is missing, or there are too many positional values.
         """
-        names = [option.name for option in self.of(owner)]
+        names = [option.name for option in self.options_of(owner)]
         for name in [name for name in kwargs if name not in names]:
             if name not in self or self[name].former_owner != owner:
                 raise self.unknown_option_error(TypeError, owner, name)

@@ -10,7 +10,7 @@ from typing import Any, Callable
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.secondary_files import SecondaryOutput
 from npu_bridge.base.tf_internals.profiles import CpuProfile, collected_graphs
 from npu_bridge.reporting.step_recorder import StepRecorder
 
@@ -31,10 +31,10 @@ class CallRecorder:
         self._graphs: weakref.WeakKeyDictionary[Any, list] = weakref.WeakKeyDictionary()
         self._called: dict[int, list] = {}  # these graphs, by step
         self._profile: CpuProfile | None = None
-        self._secondary = Secondary(f"the timeline of rank {recorder.rank}", (ValueError, tf.errors.OpError))
+        self._secondary = SecondaryOutput(f"the timeline of rank {recorder.rank}", (ValueError, tf.errors.OpError))
         atexit.register(self.finish)  # before `recorder.finish`, which was registered earlier
 
-    def note_update(self) -> None:
+    def record_update(self) -> None:
         """Notes that the functions now being traced train; called before an optimizer updates variables."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         while graph is not None:
@@ -47,7 +47,7 @@ class CallRecorder:
         if graphs is None or self._recorder.is_over:
             return call()
         step, self._calls = self._calls, self._calls + 1
-        self._recorder.note_step(step)
+        self._recorder.record_step_number(step)
         if step in self._recorder.steps and self._profile is None:
             self._secondary.attempt(self._start)
         profiled: Any = self._profile.step(step) if self._profile is not None else contextlib.nullcontext()
@@ -76,6 +76,6 @@ class CallRecorder:
     def _store_records(self):
         if self._profile is not None:
             for step, stats in self._profile.stop().items():
-                self._recorder.keep_record(
+                self._recorder.keep_step_record(
                     step, config_pb2.RunMetadata(step_stats=stats, partition_graphs=self._called[step])
                 )

@@ -10,7 +10,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
-from npu_bridge.base.tf_internals.graphs import opened_for_changes
+from npu_bridge.base.tf_internals.graphs import allow_graph_changes
 from npu_bridge.gradients.collections import COLLAPSE_HOOKS, LOSS_SCALE_STATE, STEP_SKIPPED
 from npu_bridge.gradients.skips_in_a_row import MOST_IN_A_ROW
 from npu_bridge.graph.operators import BACK_EDGES, needed_ops
@@ -29,7 +29,7 @@ class LossScaleCollapseError(RuntimeError):
     """Raised when every step is skipped, and no other loss scale would help."""
 
 
-class _LocalValues(NamedTuple):
+class _RankLocalValues(NamedTuple):
     """Values of the part of a run that needs no other rank.
 
     Attributes:
@@ -81,20 +81,20 @@ class LossScaleCollapseHook(StepHook):
     def on_step(self, session, observation: Observation) -> None:
         """Raises an error if too many steps were skipped since the scale last changed."""
         if self._skips.count >= self._most_in_a_row and self._is_scale_at_limit(session.graph):
-            raise LossScaleCollapseError(self._explain(session))
+            raise LossScaleCollapseError(self._explain_collapse(session))
 
     def _is_scale_at_limit(self, graph):
         scale = self._skips.scale
         return scale is not None and (scale <= _LOWEST_USEFUL_SCALE or not graph.get_collection(LOSS_SCALE_STATE))
 
-    def _explain(self, session):
+    def _explain_collapse(self, session):
         what = (
             f"LossScaleCollapseHook: {self._skips.count} steps in a row were skipped at a loss scale of "
             f"{self._skips.scale:g}, "
             f"after step {self.read_step(session)}"
         )
         try:
-            local = self._compute_local(session)
+            local = self._compute_local_values(session)
         except tf.errors.OpError as error:
             return f"{what}. Another batch could not be examined: {error.message.splitlines()[0]}"
         origin = find_first_non_finite(local.ops, local.fed, local.worst)
@@ -109,7 +109,7 @@ class LossScaleCollapseHook(StepHook):
             f"computes in 16 bits, keep it in float32 with keep_dtype_scope()."
         )
 
-    def _compute_local(self, session):
+    def _compute_local_values(self, session):
         """Computes the parts of a batch that need no other rank: if one rank fails here, no other rank waits for it.
 
         TensorFlow does not lower the precision of fetched operators. So operators that check the outputs of the
@@ -122,15 +122,15 @@ class LossScaleCollapseHook(StepHook):
         local = _local_ops(run)
         here = [*run.fed, *(tensor for op in local for tensor in op.outputs)]
         seen = [tensor for tensor in here if tensor.dtype.is_floating and tensor.name in run.values]
-        with opened_for_changes(graph), graph.as_default(), tf.control_dependencies(None):
+        with allow_graph_changes(graph), graph.as_default(), tf.control_dependencies(None):
             checks = [tf.raw_ops.DebugNumericSummaryV2(input=each, tensor_debug_mode=_CONCISE_HEALTH) for each in seen]
             for check in checks:
                 precision.exempt_operator(check.op)
         losses = [tensor for tensor in seen if tensor is self._fetches.get("loss")]
         with precision.with_policy_of_last_step(session):
             counts, loss = session.run([checks, losses], self._feeds)
-        worst = {tensor.name: _worst_of_counts(*count[2:]) for tensor, count in zip(seen, counts)}
-        return _LocalValues(local, run.fed, worst, float(np.mean(loss)) if loss else None)
+        worst = {tensor.name: _worst_nonfinite_value(*count[2:]) for tensor, count in zip(seen, counts)}
+        return _RankLocalValues(local, run.fed, worst, float(np.mean(loss)) if loss else None)
 
 
 class LossIsNanError(tf.estimator.NanLossDuringTrainingError):
@@ -191,8 +191,8 @@ def _local_ops(run) -> tuple:
     return tuple(op for op in local if op not in fed)
 
 
-def _worst_of_counts(minus_inf, inf, nan):
-    return np.nan if nan else np.inf if inf or minus_inf else 0.0
+def _worst_nonfinite_value(minus_inf_count, inf_count, nan_count):
+    return np.nan if nan_count else np.inf if inf_count or minus_inf_count else 0.0
 
 
 def _describe_loss(loss):

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.base.files import check_free_space
-from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.secondary_files import SecondaryOutput
 from npu_bridge.base.tf_internals.savers import share_event_writer, shared_event_writer
 
 
@@ -29,7 +29,7 @@ class EventFiles:
         self._writer: Any = None
         self._owner: Any = None
         self._owned: frozenset[str] = frozenset()
-        self._secondary = Secondary(f"the file of events in {folder}", (RuntimeError, tf.errors.OpError))
+        self._secondary = SecondaryOutput(f"the file of events in {folder}", (RuntimeError, tf.errors.OpError))
 
     @classmethod
     def of(cls, folder: str) -> Any:
@@ -46,7 +46,7 @@ class EventFiles:
         share_event_writer(folder, own)
         return own
 
-    def begin_with(self, graph: tf.Graph) -> None:
+    def open_with_graph(self, graph: tf.Graph) -> None:
         """Unless the file is open, opens it with a graph as the first entry, as TensorFlow's own writer does."""
         if self._writer is None:
             self._secondary.attempt(self._open, graph)
@@ -62,7 +62,7 @@ class EventFiles:
 
     def add_reserved(self, owner: Any, entries: Iterable[tuple[tf.compat.v1.Summary, int]]) -> bool:
         """Adds (summary, step) pairs, unless another owner has reserved tags; returns False if writing failed."""
-        return self._owner not in (None, owner) or self._attempt_add("add_summary", *entries)
+        return self._owner not in (None, owner) or self._try_to_call_writer("add_summary", *entries)
 
     def add_summary(self, summary: Any, global_step: int | None = None) -> None:
         """Adds a summary, given as a message or as bytes."""
@@ -73,13 +73,13 @@ class EventFiles:
             if not kept:
                 return
             summary = tf.compat.v1.Summary(value=kept)
-        self._attempt_add("add_summary", (summary, global_step))
+        self._try_to_call_writer("add_summary", (summary, global_step))
 
     def __getattr__(self, name: str) -> Any:
         """Returns the other methods that add entries, such as `add_graph`."""
         if not name.startswith("add_"):
             raise AttributeError(f"a writer of event files has no {name!r}")
-        return lambda *arguments, **keywords: self._attempt_add(name, arguments, **keywords)
+        return lambda *arguments, **keywords: self._try_to_call_writer(name, arguments, **keywords)
 
     def get_logdir(self) -> str:
         """Returns the folder."""
@@ -94,19 +94,19 @@ class EventFiles:
     def close(self) -> None:
         """Closes the file; the next entry opens a new one."""
         if self._writer is not None:
-            self._secondary.attempt(self._writer.close, now=True)
+            self._secondary.attempt(self._writer.close, is_last_chance=True)
             self._writer = None
 
-    def _attempt_add(self, name: str, *calls: tuple, **keywords: Any) -> bool:
-        return self._secondary.attempt(functools.partial(self._add, name, *calls, **keywords))
+    def _try_to_call_writer(self, method: str, *calls: tuple, **keywords: Any) -> bool:
+        return self._secondary.attempt(functools.partial(self._call_writer, method, *calls, **keywords))
 
-    def _add(self, name: str, *calls: tuple, **keywords: Any) -> None:
+    def _call_writer(self, method: str, *calls: tuple, **keywords: Any) -> None:
         check_free_space(self._folder)
         if self._writer is None:
             self._open()
         try:
             for arguments in calls:
-                getattr(self._writer, name)(*arguments, **keywords)
+                getattr(self._writer, method)(*arguments, **keywords)
             self._writer.flush()
         except Exception:
             self._writer = None  # the writer's thread has ended
@@ -127,4 +127,4 @@ class BeginEventsHook(tf.estimator.SessionRunHook):
     def begin(self):
         events = EventFiles.of(self._folder)
         if isinstance(events, EventFiles):
-            events.begin_with(tf.compat.v1.get_default_graph())
+            events.open_with_graph(tf.compat.v1.get_default_graph())

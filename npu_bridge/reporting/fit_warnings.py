@@ -12,7 +12,7 @@ from npu_bridge import collective
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.gradients.checkpoints.sync import batch_counters
 from npu_bridge.gradients.skips_in_a_row import MOST_NOT_CAUSED_BY_SCALE, SkipsInARow
-from npu_bridge.reporting.keras_numbers import Numbers
+from npu_bridge.reporting.keras_numbers import OptimizerNumbers
 
 
 class FitWarnings:
@@ -48,7 +48,7 @@ class FitWarnings:
 
     def end_fit(self, model: Any) -> None:
         if tf.executing_eagerly() and collective.current().rank == 0:
-            warn_of_open_window(model.optimizer)
+            warn_of_unapplied_gradients(model.optimizer)
 
 
 def warn_of_nan(model: Any, loss: Any) -> bool:
@@ -74,7 +74,7 @@ def warn_of_nan(model: Any, loss: Any) -> bool:
     return True
 
 
-def warn_of_open_window(optimizer: Any) -> None:
+def warn_of_unapplied_gradients(optimizer: Any) -> None:
     """Warns if gradients of the last batches are accumulated and wait for more batches before an update."""
     count = max(map(int, batch_counters(optimizer)), default=0)
     if count:
@@ -87,7 +87,7 @@ def warn_of_open_window(optimizer: Any) -> None:
 
 def _optimizer_numbers(optimizer):
     counts = getattr(optimizer, "skipped_steps", None) is not None
-    return Numbers.of(optimizer) if counts and collective.current().rank == 0 else None
+    return OptimizerNumbers.of(optimizer) if counts and collective.current().rank == 0 else None
 
 
 def _is_finite(weight: Any) -> bool:

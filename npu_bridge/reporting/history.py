@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple, Union
 
-from npu_bridge.base.files import check_output, write_atomically
-from npu_bridge.base.reading import open_file, parse_json, whole_number
+from npu_bridge.base.files import check_output_path, write_atomically
+from npu_bridge.base.reading import open_file, parse_json, to_whole_number
 from npu_bridge.base.secondary_files import GrowingFile
 from npu_bridge.base.terminal import logger
 
@@ -191,8 +191,8 @@ class History:
         """
         self.close()
         self.entries = _entries_until(self.entries, step) + [SessionStart(step, self.now, ranks)]
-        begin = functools.partial(write_atomically, self.path, "".join(map(_to_line, self.entries)), _FILES)
-        self._file = self._new_file(begin)
+        begin = functools.partial(write_atomically, self.path, "".join(map(_format_line, self.entries)), _FILES)
+        self._file = self._make_file(begin)
         self._file.write(b"")
         self._is_open = True
 
@@ -253,14 +253,14 @@ class History:
         if self._file is not None:
             self._file.close()
 
-    def _new_file(self, begin: Callable[[], None]) -> GrowingFile:
-        return GrowingFile(self.path, "the history", begin, kept_bytes=_KEPT_BYTES)
+    def _make_file(self, begin_file: Callable[[], None]) -> GrowingFile:
+        return GrowingFile(self.path, "the history", begin_file, kept_bytes=_KEPT_BYTES)
 
     def _add(self, entry: Entry) -> None:
         self.entries.append(entry)
         if self._file is None:
-            self._file = self._new_file(functools.partial(check_output, self.path, _FILES))
-        self._file.write(_to_line(entry).encode())
+            self._file = self._make_file(functools.partial(check_output_path, self.path, _FILES))
+        self._file.write(_format_line(entry).encode())
         if not self._is_open:  # between sessions
             self._file.close()
 
@@ -295,7 +295,7 @@ def _read_entries(path: str) -> Iterator[Entry]:
         if not line:
             continue
         try:
-            yield _from_line(line)
+            yield _parse_line(line)
         except (ValueError, KeyError, TypeError):
             if number == len(lines):  # without a newline: the writing process died in the middle
                 _log.info("%s: the last line is incomplete and was left out.", path)
@@ -303,30 +303,34 @@ def _read_entries(path: str) -> Iterator[Entry]:
                 _log.warning("%s, line %d is not an entry and was left out: %.60s", path, number, line)
 
 
-def _from_line(line: str) -> Entry:
+def _parse_line(line: str) -> Entry:
     fields = parse_json(line)
     if not isinstance(fields, dict):
         raise TypeError("the line is not an object")
     if "start" in fields:
         return SessionStart(
-            whole_number(fields["start"]), _parse_time(fields["time"]), whole_number(fields["ranks"], 1, _MOST_RANKS)
+            to_whole_number(fields["start"]),
+            _parse_time(fields["time"]),
+            to_whole_number(fields["ranks"], 1, _MOST_RANKS),
         )
     time = _parse_time(fields["time"])
     if "evaluation" in fields:
         metrics = {str(name): float(value) for name, value in dict(fields["metrics"]).items()}
         batches, secs = _parse_count(fields.get("batches")), _parse_number(fields.get("secs"))
-        return Evaluation(whole_number(fields["evaluation"]), time, metrics, str(fields.get("name", "")), batches, secs)
+        return Evaluation(
+            to_whole_number(fields["evaluation"]), time, metrics, str(fields.get("name", "")), batches, secs
+        )
     if "facts" in fields:
         samples, parameters = (_parse_count(fields.get(name)) for name in SessionFacts._fields[2:4])
-        memory, of_gpu = (_parse_by_rank(fields.get(name)) for name in SessionFacts._fields[4:])
-        return SessionFacts(whole_number(fields["facts"]), time, samples, parameters, memory, of_gpu)
+        memory, of_gpu = (_parse_counts_by_rank(fields.get(name)) for name in SessionFacts._fields[4:])
+        return SessionFacts(to_whole_number(fields["facts"]), time, samples, parameters, memory, of_gpu)
     if "comparison" in fields:
         return _parse_comparison(fields, time)
     precision = fields.get("precision")
     if not isinstance(precision, (str, type(None))):
         raise TypeError("precision is not a name of a dtype")
     return StepRow(
-        whole_number(fields["step"]),
+        to_whole_number(fields["step"]),
         _parse_number(fields["loss"]),
         _parse_number(fields["loss_scale"]),
         bool(fields["skipped"]),
@@ -338,13 +342,13 @@ def _from_line(line: str) -> Entry:
 
 def _parse_comparison(fields: Mapping[str, Any], time: float) -> Comparison:
     own_ms, waiting = ([float(each) for each in fields[name]] for name in ("own_ms", "waiting"))
-    slow = [whole_number(rank, most=len(own_ms) - 1) for rank in fields["slow"]]
+    slow = [to_whole_number(rank, maximum=len(own_ms) - 1) for rank in fields["slow"]]
     if len(own_ms) != len(waiting) or len(own_ms) < 2 or not all(map(math.isfinite, own_ms + waiting)):
         raise ValueError("a comparison has a number for each rank")
-    return Comparison(whole_number(fields["comparison"]), time, own_ms, waiting, slow)
+    return Comparison(to_whole_number(fields["comparison"]), time, own_ms, waiting, slow)
 
 
-def _to_line(entry: Entry) -> str:
+def _format_line(entry: Entry) -> str:
     known = {name: to_json_value(value) for name, value in entry._asdict().items()}
     fields = {_FIRST.get(type(entry), "step"): known.pop("step")}
     fields.update((name, value) for name, value in known.items() if value not in (None, "") or name not in _OPTIONAL)
@@ -374,16 +378,18 @@ def _is_number(value: Any) -> bool:
 
 
 def _parse_count(value: Any) -> int | None:
-    return None if value is None else whole_number(value)
+    return None if value is None else to_whole_number(value)
 
 
-def _parse_by_rank(counts: Any) -> dict[int, int] | None:
+def _parse_counts_by_rank(counts: Any) -> dict[int, int] | None:
     if counts is None:
         return None
-    return {whole_number(int(rank), most=_MOST_RANKS): whole_number(value) for rank, value in dict(counts).items()}
+    return {
+        to_whole_number(int(rank), maximum=_MOST_RANKS): to_whole_number(value) for rank, value in dict(counts).items()
+    }
 
 
-def list_steps(history: History) -> tuple[list[StepRow], list[int], list[int]]:
+def list_rows_and_starts(history: History) -> tuple[list[StepRow], list[int], list[int]]:
     """Returns all rows; for each row, the steps tried so far; and the indices of the rows that begin sessions."""
     rows: list[StepRow] = []
     tried: list[int] = []

@@ -11,7 +11,7 @@ from npu_bridge.base.arguments import check_count
 from npu_bridge.reporting.history import Comparison, History
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.straggler_hook import latest_comparison
-from npu_bridge.reporting.thinning import Thinning
+from npu_bridge.reporting.thinning import HistoryThinner
 from npu_bridge.session import steps_per_run
 
 
@@ -41,7 +41,7 @@ class HistoryHook(StepHook):
         self._leaves_out_steps = every_n_steps is None
         self._every_n_steps = every_n_steps or 1
         self._steps_since = self._every_n_steps  # the first step is recorded
-        self._thinning: Any = None  # a `Thinning` if steps are left out
+        self._thinning: Any = None  # a `HistoryThinner` if steps are left out
         self._writes = False
         self._recorded_comparison: Comparison | None = None  # the last recorded comparison
 
@@ -61,7 +61,7 @@ class HistoryHook(StepHook):
         if self._writes:
             step = self.read_step(session)
             self.history.begin_session(step, ranks=collective.current().size)
-            self._thinning = Thinning(step) if self._leaves_out_steps else None
+            self._thinning = HistoryThinner(step) if self._leaves_out_steps else None
             self._recorded_comparison = None
 
     def on_step(self, session, observation: Observation) -> None:

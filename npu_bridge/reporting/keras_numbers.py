@@ -8,7 +8,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 
-class Numbers(NamedTuple):
+class OptimizerNumbers(NamedTuple):
     """The numbers of an optimizer; None for a number that the optimizer does not have.
 
     Attributes:
@@ -24,7 +24,7 @@ class Numbers(NamedTuple):
     learning_rate: float | None
 
     @classmethod
-    def of(cls, optimizer) -> Numbers:
+    def of(cls, optimizer) -> OptimizerNumbers:
         """Reads the numbers of a Keras optimizer, which can be wrapped."""
         rate = getattr(optimizer, "learning_rate", None)  # Keras wraps a `tf.train` optimizer without one
         if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
@@ -37,7 +37,7 @@ class Numbers(NamedTuple):
         )
 
 
-def split_logs(logs: Mapping[str, float] | None) -> tuple[dict[str, float], dict[str, float]]:
+def split_training_and_validation(logs: Mapping[str, float] | None) -> tuple[dict[str, float], dict[str, float]]:
     """Splits the logs of an epoch into numbers of training and numbers of validation, without the prefix `val_`."""
     found: tuple[dict[str, float], dict[str, float]] = {}, {}
     for name, value in (logs or {}).items():

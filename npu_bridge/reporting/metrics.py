@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
-from npu_bridge.base.machine import memory_now
-from npu_bridge.base.secondary_files import Secondary
-from npu_bridge.gradients.arithmetic import sum_in_order, values_of
+from npu_bridge.base.machine import current_memory_bytes
+from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.gradients.arithmetic import gradient_values, sum_in_order
 from npu_bridge.gradients.collections import gradients_of
-from npu_bridge.reporting.keras_numbers import Numbers
+from npu_bridge.reporting.keras_numbers import OptimizerNumbers
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.straggler_hook import latest_comparison
 from npu_bridge.reporting.stragglers import slowest_rank_metrics
@@ -75,7 +75,7 @@ class MetricsHook(StepHook):
         self._entries.begin()
         gradients = gradients_of(tf.compat.v1.get_default_graph()) if self._entries.writes else []
         with tf.name_scope("gradient_norm"):
-            self._norm = _norm(gradients) if gradients else None
+            self._norm = _global_gradient_norm(gradients) if gradients else None
         self._skipped = 0
 
     def after_create_session(self, session, coord):
@@ -92,7 +92,7 @@ class MetricsHook(StepHook):
         wanted = dict(self._fetches)
         # TensorFlow prepares a graph anew for each set of fetches. The first three runs use all sets that occur:
         # with Estimator's summaries, without the norm, and with it.
-        if self._norm is not None and not self._loops and self._entries.is_due and not self._entries.is_second:
+        if self._norm is not None and not self._loops and self._entries.is_due and not self._entries.is_second_run:
             wanted[_NORM] = self._norm
         return tf.estimator.SessionRunArgs(wanted)
 
@@ -128,7 +128,7 @@ class MetricsHook(StepHook):
     def end(self, session):
         """Writes the last entries."""
         if self._entries.writes:
-            self._entries.add_last()
+            self._entries.add_last_entry()
             self._entries.write(self.read_step(session))
         self.close()
 
@@ -160,7 +160,7 @@ class MetricsCallback(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._entries.begin()
         if self._entries.writes:
-            self._entries.start(Numbers.of(self.model.optimizer).step)
+            self._entries.start(OptimizerNumbers.of(self.model.optimizer).step)
 
     def on_train_batch_end(self, batch, logs=None):
         if not self._entries.writes:
@@ -186,15 +186,15 @@ class MetricsCallback(tf.keras.callbacks.Callback):
         if self._entries.writes:
             step, values = self._read_numbers()
             self._entries.set_step(step)
-            self._entries.add_last(values, values["skipped_steps"] or 0)
+            self._entries.add_last_entry(values, values["skipped_steps"] or 0)
         self._entries.close()
 
     def _read_numbers(self):
-        values = Numbers.of(self.model.optimizer)._asdict()
+        values = OptimizerNumbers.of(self.model.optimizer)._asdict()
         return values.pop("step"), values
 
 
-class _Entry(NamedTuple):
+class _MetricEntry(NamedTuple):
     """The numbers of one step, with its time, and the number of updates, runs and skipped steps up to this step."""
 
     updates: int
@@ -223,7 +223,7 @@ class _EntryCollector:
             check_count(owner, "every_n_steps", every_n_steps, "Leave every_n_steps out for 100.")
         self._writer = writer
         failures = (tf.errors.OpError, *getattr(writer, "failures", ()))
-        self._secondary = Secondary(f"the output of {type(writer).__name__}", failures)
+        self._secondary = SecondaryOutput(f"the output of {type(writer).__name__}", failures)
         self._has_begun = False
         self.writes = False
         self._every_n_steps, self._most_steps = every_n_steps, most_steps
@@ -236,10 +236,10 @@ class _EntryCollector:
         self._pace = 1.0  # global steps for each update
         self._samples: int | None = None
         self._due_at = 0  # the first step is written
-        self._waiting: list[_Entry] = []
+        self._waiting: list[_MetricEntry] = []
         self._previous: tuple[float, int, float] | None = None  # steps tried, runs and time of the latest entry
         self._written_at = -math.inf
-        self._last: _Entry | None = None  # a step that is not due, but can be the last one
+        self._last: _MetricEntry | None = None  # a step that is not due, but can be the last one
 
     def pause(self) -> None:
         """Stops the clock, for example for a validation between two steps."""
@@ -255,9 +255,9 @@ class _EntryCollector:
         self._known_step, self._updates, self._samples, self._previous = step, 0, samples, None
         self._last = None
         self._has_begun = False
-        self._secondary.attempt(self._begin, step, now=True)
+        self._secondary.attempt(self._begin_writer, step, is_last_chance=True)
 
-    def _begin(self, step: int) -> None:
+    def _begin_writer(self, step: int) -> None:
         self._writer.begin(step)
         self._has_begun = True
 
@@ -266,19 +266,19 @@ class _EntryCollector:
         return self.writes and self._runs >= self._due_at
 
     @property
-    def is_second(self) -> bool:
+    def is_second_run(self) -> bool:
         """Whether the next run is the second run, if `every_n_steps` is None; else False."""
         return self._every_n_steps is None and 0 < self._runs == self._first
 
     def count(self, steps: int, updates: int) -> None:
         """Counts a run of `steps` steps, of which `updates` updated the variables."""
         if self.is_due:
-            self._due_at = self._runs + (self._every_n_steps or self._sparse_interval())
+            self._due_at = self._runs + (self._every_n_steps or self._steps_until_next_entry())
         self._first = self._first or steps
         self._runs += steps
         self._updates += updates
 
-    def _sparse_interval(self) -> int:
+    def _steps_until_next_entry(self) -> int:
         """Returns the steps until the next entry: 1 at first, later a fiftieth of all steps, at most `most_steps`."""
         most = self._most_steps
         grown = 1 if self._runs < _ALL_OF_THE_FIRST else max(2, self._runs // 50)
@@ -292,7 +292,7 @@ class _EntryCollector:
         """Adds an entry; returns whether the waiting entries must be written now."""
         self._last = None
         entry = self._make_entry(values, skipped, precision)
-        self._waiting.append(_with_memory(entry))
+        self._waiting.append(_add_memory_use(entry))
         return entry.time >= self._written_at + _SECS_BETWEEN_WRITES
 
     def keep_if_last(self, values: dict[str, float | None], skipped: float = 0, precision: str | None = None) -> None:
@@ -300,16 +300,16 @@ class _EntryCollector:
         if self.writes and self._every_n_steps is None:
             self._last = self._make_entry(values, skipped, precision)
 
-    def add_last(self, values: dict[str, float | None] | None = None, skipped: float | None = None) -> None:
+    def add_last_entry(self, values: dict[str, float | None] | None = None, skipped: float | None = None) -> None:
         """Adds an entry for the last step: the kept numbers and `values`; a given `skipped` replaces the kept one."""
         last, self._last = self._last, None
         if last is not None:
             known = last.skipped if skipped is None else skipped
             last = last._replace(updates=self._updates, skipped=known, values={**last.values, **(values or {})})
-            self._waiting.append(_with_memory(last))
+            self._waiting.append(_add_memory_use(last))
 
-    def _make_entry(self, values: dict[str, float | None], skipped: float, precision: str | None) -> _Entry:
-        return _Entry(self._updates, self._runs, skipped, self._clock() - self.paused, values, precision)
+    def _make_entry(self, values: dict[str, float | None], skipped: float, precision: str | None) -> _MetricEntry:
+        return _MetricEntry(self._updates, self._runs, skipped, self._clock() - self.paused, values, precision)
 
     def write(self, step: int) -> None:
         """Writes the finite numbers of each waiting entry, with the pace since the previous entry."""
@@ -331,10 +331,10 @@ class _EntryCollector:
 
     def _write(self, step: int, values: dict[str, float], precision: str | None) -> None:
         if not self._has_begun:
-            self._begin(step)
+            self._begin_writer(step)
         self._writer.write(step, values, precision)
 
-    def _compute_pace(self, entry: _Entry, tried: float) -> dict[str, float]:
+    def _compute_pace(self, entry: _MetricEntry, tried: float) -> dict[str, float]:
         before, self._previous = self._previous, (tried, entry.runs, entry.time)
         secs = entry.time - before[2] if before else 0.0
         if before is None or secs <= 0:
@@ -347,18 +347,20 @@ class _EntryCollector:
     def close(self) -> None:
         if self.writes:
             self._write_at_counted_step()
-            self._secondary.attempt(self._writer.close, now=True)
+            self._secondary.attempt(self._writer.close, is_last_chance=True)
 
     def _write_at_counted_step(self) -> None:
         if self._waiting:
             self.write(self._known_step + round(self._updates * self._pace))
 
 
-def _with_memory(entry: _Entry) -> _Entry:
-    memory = memory_now()
+def _add_memory_use(entry: _MetricEntry) -> _MetricEntry:
+    memory = current_memory_bytes()
     return entry._replace(values={**entry.values, "memory_mb": None if memory is None else memory / 1e6})
 
 
-def _norm(gradients):
+def _global_gradient_norm(gradients):
     """Returns the global norm, computed in float32 for 16-bit gradients, too."""
-    return tf.sqrt(2.0 * sum_in_order([tf.nn.l2_loss(tf.cast(values_of(grad), tf.float32)) for grad in gradients]))
+    return tf.sqrt(
+        2.0 * sum_in_order([tf.nn.l2_loss(tf.cast(gradient_values(grad), tf.float32)) for grad in gradients])
+    )

@@ -33,18 +33,18 @@ class TerminalOutput:
 
     def show(self, line: str) -> None:
         """Overwrites the current line of the terminal with `line`, cut off at `width`."""
-        _write(self._stream, escape_in_line(line)[: self.width], "\r", _ERASE_TO_END)
+        _write_to_stream(self._stream, escape_in_line(line)[: self.width], "\r", _ERASE_TO_END)
         self._open_line = True
 
     def note(self, text: str) -> None:
         """Prints a permanent line above the line that is rewritten."""
-        _write(self._stream, text, "\r", f"{_ERASE_TO_END}\n")
+        _write_to_stream(self._stream, text, "\r", f"{_ERASE_TO_END}\n")
         self._open_line = False
 
     def close(self) -> None:
         """Leaves the last line in place and moves the cursor below it."""
         if self._open_line:
-            _write(self._stream, "\n")
+            _write_to_stream(self._stream, "\n")
             self._open_line = False
 
 
@@ -56,12 +56,12 @@ class NotebookOutput(TerminalOutput):
 
     def show(self, line: str) -> None:
         """Overwrites the current line of the notebook cell with `line`."""
-        _write(self._stream, escape_in_line(line)[: self.width].ljust(self.width), "\r")
+        _write_to_stream(self._stream, escape_in_line(line)[: self.width].ljust(self.width), "\r")
         self._open_line = True
 
     def note(self, text: str) -> None:
         """Prints a permanent line above the line that is rewritten."""
-        _write(self._stream, text.ljust(self.width), "\r", "\n")
+        _write_to_stream(self._stream, text.ljust(self.width), "\r", "\n")
         self._open_line = False
 
 
@@ -77,7 +77,7 @@ class PlainOutput:
     def show(self, line: str) -> None:
         """Prints one line."""
         # One write per line: lines of several processes on one pipe do not mix.
-        _write(self._stream, line + "\n")
+        _write_to_stream(self._stream, line + "\n")
 
     note = show
 
@@ -101,7 +101,7 @@ def choose_output(stream: TextIO | None, is_printing: bool = True):
     return TerminalOutput(stream) if stream.isatty() else PlainOutput(stream)
 
 
-def _write(stream: TextIO | None, text: str, before: str = "", after: str = "") -> None:
+def _write_to_stream(stream: TextIO | None, text: str, before: str = "", after: str = "") -> None:
     if stream is None:
         return
     with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from npu_bridge.base.secondary_files import Secondary
-from npu_bridge.collective.cost_model import Prediction
-from npu_bridge.reporting.history import History, StepRow, list_steps
-from npu_bridge.reporting.page.axes import needs_logarithm, powers_of_two
-from npu_bridge.reporting.page.curves import trend_of
+from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.collective.cost_model import StepPrediction
+from npu_bridge.reporting.history import History, StepRow, list_rows_and_starts
+from npu_bridge.reporting.page.axes import make_power_of_two_axis, needs_logarithm
+from npu_bridge.reporting.page.curves import smooth_trend
 from npu_bridge.reporting.picture_style import (
     COLOURS,
     INK,
@@ -37,11 +37,11 @@ def draw_training(history: History, path: str, title: str = "") -> None:
       MissingExtraError: matplotlib is not installed.
       ValueError: the history holds no step.
     """
-    Secondary(f"the picture {path}").attempt(_draw_training, history, path, title)
+    SecondaryOutput(f"the picture {path}").attempt(_draw_training, history, path, title)
 
 
 def _draw_training(history: History, path: str, title: str) -> None:
-    rows, places, starts = list_steps(history)
+    rows, places, starts = list_rows_and_starts(history)
     scaled = any(row.loss_scale is not None for row in rows)
     figure = new_figure("draw_training", 6.2 if scaled else 4.4)
     if not rows:
@@ -63,7 +63,7 @@ def _draw_training(history: History, path: str, title: str) -> None:
     write_png(figure, path)
 
 
-def draw_plan(predictions: Sequence[Prediction], compute_secs: float, path: str) -> None:
+def draw_plan(predictions: Sequence[StepPrediction], compute_secs: float, path: str) -> None:
     """Draws predictions into a PNG file: the step time by number of ranks, and the exposed communication in it.
 
     Args:
@@ -102,7 +102,7 @@ def _draw_loss(axis, places: Sequence[int], rows: Sequence[StepRow], last_loss: 
         return
     x, losses = zip(*points)
     axis.plot(x, losses, color=_BLUE, alpha=0.22, linewidth=1.0)
-    axis.plot(x, trend_of(losses), color=_BLUE, linewidth=2.2, solid_capstyle="round")
+    axis.plot(x, smooth_trend(losses), color=_BLUE, linewidth=2.2, solid_capstyle="round")
     finite = [loss for loss in losses if math.isfinite(loss)]
     if finite and needs_logarithm(min(finite), max(finite)):
         axis.set_yscale("log")
@@ -125,7 +125,7 @@ def _draw_scale(axis, places: Sequence[int], rows: Sequence[StepRow]):
     axis.step([place for place, _, _ in points], scales, where="mid", color=_GREEN, linewidth=1.8)
     axis.set_yscale("log", base=2)
     axis.set_ylabel("loss scale")
-    y = powers_of_two([scale for scale in scales if math.isfinite(scale) and scale > 0] or [1.0])
+    y = make_power_of_two_axis([scale for scale in scales if math.isfinite(scale) and scale > 0] or [1.0])
     axis.set_ylim(y.low, y.high)
     overflows = [(place, scale) for place, scale, skipped in points if skipped]
     if overflows:

@@ -75,14 +75,20 @@ def svg_text(x: float, y: float, text: str, kind: str = "", anchor: str = "start
 
 
 def svg_picture(
-    parts: Iterable[str], width: float, height: float, quiet: str, style: str, patterns: str = "", attributes: str = ""
+    parts: Iterable[str],
+    width: float,
+    height: float,
+    quiet_colour: str,
+    style: str,
+    patterns: str = "",
+    attributes: str = "",
 ) -> str:
     """Returns the text of an SVG file, made without a drawing package.
 
     Args:
       parts: the SVG elements; empty texts are left out.
       width, height: size in pixels.
-      quiet: colour of texts of the class `quiet`; there are also the classes `small` and `title`.
+      quiet_colour: colour of texts of the class `quiet_colour`; there are also the classes `small` and `title`.
       style: CSS of further classes.
       patterns: pattern elements to which other elements refer.
       attributes: attributes of the picture as a whole.
@@ -93,7 +99,7 @@ def svg_picture(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:g}" width="{width}" '
         f'height="{height:g}"{attributes}>\n'
         "<style>text { font-family: system-ui, 'Segoe UI', Helvetica, Arial, sans-serif; font-size: 13px; "
-        f"fill: {INK}; }} .quiet {{ fill: {quiet}; }} .small {{ font-size: 12px; }} "
+        f"fill: {INK}; }} .quiet {{ fill: {quiet_colour}; }} .small {{ font-size: 12px; }} "
         f".title {{ font-size: 17px; font-weight: 600; }} {style}</style>\n{defined}"
         f'<rect width="{width}" height="{height:g}" fill="white"/>\n{body}\n</svg>\n'
     )

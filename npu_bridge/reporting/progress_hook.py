@@ -85,7 +85,7 @@ class ProgressHook(StepHook):
     def after_create_session(self, session, coord):
         """Records the step from which this session starts; also called when a lost session is recreated."""
         del coord
-        self._pace = Pace()
+        self._pace = StepRate()
         self._start_step = self.read_step(session)
         self._skipped_before = self.skipped_steps
         self._runs_before = self._runs
@@ -98,7 +98,7 @@ class ProgressHook(StepHook):
         self._steps_per_run = steps_per_run(session)
         now = self._now = self._clock()
         if self._runs == self._runs_before + _START_UP_RUNS:
-            self._mark_pace(session, now)
+            self._record_rate(session, now)
         if self._is_due(now):
             self._print_progress(session, now)
 
@@ -127,7 +127,7 @@ class ProgressHook(StepHook):
         self.learning_rate: float | None = None
         self.precision: str | None = None
         self._total_steps = self._given_total_steps
-        self._pace = Pace()
+        self._pace = StepRate()
         self._start_step = 0
         self._skipped_before = 0
         self._runs = 0
@@ -161,13 +161,13 @@ class ProgressHook(StepHook):
         steps_per_line = max(self._total_steps // _LINES_PER_RUN, 1) if self._total_steps else _STEPS_PER_LINE
         return steps >= steps_per_line or secs >= _SECS_PER_LINE
 
-    def _mark_pace(self, session, now: float):
+    def _record_rate(self, session, now: float):
         self.step = self.read_step(session)
         if self._runs >= self._runs_before + _START_UP_RUNS:
-            self._pace.mark(self._tried_steps(), now)
+            self._pace.record_steps(self._tried_steps(), now)
 
     def _print_progress(self, session, now: float):
-        self._mark_pace(session, now)
+        self._record_rate(session, now)
         progress = Progress(
             step=self.step,  # type: ignore[arg-type]  # known once a run is marked
             total_steps=self._total_steps,
@@ -196,7 +196,7 @@ class ProgressHook(StepHook):
         return (self.step or 0) - self._start_step + self.skipped_steps - self._skipped_before
 
 
-class Pace:
+class StepRate:
     """The steps per second, recent and overall, computed from marks: pairs of steps tried so far and time.
 
     The first mark is only the start. Set it after the first steps, so that the start-up (building, compiling, filling
@@ -210,7 +210,7 @@ class Pace:
         self._first: tuple[int, float] | None = None
         self._marks: collections.deque[tuple[int, float]] = collections.deque(maxlen=window + 1)
 
-    def mark(self, steps: int, now_secs: float) -> None:
+    def record_steps(self, steps: int, now_secs: float) -> None:
         """Records the number of steps tried until a time; neither number may decrease from call to call."""
         if self._first is None:
             self._first = (steps, now_secs)

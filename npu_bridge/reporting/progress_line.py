@@ -77,7 +77,7 @@ _DROPPED_FIRST = (
 
 def _make_parts(progress: Progress) -> dict[str, str]:
     """Returns the parts of the line by name, in their order."""
-    parts = {"position": _position(progress)}
+    parts = {"position": _format_position(progress)}
     if progress.precision is not None:
         parts["precision"] = progress.precision
     if progress.loss is not None:
@@ -104,12 +104,12 @@ def _join_parts(parts: dict[str, str]) -> str:
     return _SEPARATOR.join(parts.values())
 
 
-def format_start(reached: int, total_steps: int | None, folder: str) -> str:
+def format_start(first_step: int, total_steps: int | None, folder: str) -> str:
     """Formats the first line of a training that finds a checkpoint: where it resumes, or that nothing is left to do."""
-    if total_steps is None or reached < total_steps:
-        return f"resuming from step {reached}, saved in {folder}"
+    if total_steps is None or first_step < total_steps:
+        return f"resuming from step {first_step}, saved in {folder}"
     fix = f"max_steps={2 * total_steps} or another model_dir"
-    return f"already at step {reached} of {total_steps}: nothing to do; to train further, use {fix}"
+    return f"already at step {first_step} of {total_steps}: nothing to do; to train further, use {fix}"
 
 
 def format_skip_note(loss_scale: float | None) -> str:
@@ -135,10 +135,10 @@ def format_evaluation(evaluation: Evaluation, width: int | None = None) -> str:
     if evaluation.batches is not None and evaluation.secs is not None:
         count = f"{evaluation.batches} batch{'' if evaluation.batches == 1 else 'es'}"
         parts.append(f"{count} in {format_secs(evaluation.secs)}")
-    return wrap(parts, width)
+    return wrap_parts(parts, width)
 
 
-def wrap(parts: Sequence[str], width: int | None = None, separator: str = _SEPARATOR) -> str:
+def wrap_parts(parts: Sequence[str], width: int | None = None, separator: str = _SEPARATOR) -> str:
     """Joins parts into one line, or into several lines of which all but the first are indented."""
     lines = [parts[0]]
     for part in parts[1:]:
@@ -200,7 +200,7 @@ def format_duration(secs: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
 
 
-def _position(progress: Progress) -> str:
+def _format_position(progress: Progress) -> str:
     if progress.total_steps is None:
         return f"step {progress.step}"
     # Rounded down, so that 100 % means finished.

@@ -15,7 +15,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.base.machine import usable_cores
-from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.secondary_files import SecondaryOutput
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.options import of_graph
@@ -24,14 +24,14 @@ from npu_bridge.reporting import page  # its modules are loaded when a page is m
 from npu_bridge.reporting.failure_hook import FailureHook, report_failure, stops_training
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.history_hook import HistoryHook
-from npu_bridge.reporting.keras_numbers import Numbers, split_logs
+from npu_bridge.reporting.keras_numbers import OptimizerNumbers, split_training_and_validation
 from npu_bridge.reporting.output import choose_output
-from npu_bridge.reporting.run_size import memory_of_gpu, parameters_of, peaks_of_ranks
+from npu_bridge.reporting.run_size import count_parameters, peak_gpu_memory, peak_memory_of_ranks
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.straggler_callback import latest_comparison_of
 from npu_bridge.reporting.summary import StepTimes, format_ending
 from npu_bridge.reporting.tensorboard import TensorBoardCallback, TensorBoardHook
-from npu_bridge.reporting.thinning import Thinning
+from npu_bridge.reporting.thinning import HistoryThinner
 from npu_bridge.session import steps_per_run
 
 
@@ -71,7 +71,7 @@ class ReportHook(tf.estimator.SessionRunHook):
             self._parts.append(recorder)
             history = recorder.history
         self.history = history
-        self._page = _Page(folder, history, ranks, is_brief, config)
+        self._page = _ReportWriter(folder, history, ranks, is_brief, config)
         self._failure = FailureHook(folder, self._finish_after_error, history, stream)
         self._graph = StepHook()  # reads the step and the size of a batch
         self._options = None
@@ -138,10 +138,10 @@ class ReportCallback(tf.keras.callbacks.Callback):
     def __init__(self, folder: str, curves: bool = True):
         super().__init__()
         self._history = History(os.path.join(folder, HISTORY_FILE))
-        self._page = _Page(folder, self._history)
+        self._page = _ReportWriter(folder, self._history)
         self._curves = TensorBoardCallback(folder) if curves else tf.keras.callbacks.Callback()
         self._writes = False
-        self._thinning: Any = None  # a `Thinning` and the `Numbers` before a step, once training has begun
+        self._thinning: Any = None  # a `HistoryThinner` and the numbers before a step, once training has begun
         self._before: Any = None
         self._skips = SkipsInARow()
         self._train: Any = None  # the original train function
@@ -152,9 +152,9 @@ class ReportCallback(tf.keras.callbacks.Callback):
         ranks = collective.current()
         self._writes = ranks.rank == 0
         if self._writes:
-            self._before = Numbers.of(self.model.optimizer)
+            self._before = OptimizerNumbers.of(self.model.optimizer)
             self._history.begin_session(self._before.step, ranks=ranks.size)
-            self._thinning = Thinning(self._before.step)
+            self._thinning = HistoryThinner(self._before.step)
         self._curves.set_model(self.model)
         self._curves.on_train_begin(logs)
         self._page.write_facts(None)
@@ -202,7 +202,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
             return
         self._page.end_run()
         self._curves.on_train_batch_end(batch, logs)
-        before, now = self._before, Numbers.of(self.model.optimizer)
+        before, now = self._before, OptimizerNumbers.of(self.model.optimizer)
         skipped = (now.skipped_steps or 0) > (before.skipped_steps or 0)
         loss = (logs or {}).get("loss")
         seen = Observation(None if loss is None else float(loss), before.loss_scale, skipped, before.learning_rate)
@@ -218,7 +218,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self._curves.on_epoch_end(epoch, logs)
-        _, in_validation = split_logs(logs)
+        _, in_validation = split_training_and_validation(logs)
         if self._writes and in_validation:
             self._history.append_evaluation(self._before.step, in_validation)
 
@@ -238,17 +238,17 @@ class ReportCallback(tf.keras.callbacks.Callback):
 
 
 def _run_only_on_rank_0(action: Callable[..., None]) -> Callable[..., None]:
-    """Wraps a method of `_Page`, so that only rank 0 runs it, and its errors are logged and do not end the training."""
+    """Wraps a method of `_ReportWriter`: only rank 0 runs it, and its errors are logged and do not end the training."""
 
     @functools.wraps(action)
-    def act_on_rank_0(self: _Page, *arguments: Any) -> None:
+    def act_on_rank_0(self: _ReportWriter, *arguments: Any) -> None:
         if collective.current().rank == 0:
-            self.secondary.attempt(action, self, *arguments, now=True)
+            self.secondary.attempt(action, self, *arguments, is_last_chance=True)
 
     return act_on_rank_0
 
 
-class _Page:
+class _ReportWriter:
     """A writer of the report files other than the history, for the hook and the callback."""
 
     def __init__(
@@ -261,7 +261,7 @@ class _Page:
     ):
         self.folder, self._history, self._ranks, self._is_brief = os.fspath(folder), history, ranks, is_brief
         self._config = config
-        self.secondary = Secondary(f"the page of this training in {self.folder}", (Exception,))
+        self.secondary = SecondaryOutput(f"the page of this training in {self.folder}", (Exception,))
         self._peaks: dict[int, int] = {}  # of memory, by rank
         self._times, self._run_began = StepTimes(), 0.0
 
@@ -269,7 +269,7 @@ class _Page:
         """Records the size of the training."""
         self._start, self._began, self._times, self._steps_per_run = step, time.monotonic(), StepTimes(), 1
         if collective.current().rank == 0:
-            self._history.note_facts(step, samples_per_step=samples, parameters=parameters_of(trained))
+            self._history.note_facts(step, samples_per_step=samples, parameters=count_parameters(trained))
 
     def begin_run(self) -> None:
         """Begins a session run."""
@@ -289,12 +289,12 @@ class _Page:
         self._run_began += secs
 
     def _update_peaks(self) -> None:
-        self._peaks.update(peaks_of_ranks(self._ranks or (), collective.current().rank))
+        self._peaks.update(peak_memory_of_ranks(self._ranks or (), collective.current().rank))
 
     def note_memory(self, step: int) -> None:
         """Records the peak memory of the ranks; only for rank 0."""
         self._update_peaks()
-        gpu = memory_of_gpu()
+        gpu = peak_gpu_memory()
         self._history.note_facts(step, memory_bytes=self._peaks, gpu_memory_bytes=None if gpu is None else {0: gpu})
 
     @_run_only_on_rank_0
@@ -304,7 +304,9 @@ class _Page:
         known = [_describe_this_rank()] if ranks.size == 1 else [{} for _ in range(ranks.size)]
         gpus = [device.name for device in tf.config.list_physical_devices("GPU")]
         path = os.path.join(self.folder, OPTIONS_FILE)
-        Secondary(f"{path}, this training's options,").attempt(page.note_options, self.folder, self._config, options)
+        SecondaryOutput(f"{path}, this training's options,").attempt(
+            page.note_options, self.folder, self._config, options
+        )
         page.note_run(self.folder, self._history.path, options, self._ranks or known, gpus)
 
     @_run_only_on_rank_0

@@ -29,18 +29,18 @@ def samples_of_batch(graph: tf.Graph, loss: tf.Tensor | None) -> int | None:
     kept = graph.get_collection_ref(_SAMPLES)
     if not kept:
         ops: Iterable = graph.get_operations() if loss is None else computed_ops([loss])
-        found = {_first_dimension(op) for op in ops if op.type in _NEXT}
+        found = {_find_first_dimension(op) for op in ops if op.type in _NEXT}
         kept.append(found.pop() if len(found) == 1 else None)
     return kept[0]
 
 
-def parameters_of(variables: Iterable) -> int | None:
+def count_parameters(variables: Iterable) -> int | None:
     """Returns the number of values in variables; None without variables, or if a shape is unknown."""
     sizes = [variable.shape.num_elements() for variable in variables]
     return sum(sizes) if sizes and None not in sizes else None
 
 
-def peaks_of_ranks(places: Sequence[Mapping[str, Any]], rank: int) -> dict[int, int]:
+def peak_memory_of_ranks(places: Sequence[Mapping[str, Any]], rank: int) -> dict[int, int]:
     """Returns a dict from rank to peak memory in bytes, for this rank and the other ranks on its host.
 
     Args:
@@ -54,7 +54,7 @@ def peaks_of_ranks(places: Sequence[Mapping[str, Any]], rank: int) -> dict[int, 
     return {number: peak for number, peak in sorted(found.items()) if peak}
 
 
-def memory_of_gpu() -> int | None:
+def peak_gpu_memory() -> int | None:
     """Returns the peak memory in bytes of this process on its first GPU; None if unknown or without a GPU."""
     if not tf.config.list_physical_devices("GPU"):
         return None
@@ -63,14 +63,14 @@ def memory_of_gpu() -> int | None:
     return None
 
 
-def _first_dimension(op: tf.Operation) -> int | None:
+def _find_first_dimension(op: tf.Operation) -> int | None:
     found = {tensor.shape.as_list()[0] for tensor in op.outputs if tensor.shape.rank}
     if found == {None}:
-        return _batch_of_dataset(op.inputs[0].op)
+        return _find_dataset_batch_size(op.inputs[0].op)
     return found.pop() if len(found) == 1 else None
 
 
-def _batch_of_dataset(iterator: tf.Operation) -> int | None:
+def _find_dataset_batch_size(iterator: tf.Operation) -> int | None:
     """Returns the argument of the last `batch` before an iterator."""
     made = [op for op in iterator.outputs[0].consumers() if op.type == "MakeIterator"]
     sizes = {_batch_size(op.inputs[0].op) for op in made}

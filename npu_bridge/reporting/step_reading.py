@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npu_bridge.base.search import search
-from npu_bridge.graph.recorded import Event, events_of
+from npu_bridge.graph.recorded import OperatorEvent, events_of
 from npu_bridge.graph.run import TRANSFER_TYPES, sends_gradients
 from npu_bridge.graph.variables import changes_variable
-from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, union
+from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, merge_intervals
 
 _FRAGMENT = re.compile(r"_fragment_(\d+)")
 _INTEGERS = (3, 9)  # DT_INT32 and DT_INT64
@@ -64,7 +64,7 @@ def read_overlapping_steps(metadata: Any, last_step: int, rank: int) -> list[Ste
     nodes = {node.name: node for graph in metadata.partition_graphs for node in graph.node}
     # Operators that wait for a transfer of the previous step do not belong to the previous step.
     purposes = _OpPurposes({name: node for name, node in nodes.items() if node.op not in _BETWEEN_STEPS})
-    found: dict[str, list[Event]] = {}
+    found: dict[str, list[OperatorEvent]] = {}
     for event in events_of(metadata.step_stats):
         if event.name in nodes and nodes[event.name].op not in _IDLE:
             found.setdefault(event.name, []).append(event)
@@ -74,34 +74,36 @@ def read_overlapping_steps(metadata: Any, last_step: int, rank: int) -> list[Ste
     return [_make_trace(events, purposes, first + number, rank) for number, events in enumerate(zip(*repeated))]
 
 
-def _make_trace(events: Sequence[Event], purposes: _OpPurposes, step: int, rank: int) -> StepTrace:
+def _make_trace(events: Sequence[OperatorEvent], purposes: _OpPurposes, step: int, rank: int) -> StepTrace:
     begin, end = min(event.begin for event in events), max(event.end for event in events)
 
-    def in_ms(time):
+    def to_trace_ms(time):
         return round((time - begin) / 1000, 4)
 
-    def spans(chosen) -> tuple[Interval, ...]:
-        return tuple(union((in_ms(event.begin), in_ms(event.end)) for event in chosen))
+    def merge_event_times(chosen) -> tuple[Interval, ...]:
+        return tuple(merge_intervals((to_trace_ms(event.begin), to_trace_ms(event.end)) for event in chosen))
 
-    computing = [event for event in events if purposes.computes(event.name)]
+    computing = [event for event in events if purposes.is_computation(event.name)]
     ends_before_gradients = [event.end for event in computing if event.name in purposes.before]
     return StepTrace(
         step=step,
         rank=rank,
         start_secs=begin / 1e6,
-        duration_ms=in_ms(end),
-        backward_end_ms=in_ms(max(ends_before_gradients or [event.end for event in computing] or [begin])),
-        compute=spans(computing),
-        updates=spans(event for event in events if event.name in purposes.updates),
-        transfers=_make_transfers([event for event in events if event.name in purposes.transfers], purposes, in_ms),
+        duration_ms=to_trace_ms(end),
+        backward_end_ms=to_trace_ms(max(ends_before_gradients or [event.end for event in computing] or [begin])),
+        compute=merge_event_times(computing),
+        updates=merge_event_times(event for event in events if event.name in purposes.updates),
+        transfers=_make_transfers(
+            [event for event in events if event.name in purposes.transfers], purposes, to_trace_ms
+        ),
     )
 
 
-def _make_transfers(events, purposes, in_ms):
+def _make_transfers(events, purposes, to_trace_ms):
     transfers, before = [], 0.0
     for event in sorted(events, key=lambda event: event.end):
         fragment = _FRAGMENT.search(event.name)
-        begin_ms, end_ms = in_ms(event.begin), in_ms(event.end)
+        begin_ms, end_ms = to_trace_ms(event.begin), to_trace_ms(event.end)
         transfers.append(
             Transfer(
                 name=event.name,
@@ -135,13 +137,13 @@ class _OpPurposes:
         gradients = self.transfers - self.decisions
         gradients = {name for name in gradients if sends_gradients(name, nodes[name].op)} or gradients
         written = {name for name, node in nodes.items() if changes_variable(node.op)}
-        sources, waiting = _inputs_by_node(nodes), _waiting_nodes(nodes)
+        sources, waiting = _list_inputs_by_node(nodes), _nodes_waiting_for_each(nodes)
         after = set(search(gradients | self.decisions, lambda name: waiting.get(name, ())))
         self.updates = (after | written) - self.transfers
         self.before = set(search(gradients or written, lambda name: sources.get(name, ())))
         self.before -= self.updates | self.transfers
 
-    def computes(self, name: str) -> bool:
+    def is_computation(self, name: str) -> bool:
         """Returns whether an operator belongs to the forward or backward pass, or has no particular purpose."""
         node = self._nodes.get(name)
         if name in self.updates or name in self.transfers:
@@ -157,22 +159,22 @@ def _is_decision_transfer(node):
     return node.op in ("HorovodAllreduce", "CollectiveReduceV2") and node.attr["T"].type in _INTEGERS
 
 
-def _inputs_by_node(nodes, through_control: bool = False) -> dict[str, list[str]]:
-    """Returns, for each node, the nodes whose outputs it reads; with `through_control` all nodes for which it waits."""
+def _list_inputs_by_node(nodes, with_control_inputs: bool = False) -> dict[str, list[str]]:
+    """Returns, for each node, the nodes whose outputs it reads; `with_control_inputs` adds those it only waits for."""
     senders = {node.attr["tensor_name"].s: name for name, node in nodes.items() if node.op in ("_Send", "_HostSend")}
     found = {}
     for name, node in nodes.items():
-        chosen = (source for source in node.input if through_control or not source.startswith("^"))
+        chosen = (source for source in node.input if with_control_inputs or not source.startswith("^"))
         found[name] = [source.lstrip("^").partition(":")[0] for source in chosen]
         if node.op in _WAITING and node.attr["tensor_name"].s in senders:
             found[name].append(senders[node.attr["tensor_name"].s])
     return found
 
 
-def _waiting_nodes(nodes) -> dict[str, list[str]]:
+def _nodes_waiting_for_each(nodes) -> dict[str, list[str]]:
     """Returns, for each node, the nodes that wait for it."""
     waiting: dict[str, list[str]] = {}
-    for name, sources in _inputs_by_node(nodes, through_control=True).items():
+    for name, sources in _list_inputs_by_node(nodes, with_control_inputs=True).items():
         for source in sources:
             waiting.setdefault(source, []).append(name)
     return waiting

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from npu_bridge.base.files import new_file
-from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.secondary_files import SecondaryOutput
 from npu_bridge.base.tf_internals.sessions import chrome_trace, run_without_engines
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.step_reading import read_overlapping_steps, read_step
@@ -58,7 +58,7 @@ class StepRecorder(TrainingHook):
     def before_run(self, run_context):
         """Requests a trace if the step must be recorded."""
         self._step = self._number_of_next_step(run_context.session)
-        self.note_step(self._step)
+        self.record_step_number(self._step)
         if self._step not in self.steps:
             return None
         options = _traced_run_options(run_context.session, run_context.original_args.options)
@@ -67,7 +67,7 @@ class StepRecorder(TrainingHook):
     def after_run(self, run_context, run_values):
         """Keeps the trace; writes all traces after the last of the steps."""
         if self._step in self.steps:
-            self.keep_record(self._step, run_values.run_metadata)
+            self.keep_step_record(self._step, run_values.run_metadata)
             overlapping = take_run_metadata(run_context.session)
             if overlapping is not None:
                 self._overlapping = (self._step - 1, overlapping)
@@ -75,12 +75,12 @@ class StepRecorder(TrainingHook):
         if self._step >= self.steps[-1]:
             self.finish()
 
-    def note_step(self, step: int) -> None:
+    def record_step_number(self, step: int) -> None:
         """Notes that a step is trained."""
         self._first_seen = step if self._first_seen is None else self._first_seen
         self._last_seen = step
 
-    def keep_record(self, step: int, metadata: config_pb2.RunMetadata) -> None:
+    def keep_step_record(self, step: int, metadata: config_pb2.RunMetadata) -> None:
         """Keeps the record of a step. A skipped step is repeated; the last repetition counts."""
         self._recorded[step] = metadata
 
@@ -91,7 +91,7 @@ class StepRecorder(TrainingHook):
         self.is_over = True
         atexit.unregister(self.finish)
         what = f"the timeline of rank {self.rank} in {self._path}"
-        Secondary(what, (ValueError, KeyError)).attempt(self._write)
+        SecondaryOutput(what, (ValueError, KeyError)).attempt(self._write)
         self._recorded.clear()
         self._overlapping = None
 

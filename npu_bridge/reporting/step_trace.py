@@ -13,7 +13,7 @@ from typing import Any
 Interval = tuple[float, float]
 
 
-def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
+def merge_intervals(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
     """Sorts intervals and joins those that overlap.
 
     Args:
@@ -31,11 +31,11 @@ def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
     return joined
 
 
-def subtract(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
+def subtract_intervals(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
     """Returns the parts of `intervals` outside of `others`, in order and without overlaps."""
-    taken = union(others)
+    taken = merge_intervals(others)
     rest: list[Interval] = []
-    for begin, end in union(intervals):
+    for begin, end in merge_intervals(intervals):
         for other_begin, other_end in taken:
             if other_end <= begin or other_begin >= end:
                 continue
@@ -51,7 +51,7 @@ def subtract(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[
 
 def total_length(intervals: Iterable[Interval]) -> float:
     """Returns the total length of intervals; overlaps count once."""
-    return sum(end - begin for begin, end in union(intervals))
+    return sum(end - begin for begin, end in merge_intervals(intervals))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ class StepTrace:
             (max(transfer.begin_ms, self.backward_end_ms), min(transfer.end_ms, self.duration_ms))
             for transfer in self.transfers
         ]
-        return subtract(tail, [*self.compute, *self.updates])
+        return subtract_intervals(tail, [*self.compute, *self.updates])
 
     @property
     def exposed_ms(self) -> float:
@@ -160,7 +160,7 @@ def shift_to_one_clock(traces: Sequence[StepTrace]) -> list[StepTrace]:
     return moved
 
 
-def split_waits(traces: Sequence[StepTrace], leads_secs: Sequence[float] | None = None) -> list[StepTrace]:
+def set_wire_times(traces: Sequence[StepTrace], leads_secs: Sequence[float] | None = None) -> list[StepTrace]:
     """Determines when each transfer was put on the wire, from the traces of one step on all ranks.
 
     A transfer cannot begin before the last rank has passed its data, nor before the end of the previous transfer.
@@ -180,10 +180,10 @@ def split_waits(traces: Sequence[StepTrace], leads_secs: Sequence[float] | None 
     return [_with_wire_times(trace, start, handed_over) for trace, start in zip(traces, starts)]
 
 
-def _with_wire_times(trace, start_secs, handed_over):
+def _with_wire_times(trace, start_secs, last_ready_secs):
     transfers: list[Transfer] = []
     for transfer in sorted(trace.transfers, key=lambda transfer: transfer.end_ms):
-        all_here_ms = max(transfer.begin_ms, (handed_over[transfer.name] - start_secs) * 1000)
+        all_here_ms = max(transfer.begin_ms, (last_ready_secs[transfer.name] - start_secs) * 1000)
         before = transfers[-1] if transfers else None
         if before is not None and _are_sent_together(before, transfer, all_here_ms):
             wire_ms = before.wire_ms
@@ -193,11 +193,15 @@ def _with_wire_times(trace, start_secs, handed_over):
     return dataclasses.replace(trace, transfers=tuple(transfers))
 
 
-def _are_sent_together(before, transfer, all_here_ms):
+def _are_sent_together(previous_transfer, transfer, all_here_ms):
     """Returns whether Horovod joined two transfers; their results then arrive shortly after each other.
 
     Fragments and decisions are never joined. This function, not Horovod, sets the limit for the delay.
     """
-    is_joinable = all(each.fragment is None and not each.is_decision for each in (before, transfer))
-    unpacking_ms = max(0.5, 0.25 * (before.end_ms - before.wire_ms))
-    return is_joinable and all_here_ms <= before.wire_ms and transfer.end_ms - before.end_ms <= unpacking_ms
+    is_joinable = all(each.fragment is None and not each.is_decision for each in (previous_transfer, transfer))
+    unpacking_ms = max(0.5, 0.25 * (previous_transfer.end_ms - previous_transfer.wire_ms))
+    return (
+        is_joinable
+        and all_here_ms <= previous_transfer.wire_ms
+        and transfer.end_ms - previous_transfer.end_ms <= unpacking_ms
+    )

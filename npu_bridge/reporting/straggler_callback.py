@@ -13,7 +13,7 @@ from npu_bridge import collective
 from npu_bridge.base.tf_internals.training import steps_per_execution
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.reporting.history import Comparison
-from npu_bridge.reporting.keras_numbers import Numbers
+from npu_bridge.reporting.keras_numbers import OptimizerNumbers
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.stragglers import OwnWorkTimes, compare_ranks, describe_changes
 
@@ -52,14 +52,14 @@ class StragglerCallback(tf.keras.callbacks.Callback):
         ready, done = self._moments.numpy().tolist()
         own = self._work.add(ready, done, steps=steps_per_execution(self.model)) if done else None
         if own is not None:
-            self._compare(own)
+            self._compare_ranks(own)
 
-    def _compare(self, own):
-        found = gather_values(own, "straggler_times")
-        self._work.resume(time.time())
+    def _compare_ranks(self, own_times):
+        found = gather_values(own_times, "straggler_times")
+        self._work.exclude_time_until(time.time())
         if collective.current().rank > 0:
             return
-        before, step = _LATEST.get(self.model), Numbers.of(self.model.optimizer).step
+        before, step = _LATEST.get(self.model), OptimizerNumbers.of(self.model.optimizer).step
         rows, waiting = [row[:-1] for row in found], [row[-1] for row in found]
         now = compare_ranks(step, round(time.time(), 3), rows, waiting, before.slow if before else [])
         _LATEST[self.model] = now

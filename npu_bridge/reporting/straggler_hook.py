@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.collective.apart import SeparateGraph
-from npu_bridge.collective.exchanges import uncounted_exchanges
-from npu_bridge.gradients.reduction_moments import Moments, mark_reductions
-from npu_bridge.graph.run import Run, run_of
+from npu_bridge.collective.exchanges import disable_exchange_count
+from npu_bridge.gradients.reduction_moments import ReductionMoments, mark_reductions
+from npu_bridge.graph.run import SessionRun, run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.history import Comparison
 from npu_bridge.reporting.output import choose_output
@@ -49,7 +49,7 @@ class StragglerHook(tf.estimator.SessionRunHook):
 
     def __init__(self, stream: TextIO | None = None):
         self._stream = stream
-        self._moments: weakref.WeakKeyDictionary[Run, Moments | tuple] = weakref.WeakKeyDictionary()
+        self._moments: weakref.WeakKeyDictionary[SessionRun, ReductionMoments | tuple] = weakref.WeakKeyDictionary()
         self._gathering: SeparateGraph | None = None
         self._latest: Comparison | None = None  # can be from an earlier session, so that nothing is reported twice
         self._work = OwnWorkTimes()
@@ -79,7 +79,7 @@ class StragglerHook(tf.estimator.SessionRunHook):
         ready, done, is_update = run_values.results
         own = self._work.add(ready, done, is_update, steps_per_run(run_context.session))
         if own is not None:
-            self._compare(run_context.session, own)
+            self._compare_ranks(run_context.session, own)
 
     def end(self, session):
         """Closes the graph in which ranks are compared."""
@@ -87,13 +87,13 @@ class StragglerHook(tf.estimator.SessionRunHook):
             self._gathering.close()
             self._gathering = None
 
-    def _compare(self, session, own):
-        ranks, row = collective.current(), np.array([own])
+    def _compare_ranks(self, session, own_times):
+        ranks, row = collective.current(), np.array([own_times])
         if self._gathering is None:
-            with uncounted_exchanges():
+            with disable_exchange_count():
                 self._gathering = SeparateGraph(lambda row: ranks.all_gather(row, "straggler_times"), row)
         found = self._gathering.run(row)
-        self._work.resume(time.time())
+        self._work.exclude_time_until(time.time())
         if ranks.rank > 0:
             return
         counter = global_step_of(session.graph)

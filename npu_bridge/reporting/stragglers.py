@@ -65,50 +65,56 @@ class OwnWorkTimes:
         self._begin()
         return [*own_secs, sum(waiting_secs) / max(sum(own_secs + waiting_secs), 1e-9)]
 
-    def resume(self, time: float) -> None:
+    def exclude_time_until(self, time: float) -> None:
         """Excludes the time until `time`, in which early ranks waited for others in a comparison, from own work."""
         self._done = time
 
 
 def compare_ranks(
-    step: int, time: float, own_secs: Sequence[Sequence[float]], waiting: Sequence[float], slow: Collection[int]
+    step: int,
+    time: float,
+    own_secs: Sequence[Sequence[float]],
+    waiting_fractions: Sequence[float],
+    slow_ranks: Collection[int],
 ) -> Comparison:
     """Returns a comparison of the ranks, with the slow ranks.
 
     Args:
       step, time: step and time of the comparison.
       own_secs: for each rank, its own work in a typical step of each part of the compared steps.
-      waiting: for each rank, the fraction of a typical step that it waited.
-      slow: the ranks that were slow before.
+      waiting_fractions: for each rank, the fraction of a typical step that it waited.
+      slow_ranks: the ranks that were slow before.
     """
     slow_now = []
     for rank, own in enumerate(own_secs):
         others = [statistics.median(_without_rank(part, rank)) for part in zip(*own_secs)]
-        if rank in slow:
+        if rank in slow_ranks:
             is_slow = sum(own) > _SLOW_STILL * sum(others)
         else:
             is_slow = all(one > max(_SLOW * other, other + _LEAST_SECS) for one, other in zip(own, others))
         slow_now += [rank] if is_slow else []
     means = [statistics.fmean(own) for own in own_secs]
     return Comparison(
-        step, time, [round(1000 * own, 3) for own in means], [round(each, 4) for each in waiting], slow_now
+        step, time, [round(1000 * own, 3) for own in means], [round(each, 4) for each in waiting_fractions], slow_now
     )
 
 
-def describe_changes(before: Comparison | None, now: Comparison) -> list[str]:
+def describe_changes(earlier: Comparison | None, latest: Comparison) -> list[str]:
     """Returns a sentence for each rank that has become slow, and for each rank that has recovered."""
-    known = before.slow if before else []
-    said = [describe_slow_rank(now, rank) for rank in now.slow if rank not in known]
+    known = earlier.slow if earlier else []
+    said = [describe_slow_rank(latest, rank) for rank in latest.slow if rank not in known]
     return said + [
-        f"rank {rank} is no longer slow: {_compare_work(now, rank)}" for rank in known if rank not in now.slow
+        f"rank {rank} is no longer slow: {_describe_own_work(latest, rank)}"
+        for rank in known
+        if rank not in latest.slow
     ]
 
 
 def describe_slow_rank(comparison: Comparison, rank: int) -> str:
     """Returns a sentence about a slow rank and the time that the others wait for it."""
     who = "the others wait" if len(comparison.own_ms) > 2 else "the other waits"
-    lost = f"{who} {lost_share(comparison, rank):.0%} of the time for it"
-    return f"rank {rank} is slow: {_compare_work(comparison, rank)}; {lost}"
+    lost = f"{who} {time_share_lost_to_rank(comparison, rank):.0%} of the time for it"
+    return f"rank {rank} is slow: {_describe_own_work(comparison, rank)}; {lost}"
 
 
 def list_slow_ranks(comparison: Comparison | None) -> str | None:
@@ -116,11 +122,11 @@ def list_slow_ranks(comparison: Comparison | None) -> str | None:
     if comparison is None or not comparison.slow:
         return None
     names = ", ".join(map(str, comparison.slow))
-    lost = max(lost_share(comparison, rank) for rank in comparison.slow)
+    lost = max(time_share_lost_to_rank(comparison, rank) for rank in comparison.slow)
     return f"rank{'s' if len(comparison.slow) > 1 else ''} {names} slow, others wait {lost:.0%}"
 
 
-def lost_share(comparison: Comparison, rank: int) -> float:
+def time_share_lost_to_rank(comparison: Comparison, rank: int) -> float:
     """Returns the fraction of time that the others wait for a rank: their median waiting minus the rank's waiting."""
     return max(statistics.median(_without_rank(comparison.waiting, rank)) - comparison.waiting[rank], 0.0)
 
@@ -135,11 +141,11 @@ def slowest_rank_metrics(comparison: Comparison | None) -> dict[str, float]:
         "slowest_rank": rank,
         "slowest_rank_own_ms": comparison.own_ms[rank],
         "other_ranks_own_ms": others,
-        "waiting_for_slowest_rank": lost_share(comparison, rank),
+        "waiting_for_slowest_rank": time_share_lost_to_rank(comparison, rank),
     }
 
 
-def slow_periods(history: History) -> list[tuple[Comparison, int, int | None]]:
+def list_slow_periods(history: History) -> list[tuple[Comparison, int, int | None]]:
     """Returns the periods in which a rank was slow.
 
     Returns:
@@ -154,7 +160,7 @@ def slow_periods(history: History) -> list[tuple[Comparison, int, int | None]]:
     return sorted(done, key=lambda spell: (spell[0].step, spell[1]))
 
 
-def _compare_work(comparison, rank):
+def _describe_own_work(comparison, rank):
     others = statistics.median(_without_rank(comparison.own_ms, rank))
     own, theirs = (format_secs(each / 1000) for each in (comparison.own_ms[rank], others))
     whose = f"that of the others {theirs} (median)" if len(comparison.own_ms) > 2 else f"that of the other {theirs}"

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from npu_bridge.base.files import write_atomically
-from npu_bridge.base.secondary_files import Secondary
-from npu_bridge.reporting.history import History, list_steps
+from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.reporting.history import History, list_rows_and_starts
 from npu_bridge.reporting.progress_line import (
     format_count,
     format_loss,
@@ -21,9 +21,9 @@ from npu_bridge.reporting.progress_line import (
     format_scale,
     format_secs,
     format_steps,
-    wrap,
+    wrap_parts,
 )
-from npu_bridge.reporting.stragglers import describe_slow_rank, slow_periods
+from npu_bridge.reporting.stragglers import describe_slow_rank, list_slow_periods
 
 # The last loss is a mean over this many steps: a single batch shows little (ours).
 LAST_LOSS_STEPS = 10
@@ -80,7 +80,7 @@ def write_summary(summary: Summary, path: str) -> None:
     the reason.
     """
     fields = {name: _none_if_not_finite(value) for name, value in summary._asdict().items()}
-    Secondary(f"the summary {path}").attempt(write_atomically, path, json.dumps(fields, indent=2) + "\n")
+    SecondaryOutput(f"the summary {path}").attempt(write_atomically, path, json.dumps(fields, indent=2) + "\n")
 
 
 def format_summary(summary: Summary) -> str:
@@ -135,23 +135,28 @@ class StepTimes:
 
 
 def format_ending(
-    history: History, steps: tuple[int, int], secs: float, times: StepTimes, loop: int = 1, report: str | None = None
+    history: History,
+    steps: tuple[int, int],
+    duration_secs: float,
+    times: StepTimes,
+    steps_per_run: int = 1,
+    report: str | None = None,
 ) -> list[str]:
     """Formats the last lines of a training, for a terminal with 80 columns.
 
     Args:
       history: history of the training.
       steps: global steps at which this session began and ended.
-      secs: duration of the session in seconds.
+      duration_secs: duration of the session in seconds.
       times: times of the session's runs.
-      loop: number of steps in a run.
+      steps_per_run: number of steps in a run.
       report: path of the page.
     """
     summary, facts = summarize(history), history.facts
     start, end = steps
     place = f" on {summary.ranks} ranks" if summary.ranks > 1 else ""
     place += f" up to step {end}" if start else ""
-    about = [f"trained {format_steps(end - start)}{place} in {format_secs(secs)}"]
+    about = [f"trained {format_steps(end - start)}{place} in {format_secs(duration_secs)}"]
     if summary.first_loss is not None and summary.last_loss is not None:
         about.append(_format_losses(summary.first_loss, summary.last_loss, len(_last_losses(history))))
     if summary.skipped_steps or summary.loss_scale is not None:
@@ -160,7 +165,7 @@ def format_ending(
     if times.median is not None and times.worst is not None:
         pace.append(f"median step {format_secs(times.median)}, worst {format_secs(times.worst)}")
     if facts.samples_per_step:
-        pace.append(f"{facts.samples_per_step * times.runs * loop:,} samples")
+        pace.append(f"{facts.samples_per_step * times.runs * steps_per_run:,} samples")
         if times.steps_per_sec:
             pace.append(f"{format_rate(facts.samples_per_step * times.steps_per_sec)} samples/s")
     elif summary.steps_per_sec:
@@ -169,10 +174,10 @@ def format_ending(
     memory += [
         f"{peak / 1e9:.2f} GB on the GPU of rank {rank}" for rank, peak in (facts.gpu_memory_bytes or {}).items()
     ]
-    lines = [wrap(about, _COLUMNS)]
-    lines += [wrap(pace, _COLUMNS)] if pace else []
-    lines += [wrap([f"peak memory {memory[0]}", *memory[1:]], _COLUMNS, ", ")] if memory else []
-    for found, rank, recovered in slow_periods(history):
+    lines = [wrap_parts(about, _COLUMNS)]
+    lines += [wrap_parts(pace, _COLUMNS)] if pace else []
+    lines += [wrap_parts([f"peak memory {memory[0]}", *memory[1:]], _COLUMNS, ", ")] if memory else []
+    for found, rank, recovered in list_slow_periods(history):
         if recovered is None or recovered > start:
             since = f"from step {found.step} {'on' if recovered is None else f'to {recovered}'}"
             lines += textwrap.wrap(f"{since}, {describe_slow_rank(found, rank)}", _COLUMNS, subsequent_indent="  ")
@@ -200,7 +205,7 @@ def _mean(numbers: Sequence[float]) -> float:
 
 
 def _steps_per_sec(history: History) -> float | None:
-    rows, tried, starts = list_steps(history)
+    rows, tried, starts = list_rows_and_starts(history)
     end = len(rows)
     for begin in (*reversed(starts), 0):
         if end - begin >= 2:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-from npu_bridge.reporting.page.axes import round_numbers
+from npu_bridge.reporting.page.axes import round_tick_values
 from npu_bridge.reporting.picture_style import GRID, INK, svg_picture, svg_text
 from npu_bridge.reporting.step_trace import (
     Interval,
     StepTrace,
     Transfer,
+    merge_intervals,
     shift_to_one_clock,
-    subtract,
+    subtract_intervals,
     total_length,
-    union,
 )
 
 _QUIET, _ROW = "#66758a", "#f6f8fa"
@@ -83,9 +83,9 @@ def draw_overlapping(traces: Sequence[StepTrace], ranks: int = 1) -> str:
       root has `data-ms-per-px`.
     """
     traces = shift_to_one_clock(traces)
-    scale = _Scale(max(trace.duration_ms for trace in traces))
-    sent = union((transfer.wire_ms, transfer.end_ms) for trace in traces for transfer in trace.transfers)
-    idle = subtract([(sent[0][0], sent[-1][1])], sent) if sent else []
+    scale = _TimeScale(max(trace.duration_ms for trace in traces))
+    sent = merge_intervals((transfer.wire_ms, transfer.end_ms) for trace in traces for transfer in trace.transfers)
+    idle = subtract_intervals([(sent[0][0], sent[-1][1])], sent) if sent else []
     tops = [_ABOVE + _PITCH * number for number in range(len(_OVERLAPPING_ROWS) + 1)]
     body = [
         svg_text(18, 28, f"Steps {traces[0].step} to {traces[-1].step}, rank {traces[0].rank} of {ranks}", "title"),
@@ -96,43 +96,48 @@ def draw_overlapping(traces: Sequence[StepTrace], ranks: int = 1) -> str:
     for number, trace in enumerate(traces):
         for (label, kind, intervals_of, colors), top in zip(_OVERLAPPING_ROWS, tops):
             for interval, name in intervals_of(trace, _FINEST_PX * scale.ms_per_px):
-                text = f"step {trace.step}, {name or label}: {_in_ms(interval[1] - interval[0])}"
+                text = f"step {trace.step}, {name or label}: {_format_ms(interval[1] - interval[0])}"
                 body.append(_draw_bar(scale, interval, top + (_PITCH - _BAR) / 2, _BAR, kind, colors[number % 2], text))
         body += _draw_backward_end(trace, scale, tops[0], tops[-1], f"backward pass {trace.step} ends")
     for begin, end in idle:
-        text = f"nothing is on the wire for {_in_ms(end - begin)}"
+        text = f"nothing is on the wire for {_format_ms(end - begin)}"
         body.append(_draw_bar(scale, (begin, end), tops[1] + (_PITCH - _BAR) / 2, _BAR, "idle", _IDLE, text))
     attributes = f' data-ms-per-px="{scale.ms_per_px!r}"'
     return svg_picture(body, _WIDTH, tops[-1] + _BELOW, _QUIET, _STYLE, _PATTERNS, attributes)
 
 
-def _unnamed_intervals(intervals, gap):
-    return [(interval, "") for interval in union(intervals, gap)]
+def _merge_without_labels(intervals, gap):
+    return [(interval, "") for interval in merge_intervals(intervals, gap)]
 
 
-def _wire_intervals(trace, gap):
+def _label_wire_intervals(trace, gap):
     return [((transfer.wire_ms, transfer.end_ms), _label_of_transfers([transfer], 0)) for transfer in trace.transfers]
 
 
 # Label and class of each row, a function that returns its intervals and their names, without gaps of so many ms, and
 # the alternating colors of steps.
 _OVERLAPPING_ROWS = (
-    ("forward, backward", "compute", lambda trace, gap: _unnamed_intervals(trace.compute, gap), (_COMPUTE, "#7cc4b5")),
-    ("on the wire", "wire", _wire_intervals, (_WIRE, "#86b3f7")),
-    ("updates", "update", lambda trace, gap: _unnamed_intervals(trace.updates, gap), (_UPDATE, "#b49be4")),
+    (
+        "forward, backward",
+        "compute",
+        lambda trace, gap: _merge_without_labels(trace.compute, gap),
+        (_COMPUTE, "#7cc4b5"),
+    ),
+    ("on the wire", "wire", _label_wire_intervals, (_WIRE, "#86b3f7")),
+    ("updates", "update", lambda trace, gap: _merge_without_labels(trace.updates, gap), (_UPDATE, "#b49be4")),
 )
 
 
 def _overlap_subtitle(traces, scale, idle):
     return (
-        f"{len(traces)} steps in {_in_ms(scale.duration_ms)}, darker and lighter in turns; between the first transfer "
-        f"and the last one, nothing is on the wire for {_in_ms(total_length(idle))} (orange)"
+        f"{len(traces)} steps in {_format_ms(scale.duration_ms)}, darker and lighter in turns; between the first "
+        f"transfer and the last one, nothing is on the wire for {_format_ms(total_length(idle))} (orange)"
     )
 
 
 def _draw_panels(panels: Sequence[tuple[StepTrace, str]], gap: int = 0) -> str:
     """Draws traces with their headings to the same scale, with a gap after each trace, and a legend."""
-    scale = _Scale(max(trace.duration_ms for trace, _ in panels))
+    scale = _TimeScale(max(trace.duration_ms for trace, _ in panels))
     body: list[str] = []
     top = 0
     for trace, heading in panels:
@@ -143,7 +148,7 @@ def _draw_panels(panels: Sequence[tuple[StepTrace, str]], gap: int = 0) -> str:
     return svg_picture([*body, *_draw_legend(top)], _WIDTH, top + _LEGEND, _QUIET, _STYLE, _PATTERNS, attributes)
 
 
-class _Scale:
+class _TimeScale:
     """Converts times to horizontal positions."""
 
     def __init__(self, duration_ms: float):
@@ -155,7 +160,7 @@ class _Scale:
 
     def ticks_ms(self) -> list[float]:
         """Returns 5 to 12 round times, from 0."""
-        return round_numbers(0.0, self.duration_ms, 10)
+        return round_tick_values(0.0, self.duration_ms, 10)
 
 
 def _rows_of_trace(trace: StepTrace) -> list[_PictureRow]:
@@ -188,7 +193,9 @@ def _label_of_transfers(group, position):
     return f"{kind} {first}" if first == last else f"{kind}s {first}\N{EN DASH}{last}"
 
 
-def _draw_panel(trace: StepTrace, rows: Sequence[_PictureRow], scale: _Scale, top: float, heading: str) -> list[str]:
+def _draw_panel(
+    trace: StepTrace, rows: Sequence[_PictureRow], scale: _TimeScale, top: float, heading: str
+) -> list[str]:
     first, bottom = top + _ABOVE, top + _ABOVE + _PITCH * len(rows)
     return [
         svg_text(18, top + 28, heading, "title"),
@@ -204,8 +211,8 @@ def _draw_panel(trace: StepTrace, rows: Sequence[_PictureRow], scale: _Scale, to
 def _subtitle(trace):
     share = 100 * trace.exposed_ms / trace.duration_ms if trace.duration_ms else 0.0
     return (
-        f"{_in_ms(trace.duration_ms)}, of which {_in_ms(trace.exposed_ms)} ({share:.0f} %) exposed tail: the backward "
-        "pass is over, and nothing is computed until the transfers end"
+        f"{_format_ms(trace.duration_ms)}, of which {_format_ms(trace.exposed_ms)} ({share:.0f} %) exposed tail: the "
+        "backward pass is over, and nothing is computed until the transfers end"
     )
 
 
@@ -238,22 +245,21 @@ def _draw_exposed(trace, scale, first, bottom):
         f"M{scale.x(begin):.3f} {first:g}h{(end - begin) / scale.ms_per_px:.3f}V{bottom:g}H{scale.x(begin):.3f}z"
         for begin, end in intervals
     )
-    text = f"exposed tail: {_in_ms(trace.exposed_ms)}"
+    text = f"exposed tail: {_format_ms(trace.exposed_ms)}"
     return [f'<path class="exposed" d="{path}" fill="{_EXPOSED}" fill-opacity="0.2"><title>{text}</title></path>']
 
 
-def _draw_bars(row: _PictureRow, scale: _Scale, top: float) -> list[str]:
+def _draw_bars(row: _PictureRow, scale: _TimeScale, top: float) -> list[str]:
     y = top + (_PITCH - _BAR) / 2
     kind = "update" if row.color == _UPDATE else "compute"
     # Details that are too fine to see are joined, as they would only enlarge the file.
     parts = [
         _draw_bar(scale, interval, y, _BAR, kind, row.color)
-        for interval in union(row.intervals, gap=_FINEST_PX * scale.ms_per_px)
+        for interval in merge_intervals(row.intervals, gap=_FINEST_PX * scale.ms_per_px)
     ]
     for transfer in row.transfers:
-        text = (
-            f"{transfer.name}: waits {_in_ms(transfer.wire_ms - transfer.begin_ms)}, then {_format_wire_time(transfer)}"
-        )
+        waiting = _format_ms(transfer.wire_ms - transfer.begin_ms)
+        text = f"{transfer.name}: waits {waiting}, then {_format_wire_time(transfer)}"
         pattern = "url(#decision-waits)" if transfer.is_decision else "url(#waits)"
         parts.append(_draw_bar(scale, (transfer.begin_ms, transfer.wire_ms), y, _BAR, "wait", pattern, text))
     for transfer in row.transfers:
@@ -264,7 +270,7 @@ def _draw_bars(row: _PictureRow, scale: _Scale, top: float) -> list[str]:
 
 
 def _format_wire_time(transfer):
-    return f"{_in_ms(transfer.end_ms - transfer.wire_ms)} on the wire"
+    return f"{_format_ms(transfer.end_ms - transfer.wire_ms)} on the wire"
 
 
 def _draw_backward_end(trace, scale, first, bottom, text):
@@ -280,7 +286,7 @@ def _draw_marks(trace, scale, first, bottom):
     x = scale.x(trace.backward_end_ms)
     parts = _draw_backward_end(trace, scale, first, bottom, "backward pass ends")
     if trace.exposed:
-        text = f"exposed tail {_in_ms(trace.exposed_ms)}"
+        text = f"exposed tail {_format_ms(trace.exposed_ms)}"
         is_late = x > _WIDTH - 170
         parts.append(svg_text(x + 6, first - 8, text, "small tail") if not is_late else "")
         parts.append(svg_text(x - 130, first - 8, f"{text}, ", "small tail", "end") if is_late else "")
@@ -320,5 +326,5 @@ def _draw_bar(scale, interval: Interval, y, height, kind: str, color: str, text:
     )
 
 
-def _in_ms(time_ms: float) -> str:
+def _format_ms(time_ms: float) -> str:
     return f"{time_ms:.1f} ms" if time_ms >= 1 else f"{time_ms:.2f} ms"

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from npu_bridge.base.files import write_atomically
-from npu_bridge.reporting.step_trace import StepTrace, split_waits
+from npu_bridge.reporting.step_trace import StepTrace, set_wire_times
 from npu_bridge.reporting.tail_picture import draw_overlapping, draw_step
 
 
-class Tail(NamedTuple):
+class TailFacts(NamedTuple):
     """The recorded steps of the first rank, and the step in the picture.
 
     Attributes:
@@ -28,7 +28,7 @@ class Tail(NamedTuple):
     overlaps: bool = False
 
 
-def draw_tail(facts_of_ranks: Sequence[Mapping[str, Any]], picture: str, facts: str, overlap: str) -> Tail:
+def draw_tail(facts_of_ranks: Sequence[Mapping[str, Any]], picture: str, facts: str, overlap: str) -> TailFacts:
     """Draws the median step of the first rank, and writes the traces of all ranks and steps.
 
     Args:
@@ -44,7 +44,7 @@ def draw_tail(facts_of_ranks: Sequence[Mapping[str, Any]], picture: str, facts: 
     shown = typical_step(traces)
     own = [trace for trace in traces if trace.rank == shown.rank]
     overlapping = merge_traces(facts_of_ranks, "overlapping_steps")
-    tail = Tail(
+    tail = TailFacts(
         sorted(trace.step for trace in own), round(shown.exposed_ms, 4), round(shown.duration_ms, 4), bool(overlapping)
     )
     write_atomically(picture, draw_step(shown, ranks=len(facts_of_ranks)))
@@ -84,7 +84,7 @@ def merge_traces(facts_of_ranks: Sequence[Mapping[str, Any]], kind: str = "steps
     for _, traces in sorted(by_step.items()):
         host = hosts[traces[0].rank]  # the ranks of a host share a clock
         leads = [0.0 if hosts[trace.rank] == host else _lead_secs(traces[0], trace) for trace in traces]
-        merged.extend(split_waits(traces, leads))
+        merged.extend(set_wire_times(traces, leads))
     return merged
 
 

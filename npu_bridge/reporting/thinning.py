@@ -33,7 +33,7 @@ class SeenStep(NamedTuple):
     updates: int
 
 
-class Thinning:
+class HistoryThinner:
     """A collector of steps that chooses the steps to write.
 
     Args:
@@ -55,7 +55,7 @@ class Thinning:
         seen = SeenStep(observation, time, self._updates)
         is_due = self._steps_since >= self._interval()
         if is_due or observation.skipped:
-            self._keep(seen)
+            self._keep_with_extremes(seen)
         else:
             loss = _comparable_loss(seen)
             if self._lowest is None or loss < _comparable_loss(self._lowest):
@@ -82,7 +82,7 @@ class Thinning:
           is_over: whether to include the latest step.
         """
         if is_over and self._latest:
-            self._keep(self._latest)
+            self._keep_with_extremes(self._latest)
         step = self._known_step + self._updates if step is None else step
         moved = step - self._known_step
         pace = moved / self._updates if self._updates else 0.0
@@ -100,7 +100,7 @@ class Thinning:
         for reached, seen in self.take_rows(step, is_over):
             history.append(reached, *seen.observation, seen.time)
 
-    def _keep(self, seen: SeenStep) -> None:
+    def _keep_with_extremes(self, seen: SeenStep) -> None:
         between = {one for one in (self._lowest, self._highest, seen) if one is not None}
         self._kept += sorted(between, key=lambda one: (one.time, one.updates))
         self._lowest = self._highest = self._latest = None

@@ -43,15 +43,15 @@ class AverageMetricsCallback(tf.keras.callbacks.Callback):
         wait_for_ranks("end_of_fit")
 
 
-def _warn_of_differences(of_ranks):
-    """Warns on rank 0 about hyperparameters that differ between ranks; `of_ranks` has a dict by name for each rank."""
-    names = dict.fromkeys(name for each in of_ranks for name in each)
-    values = {name: [each.get(name) for each in of_ranks] for name in names}
+def _warn_of_differences(metrics_of_ranks):
+    """Warns on rank 0 about hyperparameters that differ between ranks; each rank has a dict by name."""
+    names = dict.fromkeys(name for each in metrics_of_ranks for name in each)
+    values = {name: [each.get(name) for each in metrics_of_ranks] for name in names}
     differing = [f"{name} is {found}" for name, found in values.items() if len(set(map(repr, found))) > 1]
     if differing and collective.current().rank == 0:
         say_once(
             logging.WARNING,
-            f"npu_bridge: ranks 0 to {len(of_ranks) - 1} train with different numbers: {', '.join(differing)}. So "
-            f"their weights differ. Give every rank the callbacks that change numbers of the optimizer, such as "
+            f"npu_bridge: ranks 0 to {len(metrics_of_ranks) - 1} train with different numbers: {', '.join(differing)}. "
+            f"So their weights differ. Give every rank the callbacks that change numbers of the optimizer, such as "
             f"LearningRateScheduler and ReduceLROnPlateau.",
         )

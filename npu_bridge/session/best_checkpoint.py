@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from npu_bridge.base.errors import did_you_mean, message
 from npu_bridge.base.files import remove_own
-from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.secondary_files import SecondaryOutput
 
 _NOTE = "best.json"
 _COPY = re.compile(r"(model\.ckpt-\d+)\.(index|meta|data-\d+-of-\d+)")
@@ -55,9 +55,11 @@ class BestCheckpoint(tf.estimator.Exporter):
         )
         if not (self._sign * current < self._sign * best or math.isnan(best)):
             return None
-        what = Secondary(f"the best checkpoint in {export_path}", (tf.errors.OpError,))
+        what = SecondaryOutput(f"the best checkpoint in {export_path}", (tf.errors.OpError,))
         copied = os.path.join(export_path, os.path.basename(checkpoint_path))
-        return copied if what.attempt(_replace_copy, checkpoint_path, copied, eval_result, now=True) else None
+        return (
+            copied if what.attempt(_replace_copy, checkpoint_path, copied, eval_result, is_last_chance=True) else None
+        )
 
     def _metric_value(self, result):
         if self._metric not in result:
@@ -77,20 +79,20 @@ def _read_best_metrics(folder) -> dict[str, Any] | None:
         return json.load(file)["metrics"]
 
 
-def _replace_copy(source, copied, result):
+def _replace_copy(source, target, metrics_and_step):
     """Replaces the kept checkpoint; readers find the old or the new checkpoint, never a part of one."""
-    folder = os.path.dirname(copied)
+    folder = os.path.dirname(target)
     tf.io.gfile.makedirs(folder)
     for file in tf.io.gfile.glob(f"{source}.*"):
-        tf.io.gfile.copy(file, copied + file[len(source) :], overwrite=True)
-    tf.compat.v1.train.update_checkpoint_state(folder, copied)
-    metrics = {name: float(value) for name, value in sorted(result.items()) if _is_number(value)}
-    note = {"step": int(metrics.pop("global_step", 0)), "metrics": metrics, "checkpoint": os.path.basename(copied)}
+        tf.io.gfile.copy(file, target + file[len(source) :], overwrite=True)
+    tf.compat.v1.train.update_checkpoint_state(folder, target)
+    metrics = {name: float(value) for name, value in sorted(metrics_and_step.items()) if _is_number(value)}
+    note = {"step": int(metrics.pop("global_step", 0)), "metrics": metrics, "checkpoint": os.path.basename(target)}
     with tf.io.gfile.GFile(os.path.join(folder, _NOTE), "w") as file:
         file.write(json.dumps(note, indent=1) + "\n")
     for name in tf.io.gfile.listdir(folder) if "://" not in folder else ():
         found = _COPY.fullmatch(name)
-        if found and found.group(1) != os.path.basename(copied):
+        if found and found.group(1) != os.path.basename(target):
             remove_own(os.path.join(folder, name), lambda path, stat: True)
 
 

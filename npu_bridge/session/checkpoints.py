@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from npu_bridge.base.after_import import wrap_function
 from npu_bridge.base.errors import message, say_once
-from npu_bridge.base.files import finish_save, flush, remove_unfinished
-from npu_bridge.base.held_folders import FolderHeldError, Hold, hold_folder
+from npu_bridge.base.files import finish_save, flush_to_disk, remove_unfinished_save
+from npu_bridge.base.held_folders import FolderHeldError, FolderHold, hold_folder
 from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.savers import folder_of_saver_hook
@@ -67,7 +67,7 @@ class ModelDirInUseError(RuntimeError):
     """Raised when another job trains in the folder; the message says which job, since when, and the cure."""
 
 
-def hold_model_dir(folder: str | None) -> Hold:
+def hold_model_dir(folder: str | None) -> FolderHold:
     """Holds a folder of checkpoints for this process's training until the result is released; reading needs no hold.
 
     Creates the folder if it is missing. A remote folder, or a folder that cannot be written to, is not held.
@@ -99,23 +99,23 @@ def hold_for_saver_hooks() -> None:
     """
     releases: weakref.WeakKeyDictionary[Any, Callable] = weakref.WeakKeyDictionary()
 
-    def release(hook):
+    def release_folder(hook):
         releases.pop(hook, lambda: None)()
 
-    def begin_and_hold(begin, hook):
+    def begin_and_hold_folder(begin, hook):
         if not getattr(hook, "holds_its_folder", False):
-            release(hook)
+            release_folder(hook)
             releases[hook] = weakref.finalize(hook, hold_model_dir(folder_of_saver_hook(hook)).release)
         begin(hook)
 
-    def end_and_release(end, hook, session):
+    def end_and_release_folder(end, hook, session):
         try:
             end(hook, session)
         finally:
-            release(hook)
+            release_folder(hook)
 
-    wrap_function(tf.estimator.CheckpointSaverHook, "begin", begin_and_hold)
-    wrap_function(tf.estimator.CheckpointSaverHook, "end", end_and_release)
+    wrap_function(tf.estimator.CheckpointSaverHook, "begin", begin_and_hold_folder)
+    wrap_function(tf.estimator.CheckpointSaverHook, "end", end_and_release_folder)
 
 
 @functools.cache
@@ -165,7 +165,7 @@ class CarefulSaver:
     Ranks: local.
     """
 
-    def __init__(self, saver: Any, hold: Hold | None = None):
+    def __init__(self, saver: Any, hold: FolderHold | None = None):
         self._saver, self._hold = saver, hold
         self.saver_def = saver.saver_def
 
@@ -192,9 +192,9 @@ class CarefulSaver:
     def _remove_failed_save(self, prefix, files, earlier_checkpoints):
         self._saver.recover_last_checkpoints(earlier_checkpoints)
         if tf.io.gfile.exists(f"{prefix}_temp"):
-            remove_unfinished(f"{prefix}_temp")
+            remove_unfinished_save(f"{prefix}_temp")
         for file in set(tf.io.gfile.glob(f"{prefix}.*")) - files:
-            remove_unfinished(file, is_new=True)
+            remove_unfinished_save(file, is_new=True)
 
 
 @contextlib.contextmanager
@@ -211,7 +211,7 @@ def failing_if_disk_full(file: str) -> Iterator[None]:
         yield
     except NO_SPACE as error:
         for half_written in set(tf.io.gfile.glob(f"{file}.tmp*")) - before:
-            remove_unfinished(half_written, is_new=True)
+            remove_unfinished_save(half_written, is_new=True)
         raise CheckpointNotSavedError(
             _not_saved_message(os.path.basename(file), os.path.dirname(file), error)
         ) from error
@@ -242,7 +242,7 @@ def copy_checkpoint(source: str, target: str) -> None:
     try:
         for ending in endings:
             tf.io.gfile.copy(source + ending, unfinished + ending, overwrite=True)
-            flush(unfinished + ending)
+            flush_to_disk(unfinished + ending)
         damage = find_damage(unfinished)
         if damage is not None:
             raise tf.errors.DataLossError(None, None, f"{damage.file}: {damage.reason}")
@@ -250,7 +250,7 @@ def copy_checkpoint(source: str, target: str) -> None:
         for ending in sorted(endings, key=".index".__eq__):
             finish_save(unfinished + ending, target + ending)
     finally:
-        remove_unfinished(folder)
+        remove_unfinished_save(folder)
 
 
 def remove_leftovers(folder: str, basename: str) -> None:
@@ -261,7 +261,7 @@ def remove_leftovers(folder: str, basename: str) -> None:
         path = os.path.join(folder, name.rstrip("/"))
         if half_written.fullmatch(name.rstrip("/")):
             _LOG.info("Removed %s, left by an interrupted save.", path)
-            remove_unfinished(path)
+            remove_unfinished_save(path)
 
 
 def _not_saved_message(what, folder, error):

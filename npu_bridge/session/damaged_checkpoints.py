@@ -32,7 +32,7 @@ class DamagedCheckpointError(RuntimeError):
     """Raised when a checkpoint cannot be read; the message names the file and the newest intact checkpoint."""
 
 
-class _Damage(NamedTuple):
+class _CheckpointDamage(NamedTuple):
     file: str
     reason: str
 
@@ -49,18 +49,20 @@ def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> No
     Ranks: local.
     """
     is_listed = bool(folder) and tf.io.gfile.exists(os.path.join(folder, _STATE))
-    if not folder or not (is_listed or (may_go_back and _has_lost_list(folder))):
+    if not folder or not (is_listed or (may_go_back and _has_lost_checkpoint_list(folder))):
         return
     listed = _listed_checkpoints(folder)
-    unlisted = _Damage(os.path.join(folder, _STATE), "a file that names no checkpoint" if is_listed else "no such file")
+    unlisted = _CheckpointDamage(
+        os.path.join(folder, _STATE), "a file that names no checkpoint" if is_listed else "no such file"
+    )
     damage = find_damage(listed[-1]) if listed else unlisted
     if damage is None:
         return
-    intact = _newest_intact(folder, listed[:-1])
+    intact = _find_newest_intact_checkpoint(folder, listed[:-1])
     if not may_go_back or intact is None or read_variable(RESTARTS) is None:
         raise DamagedCheckpointError(_damage_message(damage, _restore_hint(folder, intact)))
     _write_checkpoint_list(folder, [*(path for path in listed[:-1] if _step_of(path) < _step_of(intact)), intact])
-    _LOG.warning("%s", _damage_message(damage, f"Training resumes from {_name_for_list(folder, intact)}."))
+    _LOG.warning("%s", _damage_message(damage, f"Training resumes from {_shorten_listed_path(folder, intact)}."))
 
 
 def check_checkpoint(path: str) -> None:
@@ -77,7 +79,7 @@ def check_checkpoint(path: str) -> None:
     elif tf.io.gfile.exists(f"{path}.index"):
         damage = find_damage(path)
         if damage is not None:
-            intact = _newest_intact(os.path.dirname(path) or ".", [])
+            intact = _find_newest_intact_checkpoint(os.path.dirname(path) or ".", [])
             there = (
                 f"Restore the newest intact checkpoint, {os.path.basename(intact)}."
                 if intact
@@ -102,7 +104,7 @@ def mismatches_explained(folder: str) -> Iterator[None]:
     except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
         # TensorFlow restores a resource variable whatever its shape, and fails in the first step.
         newest = tf.train.latest_checkpoint(folder) if error.op is not None else None
-        found = newest and _first_difference(error.op.graph, newest, _NOT_RESTORED in error.message)
+        found = newest and _describe_first_difference(error.op.graph, newest, _NOT_RESTORED in error.message)
         if not found:
             raise
         fix = "Train in another model_dir, or build the model that was saved."
@@ -110,32 +112,32 @@ def mismatches_explained(folder: str) -> Iterator[None]:
         raise type(error)(None, None, message("checkpoint", problem, *found, fix)) from None
 
 
-def _first_difference(graph, prefix, must_be_there):
+def _describe_first_difference(graph, prefix, must_be_present):
     """Describes the first variable that differs: returns a text for the graph and one for the checkpoint, or None."""
     shapes = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
     for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
         name, shape = variable.op.name, variable.shape
         if name in shapes and not shape.is_compatible_with(shapes[name]):
             return f"{name} of shape {shape}", f"the shape {tf.TensorShape(shapes[name])}"
-        if name not in shapes and must_be_there:
+        if name not in shapes and must_be_present:
             return f"{name} of shape {shape}", "no variable of that name"
     return None
 
 
-def find_damage(prefix: str) -> _Damage | None:
-    """Returns a `_Damage`: the damaged file of a checkpoint, and the reason; None if no damage is found."""
+def find_damage(prefix: str) -> _CheckpointDamage | None:
+    """Returns a `_CheckpointDamage`: the damaged file of a checkpoint, and the reason; None if no damage is found."""
     index = f"{prefix}.index"
     if not tf.io.gfile.exists(index):
         if tf.io.gfile.exists(prefix):
             return None  # a checkpoint of the first format, which TensorFlow can only read as a whole
-        return _Damage(index, "no such file")
+        return _CheckpointDamage(index, "no such file")
     try:
         reader = tf.train.load_checkpoint(prefix)
         names = reader.get_variable_to_shape_map()
     except tf.errors.NotFoundError:
         return None  # a reader expands the characters of patterns in a path; a session does not
     except tf.errors.OpError as error:
-        return _Damage(index, _first_line(error))
+        return _CheckpointDamage(index, _first_line(error))
     folder, name = os.path.split(prefix)
     data_file = re.compile(rf"{re.escape(name)}\.data-\d+-of-\d+")
     data = [file for file in tf.io.gfile.listdir(folder or ".") if data_file.fullmatch(file)]
@@ -143,7 +145,7 @@ def find_damage(prefix: str) -> _Damage | None:
     expected = [f"{name}.data-{number:05}-of-{count:05}" for number in range(count)]
     for file in expected:
         if file not in data:
-            return _Damage(os.path.join(folder, file), "no such file")
+            return _CheckpointDamage(os.path.join(folder, file), "no such file")
     for tensor in names:
         try:
             reader.get_tensor(tensor)
@@ -151,7 +153,7 @@ def find_damage(prefix: str) -> _Damage | None:
             continue
         except (tf.errors.OpError, IndexError) as error:
             file = os.path.join(folder, expected[0]) if count == 1 else f"{prefix}.data-*"
-            return _Damage(file, f"{tensor}, which cannot be read ({_first_line(error)})")
+            return _CheckpointDamage(file, f"{tensor}, which cannot be read ({_first_line(error)})")
     return None
 
 
@@ -169,8 +171,8 @@ def resume_from_copy(folder: str, step: int, copy: Callable[[], str]) -> None:
         damage = find_damage(listed[-1])
         if damage is None:
             return
-    if damage is not None or (not listed and _has_lost_list(folder)):
-        intact = _newest_intact(folder, listed[:-1])
+    if damage is not None or (not listed and _has_lost_checkpoint_list(folder)):
+        intact = _find_newest_intact_checkpoint(folder, listed[:-1])
         if intact is not None and step <= _step_of(intact):
             return
     path = copy()
@@ -193,15 +195,15 @@ def _listed_checkpoints(folder):
     return [*(path for path in state.all_model_checkpoint_paths if path != newest), newest]
 
 
-def _newest_intact(folder, listed):
-    """Returns the path of the newest intact checkpoint in `listed`, else in the folder; None if all are damaged."""
+def _find_newest_intact_checkpoint(folder, listed_paths):
+    """Returns the path of the newest intact checkpoint, a listed one or one in the folder; None if all are damaged."""
     indexes = [file for file in tf.io.gfile.listdir(folder) if re.search(r"-\d+\.index$", file)]
     found = [os.path.join(folder, file[: -len(".index")]) for file in indexes]
-    candidates = [*reversed(listed), *sorted(found, key=_step_of, reverse=True)]
+    candidates = [*reversed(listed_paths), *sorted(found, key=_step_of, reverse=True)]
     return next((path for path in dict.fromkeys(candidates) if find_damage(path) is None), None)
 
 
-def _has_lost_list(folder):
+def _has_lost_checkpoint_list(folder):
     """Returns whether this job has saved to the folder; if so, a missing file `checkpoint` has been lost."""
     began = float(read_variable(BEGAN) or "inf")
     files = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ()
@@ -214,13 +216,13 @@ def _step_of(prefix):
     return int(number.group(1)) if number else -1
 
 
-def _name_for_list(folder, path):
+def _shorten_listed_path(folder, path):
     return os.path.basename(path) if os.path.dirname(path) == folder.rstrip("/") else path
 
 
 def _write_checkpoint_list(folder, paths):
     """Writes the file `checkpoint` with these paths, the newest last; the file is replaced as a whole."""
-    names = [json.dumps(_name_for_list(folder, path), ensure_ascii=False) for path in paths]
+    names = [json.dumps(_shorten_listed_path(folder, path), ensure_ascii=False) for path in paths]
     lines = [f"model_checkpoint_path: {names[-1]}", *(f"all_model_checkpoint_paths: {name}" for name in names)]
     path = os.path.join(folder, _STATE)
     write_checkpoint_list(path, "\n".join([*lines, ""]))
@@ -236,10 +238,9 @@ def _restore_hint(folder, intact):
     state = os.path.join(folder, _STATE)
     if intact is None:
         return f"No intact checkpoint is left in {folder}; remove {state} to start from initial values."
-    line = f'model_checkpoint_path: "{_name_for_list(folder, intact)}"'
-    return (
-        f"The newest intact checkpoint is {_name_for_list(folder, intact)}; to resume from it, write {line} to {state}."
-    )
+    path = _shorten_listed_path(folder, intact)
+    line = f'model_checkpoint_path: "{path}"'
+    return f"The newest intact checkpoint is {path}; to resume from it, write {line} to {state}."
 
 
 def _first_line(error):

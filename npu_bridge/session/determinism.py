@@ -79,26 +79,26 @@ class _DeterministicEngine(SessionEngine):
     place = EnginePlace.DETERMINISM
 
     def call_kernels(self, session, call, *arguments):
-        with _determinism_switch().turned_on():
+        with _determinism_switch().turn_on_in_block():
             return self.inner.call_kernels(session, call, *arguments)
 
     def set_up_partial_run(self, session, fetches, feeds):
-        with _determinism_switch().turned_on():
+        with _determinism_switch().turn_on_in_block():
             return self.inner.set_up_partial_run(session, fetches, feeds)
 
     def prepare_call(self, session, callable_options):
-        with _determinism_switch().turned_on():
+        with _determinism_switch().turn_on_in_block():
             call = self.inner.prepare_call(session, callable_options)
 
         def run(*arguments, **keywords):
-            with _determinism_switch().turned_on():
+            with _determinism_switch().turn_on_in_block():
                 return call(*arguments, **keywords)
 
         return run
 
 
 class _DeterminismSwitch:
-    """TensorFlow's determinism switch: on while any thread is in a block of `turned_on`, then restored."""
+    """TensorFlow's determinism switch: on while any thread is in a block of `turn_on_in_block`, then restored."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -106,7 +106,7 @@ class _DeterminismSwitch:
         self._was_on = False
 
     @contextlib.contextmanager
-    def turned_on(self) -> Iterator[None]:
+    def turn_on_in_block(self) -> Iterator[None]:
         with self._lock:
             if self._inside == 0:
                 self._was_on = is_deterministic()

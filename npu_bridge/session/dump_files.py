@@ -76,7 +76,7 @@ class DumpFolder:
           graph: a hashable key of the graph; each key gets its own number.
         """
         if graph not in self._graphs:
-            self._graphs[graph] = self._make_graph_folder(file_name(graph_name))
+            self._graphs[graph] = self._make_graph_folder(to_file_name(graph_name))
         folder = os.path.join(self._graphs[graph], str(step))
         _make_folder(folder)
         return folder
@@ -113,7 +113,7 @@ def _make_folder(folder: str) -> None:
             ) from None
 
 
-def file_name(text: str) -> str:
+def to_file_name(text: str) -> str:
     """Converts a text to a file name: `. / \\ :` and blanks become `_`.
 
     A long name is cut and ends with a digest of the text.
@@ -125,24 +125,24 @@ def file_name(text: str) -> str:
     return name
 
 
-def write_tensors(folder: str, tensors: Iterable[DumpedTensor], **about: Any) -> None:
-    """Writes every tensor as `<type>.<operator>.<side>.<slot>.npy`, and an `index.json` with their list and `about`.
+def write_tensors(folder: str, tensors: Iterable[DumpedTensor], **facts: Any) -> None:
+    """Writes every tensor as `<type>.<operator>.<side>.<slot>.npy`, and an `index.json` with their list and `facts`.
 
     Tensors of dtypes that numpy does not know, such as bfloat16, are written as float32 without loss.
     """
     index = []
     taken = set()
     for tensor in tensors:
-        name = f"{tensor.op_type}.{file_name(tensor.op)}.{tensor.side}.{tensor.slot}"
+        name = f"{tensor.op_type}.{to_file_name(tensor.op)}.{tensor.side}.{tensor.slot}"
         unique, number = name, 2
         while unique in taken:  # `a/b` and `a_b` are different operators
             unique, number = f"{name}.{number}", number + 1
         taken.add(unique)
         with new_file(os.path.join(folder, f"{unique}.npy"), "wb") as file:
-            np.save(file, with_savable_dtype(tensor.value), allow_pickle=False)
+            np.save(file, convert_to_savable_dtype(tensor.value), allow_pickle=False)
         index.append({"file": f"{unique}.npy", **tensor.metadata})
     with new_file(os.path.join(folder, "index.json")) as file:
-        json.dump({**about, "tensors": index}, file, indent=1)
+        json.dump({**facts, "tensors": index}, file, indent=1)
 
 
 def write_operators(folder: str, operators: Iterable[tuple[str, str, list[str]]]) -> None:
@@ -172,7 +172,7 @@ def compute_statistics(value: np.ndarray) -> dict[str, Any]:
 
     Minimum, maximum and mean are "" if no element is finite.
     """
-    numbers = np.asarray(with_savable_dtype(value))
+    numbers = np.asarray(convert_to_savable_dtype(value))
     if numbers.dtype.kind == "c":
         numbers = np.abs(numbers)
     if numbers.dtype.kind in "bf":
@@ -184,7 +184,7 @@ def compute_statistics(value: np.ndarray) -> dict[str, Any]:
     return {**found, "nan": int(np.isnan(numbers).sum()), "inf": int(np.isinf(numbers).sum())}
 
 
-def with_savable_dtype(value: np.ndarray) -> np.ndarray:
+def convert_to_savable_dtype(value: np.ndarray) -> np.ndarray:
     """Converts an array to a dtype that `np.save` can write and `np.load` can read."""
     value = np.asarray(value)
     return value.astype(np.float32) if value.dtype.kind == "V" else value

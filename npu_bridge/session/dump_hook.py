@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 
 from npu_bridge.base.errors import did_you_mean, say_once
-from npu_bridge.graph.run import Run
+from npu_bridge.graph.run import SessionRun
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.grammar import parse_dump_step
 from npu_bridge.session.dump_files import write_operators
-from npu_bridge.session.tensor_watch import TensorWatch, find_places
+from npu_bridge.session.tensor_watch import TensorWatch, find_tensor_places
 
 _SIDES = {"input": ("input",), "output": ("output",), "all": ("input", "output")}
 
@@ -33,7 +33,7 @@ class DumpHook(TensorWatch):
         self._sides = _SIDES[options.dump_mode]
         self._layers = frozenset(options.dump_layer.split()) if options.dump_layer else None
 
-    def names_to_fetch(self, run: Run, step: int) -> list:
+    def names_to_fetch(self, run: SessionRun, step: int) -> list:
         """Returns the names of the tensors to write; an empty list in a step that is not dumped."""
         if self._steps_to_dump is not None:
             if not any(first <= step <= last for first, last in self._steps_to_dump):
@@ -42,18 +42,18 @@ class DumpHook(TensorWatch):
             self._check_layers(run)
         return list(dict.fromkeys(tensor.name for *_, tensor in self._tensor_places(run)))
 
-    def handle_values(self, run: Run, step: int, values: dict) -> None:
+    def handle_values(self, run: SessionRun, step: int, values: dict) -> None:
         """Writes the tensors of one step."""
         folder = self.write(run, step, self._tensor_places(run), values)
         # A comparison of two dumps follows these edges.
         write_operators(folder, ((op.name, op.type, [tensor.name for tensor in op.inputs]) for op in run.ops))
 
-    def _tensor_places(self, run: Run):
+    def _tensor_places(self, run: SessionRun):
         layers = self._layers
         ops = [op for op in run.ops if (op.type != "Const" if layers is None else op.name in layers)]
-        return find_places(ops, self._sides, run.values)
+        return find_tensor_places(ops, self._sides, run.values)
 
-    def _check_layers(self, run: Run):
+    def _check_layers(self, run: SessionRun):
         if not run.ops:
             return
         graph = run.ops[0].graph

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import message
-from npu_bridge.graph.run import Run, run_of
+from npu_bridge.graph.run import SessionRun, run_of
 
 _OWNER = "EndTogether"
 _NEXT = "hook.next_of(dataset), called where the graph is built"
@@ -43,7 +43,7 @@ class EndTogether(tf.estimator.SessionRunHook):
     def __init__(self):
         self.is_last: tf.Tensor | None = None
         self._batch: tf.Operation | None = None
-        self._takes_batch: weakref.WeakKeyDictionary[Run, bool] = weakref.WeakKeyDictionary()
+        self._takes_batch: weakref.WeakKeyDictionary[SessionRun, bool] = weakref.WeakKeyDictionary()
 
     def next_of(self, dataset: tf.data.Dataset) -> Any:
         """Returns the next element of a dataset, which is read one element ahead, in the current TF 1 graph.

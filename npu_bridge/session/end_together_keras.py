@@ -50,7 +50,7 @@ class EndTogetherCallback(tf.keras.callbacks.Callback):
         """
         check_dataset(dataset, _OWNER)
 
-        def one_pass(number):
+        def make_pass(number):
             return (
                 with_look_ahead(dataset)
                 .enumerate()
@@ -59,7 +59,7 @@ class EndTogetherCallback(tf.keras.callbacks.Callback):
 
         # The number tells a new iterator from one that was left early, whose elements can still arrive.
         number = tf.data.Dataset.from_tensors(0).map(lambda _: tf.numpy_function(self._begin_pass, [], tf.int64))
-        return number.flat_map(one_pass)
+        return number.flat_map(make_pass)
 
     def on_train_begin(self, logs=None):
         """Raises ValueError unless Keras runs eagerly (no TF 1 graph) and with `steps_per_execution=1`."""
@@ -98,14 +98,14 @@ class EndTogetherCallback(tf.keras.callbacks.Callback):
         self._latest_pass += 1
         return self._latest_pass
 
-    def _record_and_pass_on(self, number, index, element, follows):
+    def _record_and_pass_on(self, number, index, element, is_followed):
         """Returns the tensors of an element, and records in Python whether another element follows."""
-        recorded = tf.numpy_function(self._record_follows, [number, index, follows], [])
+        recorded = tf.numpy_function(self._record_is_followed, [number, index, is_followed], [])
         with tf.control_dependencies([recorded]):
             return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
-    def _record_follows(self, number, index, follows):
-        self._follows[int(number), int(index)] = bool(follows)
+    def _record_is_followed(self, number, index, is_followed):
+        self._follows[int(number), int(index)] = bool(is_followed)
 
 
 def _value_error(problem: str, expected: str, got: str, fix: str) -> ValueError:

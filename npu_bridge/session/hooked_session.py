@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine, add_engine
-from npu_bridge.graph.run import Run, run_of, run_of_call
+from npu_bridge.graph.run import SessionRun, run_of, run_of_call
 
 
 def run_with_hooks(session: tf.compat.v1.Session, hooks: Sequence[tf.estimator.SessionRunHook]) -> None:
@@ -31,7 +31,7 @@ class TrainingHook(tf.estimator.SessionRunHook):
       is_over: whether the hook needs no further runs.
     """
 
-    training: Run
+    training: SessionRun
     is_over = False
 
     def before_close(self, session: tf.compat.v1.Session) -> None:

@@ -25,9 +25,9 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from npu_bridge.base.errors import message, say_once
-from npu_bridge.base.session_wrapper import EnginePlace, Request, SessionEngine, add_engine, find_engine
+from npu_bridge.base.session_wrapper import EnginePlace, RunRequest, SessionEngine, add_engine, find_engine
 from npu_bridge.base.terminal import logger
-from npu_bridge.base.tf_internals.graphs import opened_for_changes
+from npu_bridge.base.tf_internals.graphs import allow_graph_changes
 from npu_bridge.base.tf_internals.sessions import read_content, run_options_buffer
 from npu_bridge.collective.order_on_the_wire import gradient_all_reduces
 from npu_bridge.graph.loop import InGraphLoop, NotLoopableError, put_in_loop
@@ -99,14 +99,14 @@ class _LoopEngine(SessionEngine):
     def __init__(self):
         self.steps_per_run = 1
         self._steps_of_run: dict[tuple, tuple[str, ...]] = {}
-        self._earlier_steps: dict[tuple, _StepsInGraph | _StepsOneByOne | OverlappedSteps] = {}
+        self._earlier_steps: dict[tuple, _InGraphStepTrainer | _SingleStepTrainer | OverlappedSteps] = {}
 
     def execute(self, session, request):
         earlier = self._earlier_steps_of(session, request) if self.steps_per_run > 1 else None
         if earlier is None:
             return self.inner.execute(session, request)
         if isinstance(earlier, OverlappedSteps):
-            earlier.is_recorded = _is_recorded(request)
+            earlier.is_recorded = _is_trace_requested(request)
         with sharing_one_policy(session):
             earlier.train(session, self.inner, self.steps_per_run - 1, request.feeds)
             return self.inner.execute(session, request)
@@ -142,11 +142,11 @@ class _LoopEngine(SessionEngine):
         reason, is_only_random = _reason_against_copying(session), False
         if not reason:
             try:
-                return _StepsInGraph(_make_loop(graph, step, fed))
+                return _InGraphStepTrainer(_make_loop(graph, step, fed))
             except NotLoopableError as error:
                 reason, is_only_random = str(error), error.is_only_random
         # A step that waits for other ranks or for a queue stays in the pool.
-        one_by_one = _StepsOneByOne(names, fed, LoopThreads(None if is_only_random else POOL))
+        one_by_one = _SingleStepTrainer(names, fed, LoopThreadChoice(None if is_only_random else POOL))
         if not _reason_against_copying(session) and gradient_all_reduces(computed_ops(step, fed)):
             return OverlappedSteps(
                 step, fed, one_by_one.train, functools.partial(_make_overlapped_loop, graph, step, fed)
@@ -155,12 +155,12 @@ class _LoopEngine(SessionEngine):
         return one_by_one
 
 
-class _StepsInGraph:
+class _InGraphStepTrainer:
     """Trains steps in a loop of the graph."""
 
     def __init__(self, loop: InGraphLoop):
         self._loop = loop
-        self._threads = LoopThreads()
+        self._threads = LoopThreadChoice()
         self._steps_per_call = _FIRST_STEPS
 
     def train(self, session: Any, engine: SessionEngine, count: int, feeds: dict) -> None:
@@ -171,17 +171,17 @@ class _StepsInGraph:
             feeds = {**feeds, self._loop.count.ref(): np.int64(steps)}
             start = time.perf_counter()
             with run_options_buffer(tf.compat.v1.RunOptions(inter_op_thread_pool=choice)) as options:
-                engine.execute(session, Request([], [self._loop.op], feeds, options))
+                engine.execute(session, RunRequest([], [self._loop.op], feeds, options))
             secs = time.perf_counter() - start
-            self._threads.note_duration(choice, steps, secs)
+            self._threads.record_duration(choice, steps, secs)
             self._steps_per_call = max(int(_LONGEST_CALL_SECS * steps / secs), 1)
             count -= steps
 
 
-class _StepsOneByOne:
-    """Trains steps one by one through prepared calls of the session; each choice of `LoopThreads` has its own call."""
+class _SingleStepTrainer:
+    """Trains steps one by one through prepared calls of the session; each choice of threads has its own call."""
 
-    def __init__(self, step: Sequence[str], fed: Sequence[str], threads: LoopThreads):
+    def __init__(self, step: Sequence[str], fed: Sequence[str], threads: LoopThreadChoice):
         self._step = step
         self._fed = fed
         self._threads = threads
@@ -200,22 +200,22 @@ class _StepsOneByOne:
         start = time.perf_counter()
         for _ in range(count):
             call(*arguments)
-        self._threads.note_duration(choice, count, time.perf_counter() - start)
+        self._threads.record_duration(choice, count, time.perf_counter() - start)
 
 
-class LoopThreads:
+class LoopThreadChoice:
     """Chooses the threads for repeated small steps: TensorFlow's inter-op pool, or the calling thread alone.
 
-    Tries both in turns and keeps the choice whose best loop was faster; `settled` is a choice made without trials.
+    Tries both in turns and keeps the choice whose best loop was faster; `fixed_choice` is a choice made without trials.
     Handing a small operator to another thread takes longer than computing it: a step of 0.14 ms took 0.09 ms in the
     calling thread (2 cores, TensorFlow 2.15). Larger steps are faster with the pool. Both choices compute the same
     results.
     """
 
-    def __init__(self, settled: int | None = None):
+    def __init__(self, fixed_choice: int | None = None):
         self._has_warmed_up = False
         self._secs: dict[int, list[float]] = {POOL: [], CALLER: []}
-        self._settled = settled
+        self._settled = fixed_choice
 
     def choose(self) -> int:
         """Returns the choice for the next loop: `POOL` or `CALLER`."""
@@ -223,7 +223,7 @@ class LoopThreads:
             return self._settled
         return POOL if len(self._secs[POOL]) <= len(self._secs[CALLER]) else CALLER
 
-    def note_duration(self, choice: int, steps: int, secs: float) -> None:
+    def record_duration(self, choice: int, steps: int, secs: float) -> None:
         """Records how long a loop took, except for the first loop, in which TensorFlow prepares the graph."""
         if self._settled is not None:
             return
@@ -237,7 +237,7 @@ class LoopThreads:
             self._settled = min(self._secs, key=lambda each: min(self._secs[each]))
 
 
-def _is_recorded(request):
+def _is_trace_requested(request):
     if request.options is None:
         return False
     options = config_pb2.RunOptions.FromString(read_content(request.options))
@@ -251,23 +251,25 @@ def _reason_against_copying(session):
     return f"this machine has devices of type {', '.join(sorted(others))}" if others else ""
 
 
-def _make_loop(graph, step, fed):
+def _make_loop(graph, step, fed_names):
     """Returns the loop of these steps: the loop that an earlier session made, or a new one."""
-    return _find_or_make_loop(graph, (step, fed), lambda: put_in_loop(graph, step, fed))[0]
+    return _find_or_make_loop(graph, (step, fed_names), lambda: put_in_loop(graph, step, fed_names))[0]
 
 
-def _make_overlapped_loop(graph, step, fed, waits):
+def _make_overlapped_loop(graph, step, fed_names, waits):
     """Returns a loop in which steps overlap, and whether this call made the loop; an existing loop ignores `waits`."""
-    return _find_or_make_loop(graph, (step, fed, "overlapped"), lambda: put_in_overlapped_loop(graph, step, fed, waits))
+    return _find_or_make_loop(
+        graph, (step, fed_names, "overlapped"), lambda: put_in_overlapped_loop(graph, step, fed_names, waits)
+    )
 
 
-def _find_or_make_loop(graph, asked, make):
+def _find_or_make_loop(graph, loop_key, make_loop):
     known = graph.get_collection_ref(_LOOPS_KEY)
     for earlier, loop in known:
-        if earlier == asked:
+        if earlier == loop_key:
             return loop, False
-    with opened_for_changes(graph):
-        known.append((asked, make()))
+    with allow_graph_changes(graph):
+        known.append((loop_key, make_loop()))
         return known[-1][1], True
 
 

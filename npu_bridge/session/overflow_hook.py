@@ -13,11 +13,11 @@ import tensorflow as tf
 from npu_bridge.base.files import new_file
 from npu_bridge.base.machine import project_package_folders
 from npu_bridge.base.terminal import logger
-from npu_bridge.graph.run import Run
+from npu_bridge.graph.run import SessionRun
 from npu_bridge.options import TrainingOptions
-from npu_bridge.session.dump_files import with_savable_dtype
+from npu_bridge.session.dump_files import convert_to_savable_dtype
 from npu_bridge.session.precision import rounding
-from npu_bridge.session.tensor_watch import TensorWatch, find_places
+from npu_bridge.session.tensor_watch import TensorWatch, find_tensor_places
 
 _LOG = logger(__name__)
 # The number of steps to report (ours): once a variable is NaN, every later step has one too.
@@ -51,11 +51,11 @@ class OverflowHook(TensorWatch):
         super().__init__(options, graph_name)
         self._reports = 0
 
-    def names_to_fetch(self, run: Run, step: int) -> list:
+    def names_to_fetch(self, run: SessionRun, step: int) -> list:
         """Returns the names of all numeric tensors of the run."""
         return sorted(run.values)
 
-    def handle_values(self, run: Run, step: int, values: dict) -> None:
+    def handle_values(self, run: SessionRun, step: int, values: dict) -> None:
         """Reports the operator at which the non-finite values of a step begin."""
         finding = find_first_non_finite(run.ops, run.fed, values)
         if finding is None:
@@ -68,7 +68,7 @@ class OverflowHook(TensorWatch):
 
     def _report(self, run, step, finding, values):
         op, name = finding.origin, self.graph_name_of(run)
-        folder = self.write(run, step, find_places([op], ("input", "output"), values), values)
+        folder = self.write(run, step, find_tensor_places([op], ("input", "output"), values), values)
         about = {"op": op.name, "type": op.type, "made_at": _script_line(op), "graph": name, "step": step}
         with new_file(os.path.join(folder, "overflow.json")) as file:
             json.dump({**about, "operators_with_nan_or_inf": finding.non_finite_ops}, file, indent=1)
@@ -115,7 +115,7 @@ _FINITE, _INF, _NAN = range(3)
 
 
 def _non_finite_kind(value):
-    number = with_savable_dtype(value)
+    number = convert_to_savable_dtype(value)
     if number.dtype.kind not in "fc" or np.isfinite(number).all():
         return _FINITE
     return _NAN if np.isnan(number).any() else _INF

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from npu_bridge.base import environment
-from npu_bridge.base.session_wrapper import Request, SessionEngine
+from npu_bridge.base.session_wrapper import RunRequest, SessionEngine
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.sessions import empty_buffer, read_content, run_options_buffer
 from npu_bridge.collective.cost_model import LEAST_GAIN, LEAST_WAIT
@@ -79,7 +79,7 @@ class OverlappedSteps:
         self._secs: dict[bool, list[float]] = {False: [], True: []}
         self._steps_per_call = 0
         self._overlaps: bool | None = None
-        self._requested = environment.overlapped_steps()
+        self._requested = environment.read_overlapped_steps()
         self.is_recorded = False
         self.record: config_pb2.RunMetadata | None = None
 
@@ -108,7 +108,7 @@ class OverlappedSteps:
         # Recording would slow a trial down.
         recorded = min(steps, _RECORDED_STEPS) if self.is_recorded and self._overlaps else 0
         if steps > recorded:
-            engine.execute(session, Request([], *targets_and_feeds(steps - recorded)))
+            engine.execute(session, RunRequest([], *targets_and_feeds(steps - recorded)))
         if recorded:
             self.record = _run_with_trace(session, engine, *targets_and_feeds(recorded))
 
@@ -124,14 +124,14 @@ class OverlappedSteps:
         secs, waiting = (max(values) for values in list(zip(*gathered))[:2])
         self._steps_per_call = int(_LONGEST_CALL_SECS / secs)
         if not self._requested and waiting < LEAST_WAIT * secs:
-            self._set_choice(False, "the network takes no longer than the backward pass")
+            self._set_and_log_choice(False, "the network takes no longer than the backward pass")
         elif not self._requested and self._steps_per_call < LEAST_STEPS:
-            self._set_choice(False, f"a step takes more than {_LONGEST_CALL_SECS / LEAST_STEPS:g} s")
+            self._set_and_log_choice(False, f"a step takes more than {_LONGEST_CALL_SECS / LEAST_STEPS:g} s")
         else:
             shares = [statistics.mean(of_ranks) for of_ranks in zip(*(shares for *_, shares in gathered))]
-            self._agree_on_loop([order_for_forward_pass(*pair) for pair in zip(self._transfers, shares)])
+            self._agree_on_loop_choice([order_for_forward_pass(*pair) for pair in zip(self._transfers, shares)])
 
-    def _agree_on_loop(self, orders):
+    def _agree_on_loop_choice(self, orders):
         waits: dict = {}
         for order in orders:
             waits.update(dependencies_for_order(self._ops, order))
@@ -144,13 +144,13 @@ class OverlappedSteps:
         gathered = gather_values([reason, is_new], "loops_of_overlapped_steps")
         reasons = [reason for reason, _ in gathered if reason]
         if reasons:
-            self._set_choice(False, reasons[0])
+            self._set_and_log_choice(False, reasons[0])
             return
         if any(is_new for _, is_new in gathered):
             for order in orders:
                 set_horovod_order([self._loop.transfers[transfer.name] for transfer in order])
         if self._requested:
-            self._set_choice(True, "NPU_OVERLAPPED_STEPS asks for it")
+            self._set_and_log_choice(True, "NPU_OVERLAPPED_STEPS asks for it")
 
     def _should_overlap(self, steps):
         if self._loop is None or steps < LEAST_STEPS:
@@ -168,17 +168,23 @@ class OverlappedSteps:
         if all(len(taken) > _TRIALS for taken in self._secs.values()):
             own = [statistics.median(self._secs[way][1:]) for way in (False, True)]
             before, after = map(sum, zip(*gather_values(own, "times_of_overlapped_steps")))
-            self._set_choice(after < (1 - LEAST_GAIN) * before, f"so a step takes {after / before:.2f} of the time")
+            self._set_and_log_choice(
+                after < (1 - LEAST_GAIN) * before, f"so a step takes {after / before:.2f} of the time"
+            )
 
-    def _set_choice(self, overlaps, why):
-        self._overlaps = overlaps
-        way = "the next step begins while gradients are all-reduced" if overlaps else "steps are repeated one by one"
-        _LOG.info("iterations_per_loop: %s (%s).", way, why)
+    def _set_and_log_choice(self, is_overlapping, reason):
+        self._overlaps = is_overlapping
+        way = (
+            "the next step begins while gradients are all-reduced"
+            if is_overlapping
+            else "steps are repeated one by one"
+        )
+        _LOG.info("iterations_per_loop: %s (%s).", way, reason)
 
 
 def _run_with_trace(session, engine, targets, feeds):
     """Runs operators and returns the RunMetadata of the run."""
     options = config_pb2.RunOptions(trace_level=config_pb2.RunOptions.SOFTWARE_TRACE, output_partition_graphs=True)
     with run_options_buffer(options) as asked, empty_buffer() as gathered:
-        engine.execute(session, Request([], list(targets), feeds, asked, gathered))
+        engine.execute(session, RunRequest([], list(targets), feeds, asked, gathered))
         return config_pb2.RunMetadata.FromString(read_content(gathered))

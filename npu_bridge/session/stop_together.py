@@ -84,7 +84,7 @@ class StopTogether(tf.estimator.SessionRunHook):
         self._pass_on_request(inner, run_context)
         goes_on = run_values.results["goes_on"]
         if not isinstance(goes_on, list) and not bool(goes_on):
-            self._stop(run_context)
+            self._request_stop(run_context)
 
     def end(self, session):
         global_step = global_step_of()
@@ -102,11 +102,11 @@ class StopTogether(tf.estimator.SessionRunHook):
             return
         self._has_requested = True
         if self._all_continue is None:
-            self._stop(run_context)
+            self._request_stop(run_context)
         else:
             run_context.session.run(self._ask)
 
-    def _stop(self, run_context):
+    def _request_stop(self, run_context):
         self.was_asked = True
         run_context.request_stop()
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.files import write_atomically
-from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.secondary_files import SecondaryOutput
 from npu_bridge.base.terminal import logger
-from npu_bridge.base.tf_internals.graphs import opened_for_changes
+from npu_bridge.base.tf_internals.graphs import allow_graph_changes
 from npu_bridge.gradients.tailing import TailingReport, optimize_tail
 from npu_bridge.options import of_graph
 
@@ -47,7 +47,7 @@ class TailingHook(tf.estimator.SessionRunHook):
         if ranks.size == 1:
             say_once(logging.INFO, "is_tailing_optimization has no effect: one rank trains alone.")
             return
-        with opened_for_changes(graph):  # a MonitoredSession finalizes it before its session exists
+        with allow_graph_changes(graph):  # a MonitoredSession finalizes it before its session exists
             report = optimize_tail(graph, ranks)
             graph.add_to_collection(_KEY, report)
         # NPUOptimizer has built its own decision early; only the checks of a script remain to be found.
@@ -59,7 +59,7 @@ class TailingHook(tf.estimator.SessionRunHook):
         _LOG.log(level, "%s", report.text())
         if self._folder is not None:
             path = os.path.join(self._folder, REPORT_FILE)
-            Secondary(f"the report {path}").attempt(_write_text_file, path, report.json() + "\n")
+            SecondaryOutput(f"the report {path}").attempt(_write_text_file, path, report.json() + "\n")
 
 
 def _write_text_file(path: str, text: str) -> None:

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.secondary_files import Secondary
-from npu_bridge.graph.run import Run, run_of
+from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.graph.run import SessionRun, run_of
 from npu_bridge.options import TrainingOptions
 from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, write_statistics, write_tensors
 
 
 class _PendingRun(NamedTuple):
-    run: Run
+    run: SessionRun
     step: int
     names: list
 
@@ -26,8 +26,8 @@ class TensorWatch(tf.estimator.SessionRunHook):
     """A base class for hooks that fetch tensors in a run, pass the values to `handle_values`, and can write them.
 
     It adds no operators to the graph, and no computation to a run. Steps are counted from 0, separately for each kind
-    of run (`Run.purpose`), during the life of this object. A TF 1 reference variable that is updated in the same step
-    can show its new value.
+    of run (`SessionRun.purpose`), during the life of this object. A TF 1 reference variable that is updated in the same
+    step can show its new value.
 
     Args:
       options: the options of the run.
@@ -39,17 +39,17 @@ class TensorWatch(tf.estimator.SessionRunHook):
         self._graph_name = graph_name
         self._rank = collective.current().rank
         self._folder = DumpFolder(options.dump_path, self._rank)
-        self._secondary = Secondary(f"the dump in {options.dump_path}")
+        self._secondary = SecondaryOutput(f"the dump in {options.dump_path}")
         self._lock = threading.RLock()
         self._steps: dict = {}
         self._pending: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._is_stopped = False
 
-    def names_to_fetch(self, run: Run, step: int) -> list:
+    def names_to_fetch(self, run: SessionRun, step: int) -> list:
         """Returns the names of the tensors to fetch, out of `run.values`; subclasses implement this."""
         raise NotImplementedError
 
-    def handle_values(self, run: Run, step: int, values: dict) -> None:
+    def handle_values(self, run: SessionRun, step: int, values: dict) -> None:
         """Receives the fetched values, numpy arrays by tensor name; subclasses implement this."""
         raise NotImplementedError
 
@@ -73,18 +73,18 @@ class TensorWatch(tf.estimator.SessionRunHook):
         with self._lock:
             self._steps[pending.run.purpose] = pending.step + 1
             if pending.names:
-                self._pass_values(pending, dict(zip(pending.names, run_values.results)))
+                self._pass_values_on(pending, dict(zip(pending.names, run_values.results)))
 
     def stop(self) -> None:
         """Stops fetching: later runs fetch no tensors."""
         self._is_stopped = True
 
-    def graph_name_of(self, run: Run) -> str:
+    def graph_name_of(self, run: SessionRun) -> str:
         """Returns the name of the graph of a run, as folders of dumps have it."""
         return self._graph_name or run.name
 
-    def write(self, run: Run, step: int, places: Iterable[tuple], values: dict) -> str:
-        """Writes the tensors that `find_places` has found, or only their statistics; returns the folder of the step."""
+    def write(self, run: SessionRun, step: int, places: Iterable[tuple], values: dict) -> str:
+        """Writes the tensors at places from `find_tensor_places`, or their statistics; returns the step's folder."""
         folder = self._folder.make_step_folder(self.graph_name_of(run), run.purpose, step)
         tensors = (
             DumpedTensor(op.name, op.type, side, slot, tensor.name, values[tensor.name])
@@ -96,11 +96,11 @@ class TensorWatch(tf.estimator.SessionRunHook):
             write_tensors(folder, tensors, graph=self.graph_name_of(run), step=step)
         return folder
 
-    def _pass_values(self, pending, values):
+    def _pass_values_on(self, pending, values):
         self._secondary.attempt(self.handle_values, pending.run, pending.step, values)
 
 
-def find_places(ops: Iterable[tf.Operation], sides: Iterable[str], names: Any) -> Iterator[tuple]:
+def find_tensor_places(ops: Iterable[tf.Operation], sides: Iterable[str], names: Any) -> Iterator[tuple]:
     """Yields (operator, side, slot, tensor) for inputs and outputs of operators, if the tensor's name is in `names`."""
     for op in ops:
         for side in sides:

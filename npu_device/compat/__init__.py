@@ -1,10 +1,10 @@
 """Supports scripts in the style of TensorFlow 1 under `npu_device`."""
 
-from npu_bridge.base.lazy import lazy_getattr, submodules
+from npu_bridge.base.lazy import lazy_getattr, places_of_submodules
 
 __all__ = ["enable_v1", "v1"]
 
-__getattr__ = lazy_getattr(__name__, submodules(__name__, "v1"))
+__getattr__ = lazy_getattr(__name__, places_of_submodules(__name__, "v1"))
 
 
 def enable_v1() -> None:

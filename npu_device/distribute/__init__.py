@@ -12,9 +12,9 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
-from npu_bridge.gradients.in_place import distribute_in_place
+from npu_bridge.gradients.in_place import average_gradients_in_place
 from npu_bridge.gradients.over_ranks import reduce_all
-from npu_bridge.hccl.checks import Call
+from npu_bridge.hccl.checks import CollectiveCall
 from npu_device.distribute import hccl, hccl_ops
 
 __all__ = [
@@ -46,7 +46,7 @@ def all_reduce(values: Any, reduction: str = "mean", fusion: int = 1, fusion_id:
       ValueError: an argument has a value that is not allowed.
     Ranks: collective in `group`.
     """
-    call = Call("npu.distribute.all_reduce", group)
+    call = CollectiveCall("npu.distribute.all_reduce", group)
     call.check_fusion(fusion, fusion_id, allowed=(0, 1, 2))
     if call.communicator.size == 1:
         return values
@@ -108,7 +108,7 @@ def npu_distributed_keras_optimizer_wrapper(
       ValueError: no optimizer has the given name, or another argument has an unsupported value.
     """
     where = "npu_distributed_keras_optimizer_wrapper"
-    Call(where, group).check_fusion(fusion, fusion_id, allowed=(0, 1, 2))
+    CollectiveCall(where, group).check_fusion(fusion, fusion_id, allowed=(0, 1, 2))
     for name, given, only, fix in (
         ("reduce_reduction", reduce_reduction, "mean", "For a sum, multiply the learning rate by the number of ranks."),
         ("group", group, WORLD, "For another group, use npu.distribute.all_reduce."),
@@ -117,7 +117,7 @@ def npu_distributed_keras_optimizer_wrapper(
             raise ValueError(message(where, f"{name} has an unsupported value", repr(only), repr(given), fix))
     if isinstance(optimizer, (str, dict)):
         optimizer = tf.keras.optimizers.get(optimizer)
-    return distribute_in_place(optimizer, where)
+    return average_gradients_in_place(optimizer, where)
 
 
 def shard_and_rebatch_dataset(dataset: tf.data.Dataset, global_bs: int) -> tuple[tf.data.Dataset, int]:

@@ -8,7 +8,7 @@ from typing import Any
 from npu_bridge.base.arguments import check_switch
 from npu_bridge.base.errors import message
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
-from npu_bridge.gradients.keras.optimizer import keras_optimizer
+from npu_bridge.gradients.keras.optimizer import wrap_keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import LossScaleMixin
 from npu_bridge.operators.unavailable import unavailable_function
@@ -50,7 +50,7 @@ class NpuLossScaleOptimizer(abc.ABC):  # noqa: B024 - the classes that it makes 
         settings = KerasSettings(
             cls.__name__, manager, is_distributed=False, decides_together=True, counts_skipped_steps=True
         )
-        return keras_optimizer(inner_optimizer, settings, cls.__name__)
+        return wrap_keras_optimizer(inner_optimizer, settings, cls.__name__)
 
 
 NpuLossScaleOptimizer.register(LossScaleMixin)

@@ -171,7 +171,7 @@ def compare_arrays(a: StoredArray, b: StoredArray, tolerance: float | None = Non
     sums = np.zeros(4)  # a a, b b, a b, |b - a|
     square_error = largest = 0.0
     bad, counted = np.zeros(3, np.int64), 0
-    for x, y, both in _finite_pairs(a, b, bad):
+    for x, y, both in _read_finite_pairs(a, b, bad):
         error = np.abs(y - x)
         # Squares of magnitudes beyond 1e154 overflow to infinity, which serves as well here.
         with np.errstate(over="ignore"):
@@ -183,7 +183,7 @@ def compare_arrays(a: StoredArray, b: StoredArray, tolerance: float | None = Non
     rms = rms or (math.sqrt(sums[1] / counted) if counted else 0.0)
     relative, mismatches = 0.0, 0
     if largest > 0:  # only then read the files a second time
-        for x, y, _ in _finite_pairs(a, b, np.zeros(3, np.int64)):
+        for x, y, _ in _read_finite_pairs(a, b, np.zeros(3, np.int64)):
             errors = np.abs(y - x) / np.maximum(np.abs(x), max(rms, _NOTHING))
             relative = max(relative, float(errors.max(initial=0.0)))
             mismatches += int(np.count_nonzero(errors > tolerance))
@@ -201,10 +201,12 @@ def compare_arrays(a: StoredArray, b: StoredArray, tolerance: float | None = Non
     )
 
 
-def _finite_pairs(a: StoredArray, b: StoredArray, bad: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+def _read_finite_pairs(
+    a: StoredArray, b: StoredArray, is_not_finite: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """Yields (piece of a, piece of b, length), as float64, with only the elements that are finite in both arrays.
 
-    Counts all other elements in `bad`.
+    Counts all other elements in `is_not_finite`.
     """
     for x, y in zip(read_pieces(a), read_pieces(b)):
         x, y = (piece.astype(np.complex128 if piece.dtype.kind == "c" else np.float64) for piece in (x, y))
@@ -216,6 +218,6 @@ def _finite_pairs(a: StoredArray, b: StoredArray, bad: np.ndarray) -> Iterator[t
         both = finite_x & finite_y
         if not both.all():
             alike = (x == y) | (np.isnan(x) & np.isnan(y))
-            bad += (np.sum(~finite_x), np.sum(~finite_y), np.sum(~both & ~alike))
+            is_not_finite += (np.sum(~finite_x), np.sum(~finite_y), np.sum(~both & ~alike))
             x, y = x[both], y[both]
         yield x, y, len(x)

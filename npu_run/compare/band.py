@@ -48,11 +48,11 @@ _ROOM = 1.5
 _HOW_TO_GET_ONE = "Train A several times with npu-run --repeat 3, and name the folder of the repeats."
 
 
-class _IdenticalRepeats(NotComparableError):
+class _IdenticalRepeatsError(NotComparableError):
     """Raised if the repeats are equal bit for bit, so that there is no band."""
 
 
-class Band(NamedTuple):
+class LossBand(NamedTuple):
     """The range of expected losses at each step.
 
     Attributes:
@@ -72,7 +72,7 @@ class Band(NamedTuple):
     freedom: float
 
 
-def measure_band(runs: Sequence[Losses]) -> Band:
+def measure_band(runs: Sequence[Losses]) -> LossBand:
     """Measures the band of several repeats of a training.
 
     Args:
@@ -90,14 +90,14 @@ def measure_band(runs: Sequence[Losses]) -> Band:
             f"The repeats in {_folder_of_repeats(runs)} have no step with a finite loss in common."
         )
     if (losses == losses[0]).all():
-        raise _IdenticalRepeats(
+        raise _IdenticalRepeatsError(
             f"The {len(runs)} repeats in {_folder_of_repeats(runs)} are identical, so there is no band; "
             f"vary something else: npu-run --repeat {len(runs)} --vary rounding, seed or order."
         )
     return _compute_band(steps, losses)
 
 
-def judge_losses(band: Band, runs: Sequence[Losses], name: str = "A") -> Verdict:
+def judge_losses(band: LossBand, runs: Sequence[Losses], name: str = "A") -> Verdict:
     """Decides whether a training, or the mean of several repeats of a training, stays in a band.
 
     Args:
@@ -120,7 +120,7 @@ def judge_losses(band: Band, runs: Sequence[Losses], name: str = "A") -> Verdict
     return _make_verdict(steps, value, band.center[at], half, z, far, band, name)
 
 
-def compare_losses(a: Sequence[Losses], b: Sequence[Losses]) -> tuple[Verdict, Band | None]:
+def compare_losses(a: Sequence[Losses], b: Sequence[Losses]) -> tuple[Verdict, LossBand | None]:
     """Compares the losses of two trainings by the band of A, or by the band of B if A has no repeats.
 
     Without repeats of either training there is no band. Then losses that are equal bit for bit are inside. Losses are
@@ -136,7 +136,7 @@ def compare_losses(a: Sequence[Losses], b: Sequence[Losses]) -> tuple[Verdict, B
         of_a = len(a) > 1
         try:
             band = measure_band(a if of_a else b)
-        except _IdenticalRepeats as error:
+        except _IdenticalRepeatsError as error:
             notes.append(str(error))
         else:
             verdict = judge_losses(band, b if of_a else a, "A" if of_a else "B")
@@ -168,7 +168,7 @@ def align_losses(runs: Sequence[Losses], steps: np.ndarray | None = None) -> tup
     return common, losses.reshape(len(runs), len(common))
 
 
-def _compute_band(steps: np.ndarray, losses: np.ndarray) -> Band:
+def _compute_band(steps: np.ndarray, losses: np.ndarray) -> LossBand:
     repeats, count = losses.shape
     center = losses.mean(axis=0)
     apart = losses - center
@@ -187,7 +187,7 @@ def _compute_band(steps: np.ndarray, losses: np.ndarray) -> Band:
         chance = FALSE_ALARM / (own * pieces * len(lengths))
         limit = max(rms(medians), median_spread(length)) * t_quantile(chance, (repeats - 1) * own)
         limits[length] = max(limit, _ROOM * float(np.abs(medians).max()))
-    return Band(steps, center, spread, repeats, limits, freedom)
+    return LossBand(steps, center, spread, repeats, limits, freedom)
 
 
 def _window_lengths(count: int) -> list[int]:
@@ -198,10 +198,10 @@ def _window_lengths(count: int) -> list[int]:
     return lengths
 
 
-def _find_departures(z: np.ndarray, band: Band, count: int) -> np.ndarray:
+def _find_departures(deviations: np.ndarray, band: LossBand, count: int) -> np.ndarray:
     """Returns, for each step, whether it is in a window whose median is beyond the limit."""
-    outside = ~np.isfinite(z)
-    known = np.where(np.isfinite(z), z, 0.0)
+    outside = ~np.isfinite(deviations)
+    known = np.where(np.isfinite(deviations), deviations, 0.0)
     for length, limit in band.limits.items():
         if length > count:
             continue
@@ -213,24 +213,27 @@ def _find_departures(z: np.ndarray, band: Band, count: int) -> np.ndarray:
     return outside
 
 
-def _make_verdict(steps, value, center, half, z, outside, band, name) -> Verdict:
+def _make_verdict(steps, value, center, half, deviations, is_outside, band, name) -> Verdict:
     other = "B" if name == "A" else "A"
     facts: dict[str, Any] = {
         "steps": [int(steps[0]), int(steps[-1])],
         "compared": len(steps),
         "repeats": band.repeats,
-        "largest_z": to_json_value(float(np.abs(z[np.isfinite(z)]).max(initial=0.0))),
+        "largest_z": to_json_value(float(np.abs(deviations[np.isfinite(deviations)]).max(initial=0.0))),
         "step": None,
     }
-    if not outside.any():
+    if not is_outside.any():
         sentence = (
             f"{other} stays in the band of {name} in all {len(steps)} steps from {steps[0]} to {steps[-1]}: at the end "
             f"loss {value[-1]:.5g} against {center[-1]:.5g} +- {half[-1]:.2g}."
         )
         return Verdict("losses", True, sentence, facts)
-    first, last = _find_beginning(z, outside), len(z) - 1 - _find_beginning(z[::-1], outside[::-1])
+    first, last = (
+        _find_first_departure(deviations, is_outside),
+        len(deviations) - 1 - _find_first_departure(deviations[::-1], is_outside[::-1]),
+    )
     # The step that shows it best, not its first one.
-    show = _find_clearest_step(z, first, last)
+    show = _find_clearest_step(deviations, first, last)
     comes_back = last < len(steps) - 1 and len(steps) - 1 - last >= max(1, min(band.limits) // 2)
     end = f"was inside again after step {steps[last]}" if comes_back else "never came back"
     facts.update(step=int(steps[first]), back=int(steps[last]) if comes_back else None)
@@ -249,26 +252,26 @@ def _make_verdict(steps, value, center, half, z, outside, band, name) -> Verdict
     return Verdict("losses", False, sentence, facts)
 
 
-def _find_beginning(z: np.ndarray, outside: np.ndarray) -> int:
+def _find_first_departure(deviations: np.ndarray, is_outside: np.ndarray) -> int:
     """Returns the index of the step at which the loss leaves the band for the first time.
 
     The first steps outside can still be noise. If so, returns a later step of the same stretch outside the band: the
     step from which on the rest of the stretch is hardest to explain as noise.
     """
-    first = int(np.flatnonzero(outside)[0])
-    if not np.isfinite(z[first]):
+    first = int(np.flatnonzero(is_outside)[0])
+    if not np.isfinite(deviations[first]):
         return first
     end = first
-    while end + 1 < len(z) and outside[end + 1] and np.isfinite(z[end + 1]):
+    while end + 1 < len(deviations) and is_outside[end + 1] and np.isfinite(deviations[end + 1]):
         end += 1
-    sizes = np.minimum(np.abs(z[first : end + 1]), 6.0) - 2.0
+    sizes = np.minimum(np.abs(deviations[first : end + 1]), 6.0) - 2.0
     tails = np.cumsum(sizes[::-1])[::-1]
     return first + int(np.argmax(tails))
 
 
-def _find_clearest_step(z: np.ndarray, first: int, last: int) -> int:
+def _find_clearest_step(deviations: np.ndarray, first: int, last: int) -> int:
     """Returns the index of the first step whose z is at least half of the largest z near the beginning `first`."""
-    near = np.abs(z[first : min(last, first + _SHORTEST_WINDOW) + 1])
+    near = np.abs(deviations[first : min(last, first + _SHORTEST_WINDOW) + 1])
     finite = np.where(np.isfinite(near), near, 0.0)
     return first + int(np.argmax(finite >= finite.max() / 2))
 
@@ -315,7 +318,7 @@ def _compare_without_band(a: Losses, b: Losses) -> Verdict:
         outside = np.zeros(len(steps), bool)
         for start in np.flatnonzero(far):
             outside[start : start + length] = True
-        at = _find_beginning(z, outside)
+        at = _find_first_departure(z, outside)
         facts["step"] = int(steps[at])
         show = _find_clearest_step(z, at, int(np.flatnonzero(outside)[-1]))
         sentence = (

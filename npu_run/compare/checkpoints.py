@@ -27,7 +27,7 @@ _AS_GOOD_AS_EQUAL = 1e-6
 _MOST_CHECKPOINTS = 6
 
 
-class Variable(NamedTuple):
+class VariableComparison(NamedTuple):
     """The comparison of a variable or slot in the checkpoints of A and B at a step.
 
     Attributes:
@@ -66,7 +66,7 @@ class _TensorsAtStep(NamedTuple):
 
 def compare_checkpoints(
     a: Sequence[Mapping[int, str]], b: Sequence[Mapping[int, str]]
-) -> tuple[Verdict, list[Variable]]:
+) -> tuple[Verdict, list[VariableComparison]]:
     """Compares the checkpoints that two trainings have in common.
 
     Args:
@@ -89,17 +89,19 @@ def compare_checkpoints(
     return Verdict("checkpoints", is_inside, sentence, facts, tuple(notes)), found
 
 
-def _judge_steps(a, b, steps, start: _TensorsAtStep, names, facts: dict) -> tuple[bool | None, str, list[Variable]]:
+def _judge_steps(
+    a, b, steps, start: _TensorsAtStep, names, facts: dict
+) -> tuple[bool | None, str, list[VariableComparison]]:
     """Decides whether the checkpoints at `steps` agree; also returns a sentence, and the variables, worst first."""
     limit = t_quantile(_FALSE_ALARM / len(names), facts["repeats"] - 1) if facts["repeats"] > 1 else math.inf
-    found: list[Variable] = []
+    found: list[VariableComparison] = []
     for step in steps:
         files = start if step == steps[0] else _read_checkpoints_at(a, b, step)
         before = None if step == steps[0] else start
         found = [_compare_variable(name, other, step, files, before) for name, other in names.items()]
         found.sort(key=lambda one: (-one.not_finite, -(one.distance if one.z is None else one.z)))
         outside = [one for one in found if one.not_finite or (one.z is not None and one.z > limit)]
-        if limit == math.inf and step == steps[0] and _only_some_differ(found):
+        if limit == math.inf and step == steps[0] and _are_most_variables_equal(found):
             outside = [one for one in found if one.distance > 0]
         if outside:
             break
@@ -165,12 +167,12 @@ def _has_float_values(tensor: SavedTensor) -> bool:
 
 
 def _compare_variable(
-    name: str, other: str, step: int, files: _TensorsAtStep, start: _TensorsAtStep | None
-) -> Variable:
-    arrays = [one[name] for one in files.a] + [one[other] for one in files.b]
+    name_in_a: str, name_in_b: str, step: int, files: _TensorsAtStep, start: _TensorsAtStep | None
+) -> VariableComparison:
+    arrays = [one[name_in_a] for one in files.a] + [one[name_in_b] for one in files.b]
     count_a, count_b = len(files.a), len(files.b)
     if start is not None:
-        arrays += [start.a[0][name], start.b[0][other]]
+        arrays += [start.a[0][name_in_a], start.b[0][name_in_b]]
     sums = np.zeros(7)  # a a, a b, |b - a|^2, spread^2, u u, u v, v v
     largest, bad = 0.0, 0
     for pieces in zip(*map(read_pieces, arrays)):
@@ -197,21 +199,21 @@ def _compare_variable(
         z = _safe_ratio(math.sqrt(sums[2]), around * math.sqrt(1 / count_a + 1 / count_b))
         spread = _safe_ratio(around, norm)
     has_moved = sums[4] > 0 and sums[6] > 0
-    return Variable(
-        *(name, step, distance, largest, spread, z, float(sums[1] / sums[0]) if sums[0] else 1.0),
+    return VariableComparison(
+        *(name_in_a, step, distance, largest, spread, z, float(sums[1] / sums[0]) if sums[0] else 1.0),
         float(sums[5] / math.sqrt(sums[4] * sums[6])) if has_moved else None,
         float(sums[5] / sums[4]) if has_moved else None,
         bad,
     )
 
 
-def _compare_update_sizes(a, b, stretch: tuple[int, int], names: Mapping[str, str]) -> UpdateSizes | None:
+def _compare_update_sizes(a, b, step_range: tuple[int, int], names: Mapping[str, str]) -> UpdateSizes | None:
     """Compares the sizes of A's and B's updates between two steps, for variables that change in every repeat."""
     moved: list[list[dict[str, np.ndarray | None]]] = []
     for side, of_b in ((a, False), (b, True)):
         moved.append([])
         for run in side:
-            before, after = (read_checkpoint(run[step]) for step in stretch)
+            before, after = (read_checkpoint(run[step]) for step in step_range)
             own_names = {name: other if of_b else name for name, other in names.items()}
             moved[-1].append(
                 {
@@ -225,22 +227,22 @@ def _compare_update_sizes(a, b, stretch: tuple[int, int], names: Mapping[str, st
     return compare_sizes(*([[run[name] for name in common] for run in side] for side in moved), _FALSE_ALARM)
 
 
-def _describe_sizes(sizes: UpdateSizes, stretch: tuple[int, int]) -> str:
-    how_far = f"{math.exp(sizes.apart):.3g} times as far as A between steps {stretch[0]} and {stretch[1]}"
-    spread, limit = _log_as_percent(sizes.spread), _log_as_percent(sizes.limit)
+def _describe_sizes(sizes: UpdateSizes, step_range: tuple[int, int]) -> str:
+    how_far = f"{math.exp(sizes.apart):.3g} times as far as A between steps {step_range[0]} and {step_range[1]}"
+    spread, limit = _format_log_as_percent(sizes.spread), _format_log_as_percent(sizes.limit)
     noise = f"repeats differ by {spread}, and up to {limit} is noise with so few of them"
     return f"All variables together, B went {how_far}; {noise}. Another learning rate has this effect."
 
 
-def _log_as_percent(logarithm: float) -> str:
+def _format_log_as_percent(logarithm: float) -> str:
     return f"{100 * math.expm1(logarithm):.2g} %"
 
 
-def _safe_ratio(number: float, other: float) -> float:
-    return number / other if other else math.inf if number else 0.0
+def _safe_ratio(number: float, divisor: float) -> float:
+    return number / divisor if divisor else math.inf if number else 0.0
 
 
-def _only_some_differ(variables: Sequence[Variable]) -> bool:
+def _are_most_variables_equal(variables: Sequence[VariableComparison]) -> bool:
     """Returns whether most variables are equal bit for bit but some are not."""
     differ = sum(one.distance > _AS_GOOD_AS_EQUAL for one in variables)
     return 0 < differ < len(variables) / 2 and all(
@@ -248,7 +250,9 @@ def _only_some_differ(variables: Sequence[Variable]) -> bool:
     )
 
 
-def _describe_worst_variable(variables: Sequence[Variable], outside: Sequence[Variable], steps: Sequence[int]) -> str:
+def _describe_worst_variable(
+    variables: Sequence[VariableComparison], outside: Sequence[VariableComparison], steps: Sequence[int]
+) -> str:
     worst = variables[0]
     many = f"{len(outside)} of {len(variables)} variables and slots differ"
     if worst.not_finite:

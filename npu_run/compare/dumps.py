@@ -14,7 +14,7 @@ import shutil
 from typing import Any, NamedTuple
 
 from npu_bridge.base.files import new_file
-from npu_bridge.base.reading import RefusedFileError, open_file, read_json, whole_number
+from npu_bridge.base.reading import RefusedFileError, open_file, read_json, to_whole_number
 from npu_bridge.base.terminal import escape_in_line
 from npu_run.compare.arrays import StoredArray, open_npy
 from npu_run.compare.names import plain_name
@@ -39,7 +39,7 @@ class DumpKey(NamedTuple):
     graph: str
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """An input or output of an operator: the operator's name, "input" or "output", and the number of the tensor."""
 
     op: str
@@ -53,7 +53,7 @@ class Dump(NamedTuple):
     Attributes:
       path: path of its folder.
       key: step, rank and graph.
-      files: for each `Place`, in the order of execution, a tensor's file and its dtype before the dump (or None).
+      files: for each `TensorPlace`, in the order of execution, a tensor's file and its dtype before the dump (or None).
       types: types of operators by name, where known.
       inputs: for each operator, where known, the names of the operators that compute its inputs.
       notes: sentences about omitted files.
@@ -61,12 +61,12 @@ class Dump(NamedTuple):
 
     path: str
     key: DumpKey
-    files: dict[Place, tuple[str, str | None]]
+    files: dict[TensorPlace, tuple[str, str | None]]
     types: dict[str, str]
     inputs: dict[str, list[str]]
     notes: tuple[str, ...] = ()
 
-    def array(self, place: Place) -> StoredArray:
+    def array(self, place: TensorPlace) -> StoredArray:
         """Returns the array of an input or output; raises `NotComparableError` if its file cannot be read."""
         file, dtype = self.files[place]
         return open_npy(os.path.join(self.path, file), dtype, self.path)
@@ -177,10 +177,13 @@ def _folders_with_files(folder: str) -> list[tuple[str, set[str]]]:
 def _read_indexed_dump(path: str) -> Dump:
     index = _read_json(path, _INDEX)
     try:
-        rows = [(Place(str(row["op"]), str(row["side"]), whole_number(row["slot"])), row) for row in index["tensors"]]
+        rows = [
+            (TensorPlace(str(row["op"]), str(row["side"]), to_whole_number(row["slot"])), row)
+            for row in index["tensors"]
+        ]
         files = {place: (str(row["file"]), str(row["dtype"])) for place, row in rows}
         types = {place.op: str(row["type"]) for place, row in rows}
-        key = DumpKey(whole_number(index.get("step", 0)), _rank_of(path), str(index.get("graph", "")))
+        key = DumpKey(to_whole_number(index.get("step", 0)), _rank_of(path), str(index.get("graph", "")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NotComparableError(f"{os.path.join(path, _INDEX)} is not an index of a dump: {error!r}.") from None
     return Dump(path, key, files, types, _read_inputs(path, rows, types))
@@ -214,7 +217,7 @@ def _read_named_files(path: str, names: set[str]) -> Dump | None:
     for name in sorted(names):
         if name.endswith(".csv") and name != "statistics.csv":
             given.update(_names_by_file(read_csv_pairs(os.path.join(path, name), path), names))
-    found: list[tuple[int, Place, str]] = []
+    found: list[tuple[int, TensorPlace, str]] = []
     types: dict[str, str] = {}
     strange = 0
     for name in sorted(names):
@@ -226,11 +229,11 @@ def _read_named_files(path: str, names: set[str]) -> Dump | None:
             strange += 1
             continue
         parts = parsed.groupdict()
-        place = Place(parts["op"], parts.get("side") or "output", int(parts["slot"]))
+        place = TensorPlace(parts["op"], parts.get("side") or "output", int(parts["slot"]))
         found.append((int(parts.get("time") or 0), place, name))
         if parts.get("type"):
             types[place.op] = parts["type"]
-    files: dict[Place, tuple[str, str | None]] = {}
+    files: dict[TensorPlace, tuple[str, str | None]] = {}
     repeated = 0
     for _, place, name in sorted(found):
         if place in files:

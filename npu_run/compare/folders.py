@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npu_run.compare.band import Band, compare_losses
+from npu_run.compare.band import LossBand, compare_losses
 from npu_run.compare.checkpoint_files import checkpoints_in
-from npu_run.compare.checkpoints import Variable, compare_checkpoints
+from npu_run.compare.checkpoints import VariableComparison, compare_checkpoints
 from npu_run.compare.dumps import read_dumps
 from npu_run.compare.losses import Losses, read_repeats, repeats_in
-from npu_run.compare.tensors import Tensors, compare_dumps
+from npu_run.compare.tensors import TensorComparison, compare_dumps
 from npu_run.compare.verdict import NotComparableError, NothingToCompareError, Verdict
 
 KINDS = ("losses", "tensors", "checkpoints")
 
 
-class Comparison(NamedTuple):
+class FolderComparison(NamedTuple):
     """The comparison of two folders.
 
     Attributes:
@@ -37,9 +37,9 @@ class Comparison(NamedTuple):
     verdicts: list[Verdict]
     notes: list[str]
     losses: tuple[list[Losses], list[Losses]] | None = None
-    band: Band | None = None
-    tensors: Tensors | None = None
-    variables: list[Variable] | None = None
+    band: LossBand | None = None
+    tensors: TensorComparison | None = None
+    variables: list[VariableComparison] | None = None
 
     @property
     def is_inside(self) -> bool | None:
@@ -70,7 +70,7 @@ def compare_folders(
     tag: str | None = None,
     tolerance: float | None = None,
     names: Mapping[str, str] | None = None,
-) -> Comparison:
+) -> FolderComparison:
     """Compares two folders; each holds a training, repeats of one training, or dumped tensors.
 
     Args:
@@ -118,7 +118,7 @@ def compare_folders(
             f"{a} and {b} have nothing in common that could be compared. {' '.join(notes)} Expected histories, event "
             f"files, checkpoints or dumped tensors in both."
         )
-    return Comparison(a, b, verdicts, notes, **found)
+    return FolderComparison(a, b, verdicts, notes, **found)
 
 
 def _compare_kind(

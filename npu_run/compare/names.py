@@ -10,7 +10,7 @@ from typing import NamedTuple
 _LONGEST_FUSED = 4000  # characters
 
 
-class Matching(NamedTuple):
+class OperatorMatching(NamedTuple):
     """The result of matching the operators of A to the operators of B.
 
     Attributes:
@@ -32,12 +32,14 @@ def plain_name(name: str) -> str:
     return re.sub(r"[./\\: ]", "_", name).strip("_")
 
 
-def list_some(names: Sequence[str], most: int = 4) -> str:
+def list_first_names(names: Sequence[str], most: int = 4) -> str:
     """Returns a text with the first names and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def match_operators(a: Sequence[str], b: Sequence[str], given: Mapping[str, str] | None = None) -> Matching:
+def match_operators(
+    a: Sequence[str], b: Sequence[str], given_pairs: Mapping[str, str] | None = None
+) -> OperatorMatching:
     """Matches operators by their names.
 
     The first rule that finds exactly one partner counts. The rules: the pair was given; the names are equal; the names
@@ -46,7 +48,7 @@ def match_operators(a: Sequence[str], b: Sequence[str], given: Mapping[str, str]
 
     Args:
       a, b: names in the order of execution, each once.
-      given: dict from names of A to names of B.
+      given_pairs: dict from names of A to names of B.
     """
     pairs: dict[str, str] = {}
     how: dict[str, str] = {}
@@ -60,12 +62,12 @@ def match_operators(a: Sequence[str], b: Sequence[str], given: Mapping[str, str]
         free_a.pop(name_a, None)
         free_b.pop(name_b, None)
 
-    for of_a, of_b in (given or {}).items():
+    for of_a, of_b in (given_pairs or {}).items():
         if of_a in free_a and of_b in free_b:
             add_pair(of_a, of_b, "given")
     for name in [name for name in free_a if name in free_b]:
         add_pair(name, name)
-    for of_a, of_b in _unique_pairs(free_a, free_b, plain_name):
+    for of_a, of_b in _pair_by_unique_key(free_a, free_b, plain_name):
         add_pair(of_a, of_b, "renamed")
     for of_b, parts in _find_fused(free_b, free_a).items():
         add_pair(parts[-1], of_b, "fused")
@@ -76,12 +78,12 @@ def match_operators(a: Sequence[str], b: Sequence[str], given: Mapping[str, str]
         add_pair(of_a, parts[-1], "fused")
         for part in parts[:-1]:
             free_b.pop(part, None)
-    for of_a, of_b in _pairs_by_scope(free_a, free_b):
+    for of_a, of_b in _pair_by_scope(free_a, free_b):
         add_pair(of_a, of_b, "scope")
-    return Matching(pairs, how, inside, list(free_a), list(free_b))
+    return OperatorMatching(pairs, how, inside, list(free_a), list(free_b))
 
 
-def _unique_pairs(free_a, free_b, key) -> list[tuple[str, str]]:
+def _pair_by_unique_key(free_a, free_b, key) -> list[tuple[str, str]]:
     """Returns pairs of names for which `key` returns the same value, if it returns this value for no other name."""
     of_b: dict[str, list[str]] = defaultdict(list)
     of_a: dict[str, list[str]] = defaultdict(list)
@@ -129,7 +131,7 @@ def _split_into_words(text: str, known_words: Mapping[str, str], lengths: Sequen
     return parts[::-1] if len(set(parts)) == len(parts) else None
 
 
-def _pairs_by_scope(free_a, free_b) -> list[tuple[str, str]]:
+def _pair_by_scope(free_a, free_b) -> list[tuple[str, str]]:
     """Returns pairs in which one name is the other name with scopes in front; omits names with several partners."""
     found: list[tuple[str, str]] = []
     for shorts, longs, is_swapped in ((free_a, free_b, False), (free_b, free_a, True)):

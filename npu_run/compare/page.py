@@ -9,12 +9,12 @@ from html import escape
 import numpy as np
 
 from npu_bridge.reporting.page import axes
-from npu_bridge.reporting.page.chart import LEFT, RIGHT, EndLabel, draw_figure, format_tick, path_data
-from npu_bridge.reporting.page.document import html_page, section, table
-from npu_run.compare.band import Band, align_losses
-from npu_run.compare.folders import Comparison
+from npu_bridge.reporting.page.chart import LEFT, RIGHT, EndLabel, draw_figure, format_tick, svg_path_data
+from npu_bridge.reporting.page.document import html_page, html_section, html_table
+from npu_run.compare.band import LossBand, align_losses
+from npu_run.compare.folders import FolderComparison
 from npu_run.compare.losses import Losses
-from npu_run.compare.tensors import Tensors
+from npu_run.compare.tensors import TensorComparison
 from npu_run.compare.verdict import WORDS, Verdict
 
 _TOP, _BOTTOM = 14, 264
@@ -32,25 +32,25 @@ td:nth-child(-n+2) { overflow-wrap: anywhere; min-width: 11em; }
 </style>"""
 
 
-def render_comparison(found: Comparison) -> str:
+def render_comparison(comparison: FolderComparison) -> str:
     """Returns the text of the HTML page, which needs no other file, no network and no scripts."""
-    a, b = (os.path.basename(os.path.abspath(path)) or path for path in (found.a, found.b))
-    title = f"{b} against {a}: {WORDS[found.is_inside]}"
+    a, b = (os.path.basename(os.path.abspath(path)) or path for path in (comparison.a, comparison.b))
+    title = f"{b} against {a}: {WORDS[comparison.is_inside]}"
     parts = [
         _STYLE,
-        f'<p class="quiet">A is {escape(found.a)}, B is {escape(found.b)}.</p>',
-        section("", "".join(_verdict_html(verdict) for verdict in found.verdicts)),
+        f'<p class="quiet">A is {escape(comparison.a)}, B is {escape(comparison.b)}.</p>',
+        html_section("", "".join(_verdict_html(verdict) for verdict in comparison.verdicts)),
     ]
-    kinds = {verdict.kind: verdict for verdict in found.verdicts}
-    if found.losses is not None:
-        parts.append(section("", _draw_losses(*found.losses, found.band, kinds["losses"])))
-    if found.tensors is not None:
-        parts += [_draw_operators(found.tensors), _tensor_table(found.tensors)]
-    if found.variables:
-        parts.append(_variable_table(found))
-    notes = [*found.notes, *(note for verdict in found.verdicts for note in verdict.notes)]
+    kinds = {verdict.kind: verdict for verdict in comparison.verdicts}
+    if comparison.losses is not None:
+        parts.append(html_section("", _draw_losses(*comparison.losses, comparison.band, kinds["losses"])))
+    if comparison.tensors is not None:
+        parts += [_draw_operators(comparison.tensors), _tensor_table(comparison.tensors)]
+    if comparison.variables:
+        parts.append(_variable_table(comparison))
+    notes = [*comparison.notes, *(note for verdict in comparison.verdicts for note in verdict.notes)]
     if notes:
-        parts.append(section("Notes", "".join(f"<p>{escape(note)}</p>" for note in notes)))
+        parts.append(html_section("Notes", "".join(f"<p>{escape(note)}</p>" for note in notes)))
     return html_page(title, "\n".join(parts), "npu-run compare")
 
 
@@ -60,33 +60,33 @@ def _verdict_html(verdict: Verdict) -> str:
     return f'<p class="verdict"><b class="{kind}">{escape(words)}</b>{escape(verdict.sentence)}</p>'
 
 
-def _draw_losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, verdict: Verdict) -> str:
+def _draw_losses(a: Sequence[Losses], b: Sequence[Losses], band: LossBand | None, verdict: Verdict) -> str:
     """Draws the losses of A and B over the steps, and the band (if there is one) three spreads wide."""
     curves = [("of-a", "A", *_mean_of_repeats(a)), ("of-b", "B", *_mean_of_repeats(b))]
     known = np.concatenate([values[np.isfinite(values)] for *_, values in curves])
     if not len(known):
         return "<p>No loss is finite.</p>"
     steps = np.concatenate([curve[2] for curve in curves])
-    x = axes.axis_without_margins(int(steps.min()), int(steps.max()), LEFT, RIGHT)
-    y = axes.axis_for_losses([float(known.min()), float(known.max())], _BOTTOM, _TOP)
+    x = axes.make_axis_without_margins(int(steps.min()), int(steps.max()), LEFT, RIGHT)
+    y = axes.make_loss_axis([float(known.min()), float(known.max())], _BOTTOM, _TOP)
     body, legend = [], [("of-a line", "A"), ("of-b line", "B")]
     if band is not None:
-        at = _thinned_places(len(band.steps))
+        at = _choose_drawn_indices(len(band.steps))
         places, middle, half = band.steps[at], band.center[at], 3 * band.spread[at]
-        edge = [(x.place(s), y.place(v)) for s, v in zip(places, middle + half)]
-        edge += [(x.place(s), y.place(v)) for s, v in zip(places[::-1], (middle - half)[::-1])]
+        edge = [(x.position_of(s), y.position_of(v)) for s, v in zip(places, middle + half)]
+        edge += [(x.position_of(s), y.position_of(v)) for s, v in zip(places[::-1], (middle - half)[::-1])]
         owner = "of-a" if len(a) > 1 else "of-b"
-        body.append(f'<path class="band {owner}" d="{path_data(edge)}Z"/>')
+        body.append(f'<path class="band {owner}" d="{svg_path_data(edge)}Z"/>')
         legend.append((f"{owner} line", f"band: three spreads of {band.repeats} repeats"))
     for kind, _, of_steps, values in curves:
-        at = _thinned_places(len(of_steps))
-        points = [(x.place(s), y.place(v)) for s, v in zip(of_steps[at], values[at]) if np.isfinite(v)]
-        body.append(f'<path class="line {kind}" d="{path_data(points)}"/>' if points else "")
+        at = _choose_drawn_indices(len(of_steps))
+        points = [(x.position_of(s), y.position_of(v)) for s, v in zip(of_steps[at], values[at]) if np.isfinite(v)]
+        body.append(f'<path class="line {kind}" d="{svg_path_data(points)}"/>' if points else "")
     left = verdict.facts.get("step")
     if left is not None:
         body.append(
-            f'<path class="left" d="M{x.place(left):.1f} {y.end}V{y.start}"/>'
-            f'<text x="{x.place(left) + 6:.1f}" y="{y.end + 10}">step {left}</text>'
+            f'<path class="left" d="M{x.position_of(left):.1f} {y.end}V{y.start}"/>'
+            f'<text x="{x.position_of(left) + 6:.1f}" y="{y.end + 10}">step {left}</text>'
         )
     ends = []
     for kind, name, _, values in curves:
@@ -100,11 +100,11 @@ def _mean_of_repeats(runs: Sequence[Losses]) -> tuple[np.ndarray, np.ndarray]:
     return (steps, losses.mean(axis=0)) if len(steps) else (runs[0].steps, runs[0].values)
 
 
-def _thinned_places(count: int) -> np.ndarray:
+def _choose_drawn_indices(count: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, _MOST_PLACES)).astype(int)) if count else np.arange(0)
 
 
-def _draw_operators(tensors: Tensors) -> str:
+def _draw_operators(tensors: TensorComparison) -> str:
     """Draws the first operator out of tolerance, with the operators before and after it."""
     if tensors.first is None:
         return ""
@@ -137,14 +137,14 @@ def _draw_operators(tensors: Tensors) -> str:
         f'aria-label="{escape(name)} between its inputs and what reads it">{"".join(parts)}</svg></div>'
     )
     key = "Bold: the first out of tolerance. Dashed: not compared."
-    return section(f"Where it begins, at step {tensors.key.step}", f'{picture}<p class="quiet">{key}</p>')
+    return html_section(f"Where it begins, at step {tensors.key.step}", f'{picture}<p class="quiet">{key}</p>')
 
 
-def _tensor_table(found: Tensors) -> str:
-    at = found.rows.index(found.first) if found.first in found.rows else 0
+def _tensor_table(comparison: TensorComparison) -> str:
+    at = comparison.rows.index(comparison.first) if comparison.first in comparison.rows else 0
     begin = max(0, at - 5)
     rows = []
-    for row in found.rows[begin : begin + _MOST_ROWS]:
+    for row in comparison.rows[begin : begin + _MOST_ROWS]:
         place, one = row.place, row.agreement
         name = f"{place.op} ({place.side} {place.slot})" if place.side == "input" or place.slot else place.op
         name += f" = {row.other.op} [{row.how}]" if row.how else ""
@@ -156,11 +156,11 @@ def _tensor_table(found: Tensors) -> str:
         state = "noise" if row.is_noise else f"{WORDS[one.is_inside]}{f', not finite: {odd}' if odd else ''}"
         rows.append([name, row.type, state, f"{one.cosine:.8f}", *numbers[:2], f"{100 * one.mismatches:.3g} %"])
     header = ("operator", "type", "", "cosine", "largest error", "largest relative", "beyond")
-    said = f"{len(rows)} of {len(found.rows)} tensors in the order of execution"
-    return section("Tensors", f'<p class="quiet">{said}.</p>{table(header, rows)}')
+    said = f"{len(rows)} of {len(comparison.rows)} tensors in the order of execution"
+    return html_section("Tensors", f'<p class="quiet">{said}.</p>{html_table(header, rows)}')
 
 
-def _variable_table(comparison: Comparison) -> str:
+def _variable_table(comparison: FolderComparison) -> str:
     rows = []
     for one in (comparison.variables or [])[:_MOST_ROWS]:
         cosine = "" if one.cosine is None else f"{one.cosine:.6f}"
@@ -168,4 +168,4 @@ def _variable_table(comparison: Comparison) -> str:
         rows.append([one.name, f"{one.distance:.3g}", f"{one.largest:.3g}", z, f"{one.gain:.6g}", cosine])
     header = ("variable or slot", "distance / norm", "largest error", "spreads", "B / A", "cosine of updates")
     step = comparison.variables[0].step if comparison.variables else ""
-    return section(f"Checkpoints at step {step}, worst first", table(header, rows))
+    return html_section(f"Checkpoints at step {step}, worst first", html_table(header, rows))

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from npu_run.compare.arrays import Agreement, choose_tolerance, compare_arrays
-from npu_run.compare.dumps import Dump, DumpKey, Place
-from npu_run.compare.names import Matching, list_some, match_operators
+from npu_run.compare.dumps import Dump, DumpKey, TensorPlace
+from npu_run.compare.names import OperatorMatching, list_first_names, match_operators
 from npu_run.compare.verdict import NotComparableError, Verdict
 
 # The cause of a first difference, by the type of an operator without computed inputs.
@@ -42,8 +42,8 @@ class TensorRow(NamedTuple):
       is_noise: whether repeats of A are already out of tolerance in this tensor.
     """
 
-    place: Place
-    other: Place
+    place: TensorPlace
+    other: TensorPlace
     type: str
     dtypes: tuple[str, ...]
     agreement: Agreement | None
@@ -57,7 +57,7 @@ class TensorRow(NamedTuple):
         return None if self.agreement is None or self.is_noise else self.agreement.is_inside
 
 
-class Tensors(NamedTuple):
+class TensorComparison(NamedTuple):
     """The comparison of the tensors of one step.
 
     Attributes:
@@ -71,7 +71,7 @@ class Tensors(NamedTuple):
 
     key: DumpKey
     rows: list[TensorRow]
-    matching: Matching
+    matching: OperatorMatching
     first: TensorRow | None
     inputs: dict[str, bool | None]
     readers: dict[str, bool | None]
@@ -81,15 +81,15 @@ def compare_dumps(
     a: Sequence[Dump],
     b: Sequence[Dump],
     tolerance: float | None = None,
-    given: Mapping[str, str] | None = None,
+    given_pairs: Mapping[str, str] | None = None,
     repeats: Sequence[Sequence[Dump]] = (),
-) -> tuple[Verdict, Tensors]:
+) -> tuple[Verdict, TensorComparison]:
     """Compares dumps step by step, until an operator is out of tolerance.
 
     Args:
       a, b: dumps of A and B; A is the reference of errors.
       tolerance: relative tolerance; None means the tolerance of the dtype in `arrays.TOLERANCES`.
-      given: dict from names of A's operators to names of B's, for pairs that no rule finds.
+      given_pairs: dict from names of A's operators to names of B's, for pairs that no rule finds.
       repeats: dumps of other repeats of A. A tensor that is out of tolerance in a repeat is noise and does not count;
         for example, the gradient of a bias without effect is a sum of rounding errors.
     Returns:
@@ -102,7 +102,7 @@ def compare_dumps(
     compared, done = 0, None
     for of_a, of_b in pairs:
         others = [dump for dumps in repeats for dump in dumps if dump.key == of_a.key]
-        done = _compare_step(of_a, of_b, others, tolerance, given or {})
+        done = _compare_step(of_a, of_b, others, tolerance, given_pairs or {})
         compared += sum(row.agreement is not None for row in done.rows)
         if done.first is not None:
             break
@@ -120,7 +120,7 @@ def compare_dumps(
             f"{worst.agreement.largest_relative:.2g}, at {worst.place.op!r}."
         )
         return Verdict("tensors", True, sentence, facts, tuple(notes)), done
-    return Verdict("tensors", False, _describe_first(done), facts, tuple(notes)), done
+    return Verdict("tensors", False, _describe_first_difference(done), facts, tuple(notes)), done
 
 
 def _pair_dumps(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dump, Dump]], list[str]]:
@@ -150,14 +150,14 @@ def _pair_dumps(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dump, 
 
 
 def _compare_step(
-    a: Dump, b: Dump, repeats: Sequence[Dump], tolerance: float | None, given: Mapping[str, str]
-) -> Tensors:
+    a: Dump, b: Dump, repeats: Sequence[Dump], tolerance: float | None, given_pairs: Mapping[str, str]
+) -> TensorComparison:
     noise, noisy = _measure_noise(a, repeats, tolerance)
-    matching = match_operators(a.operators, b.operators, given)
+    matching = match_operators(a.operators, b.operators, given_pairs)
     rows = []
     for place in a.files:
         name = matching.pairs.get(place.op)
-        other = None if name is None else Place(name, *place[1:])
+        other = None if name is None else TensorPlace(name, *place[1:])
         if other in b.files:
             room = _ROOM * noise.get(place, 0.0)
             rows.append(_compare_tensor(a, b, place, other, matching.how.get(place.op, ""), tolerance, room))
@@ -169,7 +169,7 @@ def _compare_step(
     lost = [row for row in rows if row.is_inside is False]
     first = next((row for row in lost if not _reads_reference_variable(a, row.place.op)), lost[0] if lost else None)
     if first is None:
-        return Tensors(a.key, rows, matching, None, {}, {})
+        return TensorComparison(a.key, rows, matching, None, {}, {})
     state: dict[str, bool | None] = {}
     for row in [row for row in rows if row.place.side == "output"] or rows:
         known = state.get(row.place.op, True)
@@ -179,13 +179,15 @@ def _compare_step(
         for source in sources:
             readers.setdefault(source, []).append(name)
     before, behind = (_find_nearest_compared(edges, first.place.op, state) for edges in (a.inputs, readers))
-    return Tensors(a.key, rows, matching, first, before, behind)
+    return TensorComparison(a.key, rows, matching, first, before, behind)
 
 
-def _measure_noise(a: Dump, repeats: Sequence[Dump], tolerance: float | None) -> tuple[dict[Place, float], set[Place]]:
+def _measure_noise(
+    a: Dump, repeats: Sequence[Dump], tolerance: float | None
+) -> tuple[dict[TensorPlace, float], set[TensorPlace]]:
     """Returns the largest relative errors between A's own repeats, and the places that are out of tolerance."""
-    noise: dict[Place, float] = {}
-    noisy: set[Place] = set()
+    noise: dict[TensorPlace, float] = {}
+    noisy: set[TensorPlace] = set()
     for other in repeats:
         for place in a.files:
             found = _compare_tensor(a, other, place, place, "", tolerance).agreement if place in other.files else None
@@ -205,8 +207,8 @@ def _measure_noise(a: Dump, repeats: Sequence[Dump], tolerance: float | None) ->
 def _compare_tensor(
     a: Dump,
     b: Dump,
-    place: Place,
-    place_in_b: Place,
+    place: TensorPlace,
+    place_in_b: TensorPlace,
     matched_by: str,
     tolerance: float | None,
     noise_tolerance: float = 0.0,
@@ -254,7 +256,7 @@ def _find_nearest_compared(
     return found
 
 
-def _describe_first(tensors: Tensors) -> str:
+def _describe_first_difference(tensors: TensorComparison) -> str:
     row = tensors.first
     found, number = row.agreement, tensors.rows.index(row) + 1
     kind = f" ({row.type})" if row.type else ""
@@ -273,13 +275,13 @@ def _describe_first(tensors: Tensors) -> str:
     lost = [repr(name) for name, is_inside in tensors.inputs.items() if is_inside is None]
     late = [repr(name) for name, is_inside in tensors.inputs.items() if is_inside is False]
     if good:
-        said += f"; its input{'s' if len(good) > 1 else ''} {list_some(good)} {'are' if len(good) > 1 else 'is'} inside"
+        plural, verb = ("s", "are") if len(good) > 1 else ("", "is")
+        said += f"; its input{plural} {list_first_names(good)} {verb} inside"
     if lost:
-        said += f"; {list_some(lost)} {'were' if len(lost) > 1 else 'was'} not compared"
+        said += f"; {list_first_names(lost)} {'were' if len(lost) > 1 else 'was'} not compared"
     if late:
-        said += (
-            f"; {list_some(late)} {'are' if len(late) > 1 else 'is'} out, too, or shows the variable after this step"
-        )
+        verb = "are" if len(late) > 1 else "is"
+        said += f"; {list_first_names(late)} {verb} out, too, or shows the variable after this step"
     return f"{said}."
 
 
@@ -302,19 +304,19 @@ def _describe_agreement(agreement: Agreement) -> str:
     return said
 
 
-def _describe_names(tensors: Tensors) -> list[str]:
+def _describe_names(tensors: TensorComparison) -> list[str]:
     notes, matching = [], tensors.matching
     for names, side in ((matching.only_a, "A"), (matching.only_b, "B")):
         if names:
-            notes.append(f"Operators of {side} without a partner: {len(names)}, {list_some(names)}.")
+            notes.append(f"Operators of {side} without a partner: {len(names)}, {list_first_names(names)}.")
     if matching.inside:
         notes.append(
-            f"Operators of A inside fused ones of B: {len(matching.inside)}, {list_some(list(matching.inside))}."
+            f"Operators of A inside fused ones of B: {len(matching.inside)}, {list_first_names(list(matching.inside))}."
         )
     noise = [row.place.op for row in tensors.rows if row.is_noise]
     if noise:
         notes.append(
-            f"Tensors that were not judged, as A's own repeats differ in them: {len(noise)}, {list_some(noise)}."
+            f"Tensors that were not judged, as A's own repeats differ in them: {len(noise)}, {list_first_names(noise)}."
         )
     problems = [row.problem for row in tensors.rows if row.problem]
     if problems:
@@ -322,7 +324,7 @@ def _describe_names(tensors: Tensors) -> list[str]:
     return notes
 
 
-def _make_json_facts(tensors: Tensors, compared: int) -> dict[str, Any]:
+def _make_json_facts(tensors: TensorComparison, compared: int) -> dict[str, Any]:
     first = tensors.first
     return {
         "step": tensors.key.step,

@@ -22,7 +22,7 @@ from npu_bridge.base.files import new_file, temporary_folder
 from npu_bridge.base.install import HOROVOD, HOROVOD_CHOICES, HOROVOD_NEEDS
 from npu_bridge.base.memory_folders import free_bytes
 from npu_bridge.base.reading import open_file
-from npu_bridge.base.secondary_files import Secondary, describe_failure
+from npu_bridge.base.secondary_files import SecondaryOutput, describe_failure
 
 _HEARTBEAT_SECS = 20
 _LOG_TAIL_LINES = 30
@@ -110,7 +110,7 @@ class Installer:
         kept = sorted(folder.glob("horovod-*.whl"))
         if kept and self._try_wheel(f"Horovod, compiled earlier ({kept[-1]})", kept[-1]):
             return
-        problem = _missing_tools()
+        problem = _list_missing_tools()
         if problem:
             raise MissingToolsError(problem)
         self._say("Horovod, compiled here (2 to 6 minutes on 2 cores)")
@@ -119,7 +119,7 @@ class Installer:
             before = Path(built) / "before_sources.h"
             before.write_text(_BEFORE_SOURCES, encoding="utf-8")
             environment = {
-                **_build_environment(self._extra_header_folders(Path(built)), before),
+                **_make_build_environment(self._extra_header_folders(Path(built)), before),
                 **_compiler_without_debug_info(built),
             }
             if self.run([_path_without_spaces(self._python, built), "-m", "pip", *build, HOROVOD], environment) != 0:
@@ -127,7 +127,9 @@ class Installer:
             (wheel,) = Path(built).glob("horovod-*.whl")
             if not self._try_wheel("Horovod, from the wheel that was compiled", wheel):
                 raise self.make_error("Horovod was compiled, but cannot be imported")
-            Secondary("the wheel of Horovod for the next time", say=self._say).attempt(_cache_wheel, wheel, folder)
+            SecondaryOutput("the wheel of Horovod for the next time", say=self._say).attempt(
+                _cache_wheel, wheel, folder
+            )
 
     def run_pip(self, title: str, arguments: Sequence[str]) -> None:
         """Runs `pip install`, with a title in the log.
@@ -257,7 +259,7 @@ def _cache_wheel(wheel: Path, folder: Path) -> None:
         shutil.copyfileobj(source, target)
 
 
-def _missing_tools() -> str:
+def _list_missing_tools() -> str:
     """Returns a sentence: which compilers are missing and how to install them; "" if none is missing."""
     compilers = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
     compiler = any(name and shutil.which(name.split()[0]) for name in compilers)
@@ -285,12 +287,12 @@ def _compiler_without_debug_info(folder: str) -> dict[str, str]:
     return {"CXX": str(wrapper)}
 
 
-def _build_environment(headers: Sequence[str], before: Path) -> dict[str, str]:
+def _make_build_environment(headers: Sequence[str], preloaded_header: Path) -> dict[str, str]:
     """Returns the environment variables of the build: for TensorFlow over Gloo, on as many cores as memory allows.
 
     Args:
       headers: the folders of further headers.
-      before: a header that the compiler reads before each source.
+      preloaded_header: a header that the compiler reads before each source.
     """
     # One compiler process on TensorFlow's headers takes up to about 2 GiB.
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -298,5 +300,5 @@ def _build_environment(headers: Sequence[str], before: Path) -> dict[str, str]:
     # A `make` that started us offers its job slots through MAKEFLAGS; Horovod's own make cannot reach them.
     paths = os.pathsep.join([*headers, *filter(None, [os.environ.get("CPLUS_INCLUDE_PATH")])])
     more = {"CPLUS_INCLUDE_PATH": paths} if headers else {}
-    more["CXXFLAGS"] = " ".join(filter(None, [f'-include "{before}"', os.environ.get("CXXFLAGS")]))
+    more["CXXFLAGS"] = " ".join(filter(None, [f'-include "{preloaded_header}"', os.environ.get("CXXFLAGS")]))
     return {**os.environ, **HOROVOD_CHOICES, "MAKEFLAGS": f"-j{jobs}", **more}

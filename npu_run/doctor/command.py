@@ -15,18 +15,18 @@ from npu_bridge.base.install import (
     CHOSEN,
     TENSORFLOWS,
     install_command,
-    is_supported,
+    is_supported_tensorflow,
     missing_packages,
     numpy_problem,
 )
 from npu_bridge.base.inventory import installed_version, machine_rows, version_rows
 from npu_bridge.base.terminal import echo
 from npu_bridge.base.tf_internals import names
-from npu_run.command_line import Command, add_json_option, fail, is_quiet, print_json, say
+from npu_run.command_line import Command, add_json_option, exit_with_message, is_quiet, print_json, print_unless_quiet
 from npu_run.doctor.build import Installer, InstallError, cache_folder
 from npu_run.doctor.options import environment_section, make_config_section, rank_table_section
-from npu_run.doctor.page import Page, Problem, Section, print_page
-from npu_run.doctor.ranks import Trial, horovod_section, lacks_horovod, run_trials
+from npu_run.doctor.page import DoctorPage, FoundProblem, PageSection, print_page
+from npu_run.doctor.ranks import TrialResult, horovod_section, lacks_horovod, run_trials
 from npu_run.table import PlainConsole
 
 _HOROVOD = "0.28.1"
@@ -62,7 +62,7 @@ def doctor(config: str | None, rank_table: str | None, limit_secs: float, fix: b
     sys.exit(page.exit_code)
 
 
-def _install_missing(page: Page) -> None:
+def _install_missing(page: DoctorPage) -> None:
     """Installs missing packages, and prints the next command; ends the process if packages were installed.
 
     Without Keras 2 and Estimator, TensorFlow cannot be loaded here, so it is not yet known whether Horovod works.
@@ -85,13 +85,13 @@ def _install_missing(page: Page) -> None:
     except InstallError as error:
         if log.exists() and not error.is_explained:
             echo(installer.last_lines(), err=True)
-        fail(f"npu-run doctor: {error}. The full log is {log}. Run the same command to begin again.", 1)
+        exit_with_message(f"npu-run doctor: {error}. The full log is {log}. Run the same command to begin again.", 1)
     _say("Horovod works. Next: npu-run doctor, which lets two ranks sum a tensor, or npu-run -np 2 train.py")
     sys.exit(0)
 
 
 def _say(text: str) -> None:
-    say(f"npu-run doctor: {text}")
+    print_unless_quiet(f"npu-run doctor: {text}")
 
 
 class _Progress:
@@ -138,7 +138,7 @@ class _Progress:
             echo(f"npu-run doctor: {text}", err=True)
 
 
-def check_machine(config: str | None, rank_table: str | None, limit_secs: float, progress: _Progress) -> Page:
+def check_machine(config: str | None, rank_table: str | None, limit_secs: float, progress: _Progress) -> DoctorPage:
     """Makes all checks and returns the page. Problems are put on the page; they raise no errors.
 
     Args:
@@ -147,10 +147,10 @@ def check_machine(config: str | None, rank_table: str | None, limit_secs: float,
       limit_secs: largest time of each of the two trial runs.
       progress: shows the current check.
     """
-    page = Page()
+    page = DoctorPage()
     page.add(*versions_section())
     variables, problems, _ = environment_section()
-    table = Section("", []), [], 1
+    table = PageSection("", []), [], 1
     if rank_table is not None:
         table = rank_table_section(rank_table)
     one, two = run_trials(limit_secs, config, progress.show_stage)
@@ -164,39 +164,39 @@ def check_machine(config: str | None, rank_table: str | None, limit_secs: float,
     return page
 
 
-def versions_section() -> tuple[Section, list[Problem]]:
+def versions_section() -> tuple[PageSection, list[FoundProblem]]:
     """Returns a section with the versions of all packages involved, and a problem for each unsuitable version."""
     problems = []
     if not (3, 9) <= sys.version_info[:2] <= (3, 13):
-        problems.append(Problem(f"Python {platform.python_version()} is not supported", "Use Python 3.9 to 3.13."))
+        problems.append(FoundProblem(f"Python {platform.python_version()} is not supported", "Use Python 3.9 to 3.13."))
     tensorflow, horovod = installed_version("tensorflow"), installed_version("horovod")
-    if tensorflow and not is_supported(tensorflow):
+    if tensorflow and not is_supported_tensorflow(tensorflow):
         fix = f"pip install 'tensorflow=={CHOSEN}.*'"
-        problems.append(Problem(f"TensorFlow is {tensorflow}; this package is made for {TENSORFLOWS}", fix, False))
+        problems.append(FoundProblem(f"TensorFlow is {tensorflow}; this package is made for {TENSORFLOWS}", fix, False))
     elif tensorflow and not names.HAS_ESTIMATORS and (command := install_command(tensorflow)):
-        problems.append(Problem(f"TensorFlow {tensorflow} has no Estimator and no Keras 2 of its own", command))
+        problems.append(FoundProblem(f"TensorFlow {tensorflow} has no Estimator and no Keras 2 of its own", command))
     numpy = installed_version("numpy")
     if tensorflow and numpy and numpy_problem(tensorflow, numpy):
         problems.append(
-            Problem(f"numpy is {numpy}; TensorFlow {tensorflow} needs a version before 2", "pip install 'numpy<2'")
+            FoundProblem(f"numpy is {numpy}; TensorFlow {tensorflow} needs a version before 2", "pip install 'numpy<2'")
         )
     if horovod and not f"{horovod}.".startswith(f"{_HOROVOD}."):
         fix = f"pip install 'horovod=={_HOROVOD}.*'"
-        problems.append(Problem(f"Horovod is {horovod}; this package is made for {_HOROVOD}", fix, False))
-    return Section("versions", version_rows(), "versions"), problems
+        problems.append(FoundProblem(f"Horovod is {horovod}; this package is made for {_HOROVOD}", fix, False))
+    return PageSection("versions", version_rows(), "versions"), problems
 
 
-def machine_section(gpus: list[str] | None, description: str | None = None) -> Section:
+def machine_section(gpus: list[str] | None, description: str | None = None) -> PageSection:
     """Returns a section with the rows of `machine_rows` and, if the machine has GPUs, the GPUs of the ranks."""
     shared_out = describe_gpus()
     rows = [("GPUs of ranks", shared_out)] if shared_out else []
-    return Section("machine", machine_rows(gpus, description) + rows, "machine")
+    return PageSection("machine", machine_rows(gpus, description) + rows, "machine")
 
 
-def _config_section_of_trial(path: str, trial: Trial) -> tuple[Section, list[Problem]]:
+def _config_section_of_trial(path: str, trial: TrialResult) -> tuple[PageSection, list[FoundProblem]]:
     """Returns the page's section about the configuration file, which the test run on one rank has read."""
     found = trial.facts.get("config")
     if found is None:
         failed = trial.facts.get("failed", {}).get(f"read {path}", "that needs TensorFlow")
-        return make_config_section(path, []), [Problem(f"{path} was not read: {failed}")]
-    return make_config_section(path, found["rows"]), [Problem(*problem) for problem in found["problems"]]
+        return make_config_section(path, []), [FoundProblem(f"{path} was not read: {failed}")]
+    return make_config_section(path, found["rows"]), [FoundProblem(*problem) for problem in found["problems"]]

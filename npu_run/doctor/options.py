@@ -10,23 +10,23 @@ from npu_bridge.base import environment
 from npu_bridge.options import OPTIONS, read_run_config
 from npu_bridge.options.environment_table import VARIABLES
 from npu_bridge.options.rank_table import read_rank_table
-from npu_run.doctor.page import Problem, Section
+from npu_run.doctor.page import FoundProblem, PageSection
 from npu_run.job.hosts import is_this_machine
 
 _VALUE_CHARACTERS = 60
 
 
-def environment_section() -> tuple[Section, list[Problem], int]:
+def environment_section() -> tuple[PageSection, list[FoundProblem], int]:
     """Returns a section with the documented environment variables that are set, problems, and the declared ranks."""
     rows = [(v.name, _shorten(v.value), v.effect.in_words) for v in VARIABLES if v.value is not None]
-    problems: list[Problem] = []
+    problems: list[FoundProblem] = []
     sizes = [1]
     checks: tuple[Callable[[], Any], ...] = (
         environment.launcher_placement,
         environment.declared_rank,
         environment.declared_device,
         environment.check_cluster_variables,
-        environment.tf_config,
+        environment.read_tf_config,
         lambda: sizes.append(environment.declared_world_size()),
     )
     for check in checks:
@@ -36,11 +36,11 @@ def environment_section() -> tuple[Section, list[Problem], int]:
     placed = environment.launcher_placement() if not problems else None
     if sizes[-1] > 1 and placed is None:
         what = f"The environment declares {sizes[-1]} ranks: a script started alone would stop"
-        problems.append(Problem(what, f"Start it with npu-run -np {sizes[-1]}, or unset the variable.", False))
-    return Section("environment variables", rows, "environment", ("name", "value", "effect")), problems, sizes[-1]
+        problems.append(FoundProblem(what, f"Start it with npu-run -np {sizes[-1]}, or unset the variable.", False))
+    return PageSection("environment variables", rows, "environment", ("name", "value", "effect")), problems, sizes[-1]
 
 
-def config_section(path: str) -> tuple[Section, list[Problem]]:
+def config_section(path: str) -> tuple[PageSection, list[FoundProblem]]:
     """Returns a section with the options that a configuration file changes and their effects here, and problems.
 
     Imports TensorFlow.
@@ -52,7 +52,7 @@ def config_section(path: str) -> tuple[Section, list[Problem]]:
             usual = read_run_config(NPURunConfig())
             chosen = read_run_config(NPURunConfig.from_file(path))
         except (TypeError, ValueError, OSError) as error:
-            return make_config_section(path, []), [Problem(str(error))]
+            return make_config_section(path, []), [FoundProblem(str(error))]
     changed = [option for option in OPTIONS if option.is_plain and chosen[option.name] != usual[option.name]]
     rows = [
         (
@@ -63,42 +63,42 @@ def config_section(path: str) -> tuple[Section, list[Problem]]:
         )
         for option in changed
     ]
-    problems = [Problem(text, is_fatal=False) for text in heard.warnings]
+    problems = [FoundProblem(text, is_fatal=False) for text in heard.warnings]
     return make_config_section(path, rows or [("nothing",)]), problems
 
 
-def make_config_section(path: str, rows: Sequence[Sequence[str]]) -> Section:
+def make_config_section(path: str, rows: Sequence[Sequence[str]]) -> PageSection:
     """Returns the section about a configuration file."""
-    return Section(f"what {path} changes", rows, "config", ("name", "value", "default", "effect"))
+    return PageSection(f"what {path} changes", rows, "config", ("name", "value", "default", "effect"))
 
 
-def rank_table_section(path: str) -> tuple[Section, list[Problem], int]:
+def rank_table_section(path: str) -> tuple[PageSection, list[FoundProblem], int]:
     """Returns a section with the servers in a rank table, the table's problems, and its number of ranks."""
     title = f"rank table {path}"
     try:
         table = read_rank_table(path)
     except ValueError as error:
-        return Section(title, []), [Problem(str(error))], 1
+        return PageSection(title, []), [FoundProblem(str(error))], 1
     rows = []
     for server, slots in table.servers:
         own = [placement for placement in table.placements if placement.server == server]
         ranks = f"ranks {', '.join(str(placement.rank) for placement in own)}"
         devices = f"devices {', '.join(str(placement.device) for placement in own)}"
         rows.append((server, f"{slots} slots", ranks, devices, "this machine" if is_this_machine(server) else "remote"))
-    return Section(title, rows, "rank_table", ("server", "slots", "ranks", "devices", "place")), [], table.size
+    return PageSection(title, rows, "rank_table", ("server", "slots", "ranks", "devices", "place")), [], table.size
 
 
 def _shorten(text: str) -> str:
     return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}..."
 
 
-def _collect_problem(check: Callable[[], Any], problems: list[Problem]) -> None:
+def _collect_problem(check: Callable[[], Any], problems: list[FoundProblem]) -> None:
     try:
         check()
     except ValueError as error:
         # Several checks can report the same variable.
         if str(error) not in [problem.what for problem in problems]:
-            problems.append(Problem(str(error)))
+            problems.append(FoundProblem(str(error)))
 
 
 class _WarningCollector(logging.Handler):

@@ -12,7 +12,7 @@ from npu_bridge.base.terminal import escape_in_line
 from npu_run.table import print_table, print_text
 
 
-class Section(NamedTuple):
+class PageSection(NamedTuple):
     """A table with a title.
 
     Attributes:
@@ -28,7 +28,7 @@ class Section(NamedTuple):
     fields: tuple[str, ...] = ("name", "value")
 
 
-class Problem(NamedTuple):
+class FoundProblem(NamedTuple):
     """A problem that the doctor has found.
 
     Attributes:
@@ -43,14 +43,14 @@ class Problem(NamedTuple):
 
 
 @dataclasses.dataclass
-class Page:
+class DoctorPage:
     """The findings of the doctor so far."""
 
-    sections: list[Section] = dataclasses.field(default_factory=list)
-    problems: list[Problem] = dataclasses.field(default_factory=list)
+    sections: list[PageSection] = dataclasses.field(default_factory=list)
+    problems: list[FoundProblem] = dataclasses.field(default_factory=list)
     lacks_horovod: bool = False
 
-    def add(self, section: Section, problems: Sequence[Problem] = ()) -> None:
+    def add(self, section: PageSection, problems: Sequence[FoundProblem] = ()) -> None:
         """Adds a section, unless it is empty, and problems, except a problem whose text quotes an earlier problem."""
         if section.rows:
             self.sections.append(section)
@@ -82,7 +82,7 @@ class Page:
         return "A run works here."
 
 
-def print_page(page: Page, console: Console, is_short: bool = False) -> None:
+def print_page(page: DoctorPage, console: Console, is_short: bool = False) -> None:
     """Prints a page: with frames and colours on a terminal, otherwise as plain text, which can be pasted.
 
     Args:

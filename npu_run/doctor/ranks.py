@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.install import CHOSEN, FIX_HOROVOD, INSTALL_HOROVOD
-from npu_run.doctor.page import Problem, Section
+from npu_run.doctor.page import FoundProblem, PageSection
 from npu_run.doctor.trial import MARK
 
 _INSTALL_TENSORFLOW = f"pip install 'tensorflow-cpu=={CHOSEN}.*' (or 'tensorflow=={CHOSEN}.*' where there is a GPU)"
@@ -27,7 +27,7 @@ _PLACEMENT = ("RANK_", "CM_", "OMPI_COMM_WORLD_", "PMI_", "MPI_LOCAL", "DEVICE_I
 _HOROVOD_PLACEMENT = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
-class Trial(NamedTuple):
+class TrialResult(NamedTuple):
     """The result of a trial.
 
     Attributes:
@@ -86,7 +86,7 @@ class RunningTrial:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # ranks of a killed launcher end themselves
 
-    def result(self) -> Trial:
+    def result(self) -> TrialResult:
         """Waits until the trial has ended, and returns its result."""
         lines = []
         facts: dict[str, Any] = {}
@@ -106,7 +106,7 @@ class RunningTrial:
         stage = facts.get("stage", "start")
         failure = f"no end within {self._limit_secs:.0f} s, during: {stage}" if self._is_late else ""
         failure = failure or _failure_text(code, lines, facts)
-        return Trial(self._size, facts, failure, time.monotonic() - self._began)
+        return TrialResult(self._size, facts, failure, time.monotonic() - self._began)
 
     def _kill_late_trial(self) -> None:
         self._is_late = True
@@ -115,7 +115,7 @@ class RunningTrial:
 
 def run_trials(
     limit_secs: float, config: str | None, show_stage: Callable[[str, str], None]
-) -> tuple[Trial, Trial | None]:
+) -> tuple[TrialResult, TrialResult | None]:
     """Runs trials on one and on two ranks at the same time, as most of their time is spent on loading TensorFlow.
 
     Args:
@@ -140,7 +140,9 @@ def run_trials(
             two.stop()
 
 
-def horovod_section(on_one_rank: Trial, on_two_ranks: Trial | None) -> tuple[Section, list[Problem]]:
+def horovod_section(
+    on_one_rank: TrialResult, on_two_ranks: TrialResult | None
+) -> tuple[PageSection, list[FoundProblem]]:
     """Returns a section with the trials' findings about TensorFlow and Horovod, and problems with their cures.
 
     Args:
@@ -163,38 +165,42 @@ def horovod_section(on_one_rank: Trial, on_two_ranks: Trial | None) -> tuple[Sec
         number, large = on_two_ranks.facts["millisecs"]
         name = "TensorFlow's own collectives" if on_two_ranks.facts.get("controller") == "grpc" else "Horovod"
         rows.append(("transfers", f"a number in {number:.1f} ms, 4 MiB in {large:.0f} ms, by {name}"))
-    return Section("ranks, really started", rows, "ranks"), _find_problems(on_one_rank, on_two_ranks)
+    return PageSection("ranks, really started", rows, "ranks"), _find_problems(on_one_rank, on_two_ranks)
 
 
-def _find_problems(on_one_rank: Trial, on_two_ranks: Trial | None) -> list[Problem]:
+def _find_problems(on_one_rank: TrialResult, on_two_ranks: TrialResult | None) -> list[FoundProblem]:
     problems = []
     failed = on_one_rank.facts.get("failed", {})
     if on_one_rank.facts.get("horovod_is_missing"):
         what = "Horovod is not installed: several ranks use TensorFlow's own collectives, on one machine"
-        problems.append(Problem(what, f"For several machines (needs g++, cmake): {_horovod_fix()}", is_fatal=False))
+        problems.append(
+            FoundProblem(what, f"For several machines (needs g++, cmake): {_describe_horovod_fix()}", is_fatal=False)
+        )
     if "import npu_bridge.npu_init" in failed:
         what = f"npu_bridge.npu_init cannot be imported: {failed['import npu_bridge.npu_init']}"
-        problems.append(Problem(what, "Install npu_bridge again: pip install --force-reinstall --no-deps npu-bridge"))
+        problems.append(
+            FoundProblem(what, "Install npu_bridge again: pip install --force-reinstall --no-deps npu-bridge")
+        )
     if on_one_rank.failure:
         if "tensorflow" not in on_one_rank.facts:
-            problems.append(Problem(f"TensorFlow does not work: {on_one_rank.failure}", _INSTALL_TENSORFLOW))
+            problems.append(FoundProblem(f"TensorFlow does not work: {on_one_rank.failure}", _INSTALL_TENSORFLOW))
         else:
-            fix = f"Build it again, for this TensorFlow: {_horovod_fix('pip uninstall -y horovod; ')}"
-            problems.append(Problem(f"Horovod does not work: {on_one_rank.failure}", fix))
+            fix = f"Build it again, for this TensorFlow: {_describe_horovod_fix('pip uninstall -y horovod; ')}"
+            problems.append(FoundProblem(f"Horovod does not work: {on_one_rank.failure}", fix))
     if on_two_ranks is not None and on_two_ranks.failure:
         fix = "Run npu-run -np 2 on a small script, with HOROVOD_LOG_LEVEL=debug; see docs/ranks.md."
-        problems.append(Problem(f"Two ranks could not sum a tensor: {on_two_ranks.failure}", fix))
+        problems.append(FoundProblem(f"Two ranks could not sum a tensor: {on_two_ranks.failure}", fix))
     return problems
 
 
-def _horovod_fix(before: str = "") -> str:
-    """Returns a sentence on how to install Horovod; `before` is a command to run first, with a semicolon."""
+def _describe_horovod_fix(first_words: str = "") -> str:
+    """Returns a sentence on how to install Horovod; `first_words` is a command to run first, with a semicolon."""
     # pip can have cached a wheel that was built for another TensorFlow.
-    install = INSTALL_HOROVOD.replace("pip install", "pip install --no-cache-dir") if before else INSTALL_HOROVOD
-    return f"{FIX_HOROVOD}; or by hand: {before}{install}"
+    install = INSTALL_HOROVOD.replace("pip install", "pip install --no-cache-dir") if first_words else INSTALL_HOROVOD
+    return f"{FIX_HOROVOD}; or by hand: {first_words}{install}"
 
 
-def lacks_horovod(one_rank: Trial) -> bool:
+def lacks_horovod(one_rank: TrialResult) -> bool:
     """Returns whether the trial on one rank has loaded TensorFlow, but lacks Horovod or failed afterwards."""
     return "tensorflow" in one_rank.facts and bool(one_rank.facts.get("horovod_is_missing") or one_rank.failure)
 
@@ -213,7 +219,7 @@ def _failure_text(code: int, lines: Sequence[str], facts: dict[str, Any]) -> str
     return f"{stage}: {said[-1].strip() if said else f'exit code {code}'}"
 
 
-def _result_text(trial: Trial) -> str:
+def _result_text(trial: TrialResult) -> str:
     if trial.size == 1 and not trial.failure and "controller" not in trial.facts:
         return "nothing to send"
     return f"failed: {trial.failure}" if trial.failure else f"right, after {trial.secs:.1f} s"

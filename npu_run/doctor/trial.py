@@ -12,7 +12,7 @@ import time
 from typing import Any, Callable
 
 from npu_bridge.base.environment import probable_rank
-from npu_bridge.collective.engine_of_ranks import engine
+from npu_bridge.collective.engine_of_ranks import choose_engine
 
 MARK = "npu-run doctor: "
 _LARGE_BYTES, _RUNS = 4 * 2**20, 20
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     if is_missing:
         _print_fact(horovod_is_missing=True)
     hvd = None if is_missing else _run_stage("import horovod.tensorflow", _import_horovod)
-    if engine() == "tensorflow":
+    if choose_engine() == "tensorflow":
         if arguments:
             _print_fact(size=1)
         else:

@@ -18,7 +18,7 @@ from typing import Callable, NamedTuple
 
 from npu_bridge.options.rank_table import MOST_RANKS
 from npu_run.errors import LaunchError
-from npu_run.job.hosts import Plan, is_this_machine, read_hosts
+from npu_run.job.hosts import JobPlan, is_this_machine, read_hosts
 from npu_run.job.supervisor import Outcome
 
 WAIT_SECS = 600.0
@@ -52,7 +52,7 @@ def determine_rank_bounds(
     least: int | None,
     most: int | None,
     size: int | None,
-    plan: Plan | None,
+    plan: JobPlan | None,
     hosts_from: str | None,
     excluded: list[str],
 ) -> tuple[int, int]:
@@ -150,20 +150,20 @@ class AvailableSlots:
         self._hosts: list[str] = []
         self._more_since: float | None = None
 
-    def available(self, now: float) -> dict[str, int]:
+    def usable_slots_at(self, now: float) -> dict[str, int]:
         """Returns the number of usable slots by host, without slots that have recently lost their rank."""
         self._cooling = [(host, until) for host, until in self._cooling if until > now]
         cooling = [host for host, _ in self._cooling]
         left = {host: slots - cooling.count(host) for host, slots in self._slots().items()}
         return {host: slots for host, slots in left.items() if slots > 0}
 
-    def make_plan(self, now: float) -> Plan | None:
+    def make_plan(self, now: float) -> JobPlan | None:
         """Plans a job with as many ranks as possible; returns None if there are too few slots.
 
         Hosts that already had ranks come first. If hosts share no folder, only such a host has the
         checkpoints, and rank 0, which runs on the first host, needs them.
         """
-        slots = self.available(now)
+        slots = self.usable_slots_at(now)
         size = min(self._bounds.most, sum(slots.values()))
         if size < self._bounds.least:
             return None
@@ -171,7 +171,7 @@ class AvailableSlots:
         filled = itertools.accumulate(slots.values(), initial=0)
         self._hosts = [host for host, before in zip(slots, filled) if before < size]
         self._size, self._more_since = size, None
-        return Plan(size, {} if list(slots) == [""] else slots)
+        return JobPlan(size, {} if list(slots) == [""] else slots)
 
     def avoid_lost_slots(self, hosts: tuple[str, ...], now: float) -> None:
         """Avoids a slot for each entry of `hosts` for a while; a host can have several entries; "" is this machine."""
@@ -185,7 +185,7 @@ class AvailableSlots:
 
     def reason_to_resize(self, now: float) -> str:
         """Returns why the current job should end and start with more ranks, or ""."""
-        size = min(self._bounds.most, sum(self.available(now).values()))
+        size = min(self._bounds.most, sum(self.usable_slots_at(now).values()))
         if size <= self._size:
             self._more_since = None
             return ""
@@ -198,8 +198,8 @@ class AvailableSlots:
 
 
 def run_elastic(
-    run: Callable[[Plan, Callable[[], str]], Outcome],
-    members: AvailableSlots,
+    run: Callable[[JobPlan, Callable[[], str]], Outcome],
+    available_slots: AvailableSlots,
     bounds: RankBounds,
     restarts: int,
     say: Callable[[str], None],
@@ -209,7 +209,7 @@ def run_elastic(
     Args:
       run: function that runs a job from a plan. Its second argument is a function; once this function
         returns a reason to stop, the job ends after a whole step.
-      members: the slots that the job can use.
+      available_slots: the slots that the job can use.
       bounds: the bounds of the job.
       restarts: how often to restart a job whose script failed; restarts after lost ranks do not count.
       say: called with progress messages.
@@ -218,13 +218,13 @@ def run_elastic(
     """
     failures = fruitless = 0
     while True:
-        plan = _wait_for_plan(members, bounds, say)
+        plan = _wait_for_plan(available_slots, bounds, say)
         if plan is None:
             say(f"there were fewer than {bounds.least} slots for {bounds.wait_secs:.0f} s; given up")
             return _NO_RANKS_EXIT_CODE
         ranks = f"{plan.size} rank{'' if plan.size == 1 else 's'}"
         say(f"{ranks}{f' on {plan.hosts}' if plan.slots else ''}")
-        outcome = run(plan, lambda: members.reason_to_resize(time.monotonic()))
+        outcome = run(plan, lambda: available_slots.reason_to_resize(time.monotonic()))
         if outcome.was_resized:
             fruitless = 0  # only a training ends for new slots
             continue
@@ -233,7 +233,7 @@ def run_elastic(
         fruitless = 0 if outcome.has_trained else fruitless + 1
         is_outside = bool(outcome.lost) or outcome.was_torn
         if is_outside and fruitless < _MOST_FRUITLESS:
-            members.avoid_lost_slots(outcome.lost, time.monotonic())
+            available_slots.avoid_lost_slots(outcome.lost, time.monotonic())
             what = f"{len(outcome.lost)} of {plan.size} ranks" if outcome.lost else "connections between ranks"
             say(f"{what} lost; the job resumes from its last checkpoint")
         elif not is_outside and failures < restarts:
@@ -245,17 +245,17 @@ def run_elastic(
             return outcome.exit_code
 
 
-def _wait_for_plan(members: AvailableSlots, bounds: RankBounds, say: Callable[[str], None]) -> Plan | None:
+def _wait_for_plan(available_slots: AvailableSlots, bounds: RankBounds, say: Callable[[str], None]) -> JobPlan | None:
     """Waits for enough slots, and returns the next plan; None if the wait was too long."""
     began, has_told = time.monotonic(), False
     limit = began + bounds.wait_secs
     while True:
         now = time.monotonic()
-        plan = members.make_plan(now)
+        plan = available_slots.make_plan(now)
         if plan is not None or now >= limit:
             return plan
         if not has_told and now >= began + _SILENT_SECS:
             has_told = True
-            there = sum(members.available(now).values())
+            there = sum(available_slots.usable_slots_at(now).values())
             say(f"waiting for {bounds.least} slots, up to {bounds.wait_secs:.0f} s; there are {there}")
         time.sleep(0.1)

@@ -34,7 +34,7 @@ _NO_INPUT = "OutOfRangeError"
 _SOURCE = re.compile(r"\[[^\]\s]*\.cc:\d+\] ")
 
 
-class Ending(NamedTuple):
+class RankEnding(NamedTuple):
     """The end of one rank.
 
     Attributes:
@@ -94,17 +94,17 @@ class InputEnd(NamedTuple):
         return f"was through with model.fit{after}" if self.of_fit else f"came to the end of its input{after}"
 
 
-def first_failure(endings: list[Ending]) -> Ending | None:
+def first_failure(endings: list[RankEnding]) -> RankEnding | None:
     """Returns the failure that caused the other failures; None if no rank has failed."""
     failures = [ending for ending in endings if ending.has_failed]
-    cause = min(failures, key=lambda ending: (is_consequence(ending), _corrected_time(ending)), default=None)
+    cause = min(failures, key=lambda ending: (is_consequence(ending), _failure_time(ending)), default=None)
     if cause is not None and is_consequence(cause):
         # The others failed because a rank had ended early without an exception.
-        return min((ending for ending in endings if ending.is_unfinished), key=_corrected_time, default=cause)
+        return min((ending for ending in endings if ending.is_unfinished), key=_failure_time, default=cause)
     return cause
 
 
-def is_cause_certain(endings: list[Ending], now: float) -> bool:
+def is_cause_certain(endings: list[RankEnding], now: float) -> bool:
     """Returns whether enough time has passed since the first sign of a failure to be sure of its cause."""
     cause = first_failure(endings)
     if cause is None:
@@ -114,7 +114,7 @@ def is_cause_certain(endings: list[Ending], now: float) -> bool:
     return now >= min(ending.when for ending in endings if ending.has_failed) + SECONDARY_GRACE_SECS
 
 
-def describe_failure_of_job(cause: Ending, endings: list[Ending], size: int) -> str:
+def describe_failure_of_job(cause: RankEnding, endings: list[RankEnding], size: int) -> str:
     """Returns a line of text: which rank failed first, how, and the likely cause."""
     text = f"rank {cause.rank} of {size} {_describe_ending(cause)}; exit code {choose_exit_code(cause)}."
     finished = sorted(ending.rank for ending in endings if ending.exit_code == 0)
@@ -132,7 +132,7 @@ def describe_failure_of_job(cause: Ending, endings: list[Ending], size: int) -> 
     return text
 
 
-def find_short_rank(cause: Ending, input_ends: Mapping[int, InputEnd], size: int) -> int | None:
+def find_short_rank(cause: RankEnding, input_ends: Mapping[int, InputEnd], size: int) -> int | None:
     """Returns the rank whose input ended while other ranks continued, if this made the job fail; else None.
 
     Args:
@@ -164,7 +164,7 @@ def describe_input_end(rank: int, input_ends: Mapping[int, InputEnd], size: int,
     )
 
 
-def _describe_ending(ending: Ending) -> str:
+def _describe_ending(ending: RankEnding) -> str:
     if ending.signal_number is not None:
         by_whom = (
             " (by hand, or by the system because memory ran out)" if ending.signal_number == signal.SIGKILL else ""
@@ -181,12 +181,12 @@ def _describe_ending(ending: Ending) -> str:
     return "ended without an exception"
 
 
-def choose_exit_code(cause: Ending) -> int:
+def choose_exit_code(cause: RankEnding) -> int:
     """Returns the exit code of a job that failed because of a rank: the rank's exit code, or 1 if this is 0."""
     return cause.exit_code or 1
 
 
-def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
+def describe_survivors(cause: RankEnding, endings: list[RankEnding]) -> list[str]:
     """Returns lines about the other failed ranks: one for each kind of failure, six at most."""
     ranks_by_words: dict[str, list[int]] = {}
     for ending in sorted(endings):
@@ -221,10 +221,10 @@ def format_ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
 
 
-def is_consequence(ending: Ending) -> bool:
+def is_consequence(ending: RankEnding) -> bool:
     """Returns whether a rank failed only because another rank is gone; Gloo may have aborted the process then."""
     return ending.is_secondary or ending.signal_number == signal.SIGABRT
 
 
-def _corrected_time(ending: Ending) -> float:
+def _failure_time(ending: RankEnding) -> float:
     return ending.when - (_SIGNAL_LEAD_SECS if ending.signal_number is not None else 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Callable, NamedTuple
 
-from npu_run.job.first_failure import Ending, InputEnd, format_ranks
+from npu_run.job.first_failure import InputEnd, RankEnding, format_ranks
 
 # The exit code of timeout(1).
 HANG_EXIT_CODE = 124
@@ -48,7 +48,7 @@ class StuckCall(NamedTuple):
     is_blocked: bool = False
 
 
-class Position(NamedTuple):
+class ThreadPosition(NamedTuple):
     """The present position of a rank's main thread, stuck or not; fields as in `StuckCall`."""
 
     where: str
@@ -74,7 +74,7 @@ class HangDetector:
         self,
         calls: Mapping[int, StuckCall | None],
         stopped: Sequence[int],
-        endings: Sequence[Ending],
+        endings: Sequence[RankEnding],
         now: float,
         input_ends: Mapping[int, InputEnd] | None = None,
     ) -> bool:
@@ -154,10 +154,10 @@ def find_uneven_wait_start(
 
 def describe_hang(
     calls: Mapping[int, StuckCall | None],
-    endings: Sequence[Ending],
+    endings: Sequence[RankEnding],
     stopped: Sequence[int],
     secs: float,
-    positions: Mapping[int, Position | None] | None = None,
+    positions: Mapping[int, ThreadPosition | None] | None = None,
     input_ends: Mapping[int, InputEnd] | None = None,
 ) -> str:
     """Returns a line of text: how long there was no progress, which ranks wait, for what, and which ranks are missing.
@@ -182,7 +182,9 @@ def describe_hang(
     return f"no progress for {secs:.0f} s: {'; '.join(parts)}. {cure}"
 
 
-def _describe_rank(call: StuckCall | None, ending: Ending | None, is_stopped: bool, position: Position | None) -> str:
+def _describe_rank(
+    call: StuckCall | None, ending: RankEnding | None, is_stopped: bool, position: ThreadPosition | None
+) -> str:
     if is_stopped:
         return "missing, its process is stopped"
     where = call.where if call is not None else position.where if position is not None else ""

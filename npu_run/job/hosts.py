@@ -22,7 +22,7 @@ MOST_RANKS_OF_A_HOST = 1024
 _LONGEST_QUOTE = 200
 
 
-class Plan(NamedTuple):
+class JobPlan(NamedTuple):
     """The plan of a job before it starts.
 
     Attributes:
@@ -48,7 +48,7 @@ class Plan(NamedTuple):
 
 def plan_job(
     size: int | None, hosts: str | None = None, hostfile: str | None = None, rank_table: str | None = None
-) -> Plan:
+) -> JobPlan:
     """Makes a plan from options of the command line, and checks it against the environment.
 
     Sets RANK_TABLE_FILE for this process, and so for every rank, if a rank table is given.
@@ -69,17 +69,17 @@ def plan_job(
         plan = _plan_from_table(size, rank_table)
     else:
         slots = _read_hostfile(hostfile) if hostfile else _parse_slots(hosts)
-        plan = Plan(size or sum(slots.values()) or 1, slots)
-    _check_bounds(plan)
+        plan = JobPlan(size or sum(slots.values()) or 1, slots)
+    _check_plan_size(plan)
     if plan.slots and plan.size > sum(plan.slots.values()):
         source = f"-H {hosts}" if hosts else f"--hostfile {hostfile}"
         raise LaunchError(f"-np {size} is more than {source} offers. Name more slots or a smaller -np.")
-    _check_names(plan)
+    _check_host_names(plan)
     _check_environment(plan.size)
     return plan
 
 
-def _check_bounds(plan: Plan) -> None:
+def _check_plan_size(plan: JobPlan) -> None:
     """Raises LaunchError for too many ranks, whose descriptions alone could fill the memory."""
     if plan.size > MOST_RANKS:
         raise LaunchError(f"a job has too many ranks. Expected 1..{MOST_RANKS}; got {plan.size}. Start fewer ranks.")
@@ -91,7 +91,7 @@ def _check_bounds(plan: Plan) -> None:
         )
 
 
-def _check_names(plan: Plan) -> None:
+def _check_host_names(plan: JobPlan) -> None:
     """Raises LaunchError for host names that begin with a dash.
 
     Ssh would take them for options, which can run commands.
@@ -163,13 +163,13 @@ def read_hosts(lines: Sequence[str], source: str) -> dict[str, int]:
             got = text[:_LONGEST_QUOTE]
             raise LaunchError(f"{source}:{number}: {problem}. Expected each host once, as host slots=N; got {got!r}.")
         slots[entry["host"]] = int(entry["slots"])
-    plan = Plan(sum(slots.values()), slots)
-    _check_bounds(plan)
-    _check_names(plan)
+    plan = JobPlan(sum(slots.values()), slots)
+    _check_plan_size(plan)
+    _check_host_names(plan)
     return slots
 
 
-def _plan_from_table(size: int | None, path: str) -> Plan:
+def _plan_from_table(size: int | None, path: str) -> JobPlan:
     try:
         table = read_rank_table(path)
     except ValueError as error:
@@ -177,13 +177,13 @@ def _plan_from_table(size: int | None, path: str) -> Plan:
     if size not in (None, table.size):
         raise LaunchError(f"-np {size} differs from rank table {path}, which has {table.size} ranks. Omit -np.")
     environment.write_variable("RANK_TABLE_FILE", os.path.abspath(path))
-    plan = Plan(table.size, dict(table.servers), tuple(placement.device for placement in table.placements))
+    plan = JobPlan(table.size, dict(table.servers), tuple(placement.device for placement in table.placements))
     if not plan.is_local:
-        _check_order(table, path)
+        _check_rank_order(table, path)
     return plan
 
 
-def _check_order(table: RankTable, path: str) -> None:
+def _check_rank_order(table: RankTable, path: str) -> None:
     """Raises LaunchError for a rank table that does not number its ranks host after host, as the job does."""
     filled = [server for server, slots in table.servers for _ in range(slots)]
     for placement, server in zip(table.placements, filled):

@@ -19,12 +19,12 @@ Limit = tuple[int, int]
 
 
 @contextlib.contextmanager
-def raise_open_file_limit(count: int, what: str) -> Iterator[Limit | None]:
+def raise_open_file_limit(count: int, purpose: str) -> Iterator[Limit | None]:
     """Raises this process's limit on open files during a block, with a reserve for the process itself.
 
     Args:
       count: number of files.
-      what: the owners of the files, for messages ("8 ranks").
+      purpose: the owners of the files, for messages ("8 ranks").
     Yields:
       The user's original limit, for processes started in the block; None if the limit was not changed.
     Raises:
@@ -39,7 +39,7 @@ def raise_open_file_limit(count: int, what: str) -> Iterator[Limit | None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     except (ValueError, OSError) as error:
         raise LaunchError(
-            f"{what} need {needed} open files here. Expected a limit (ulimit -Hn) of at least {needed}; got {hard}. "
+            f"{purpose} need {needed} open files here. Expected a limit (ulimit -Hn) of at least {needed}; got {hard}. "
             f"Raise the limit as root, ulimit -n {needed}, or start fewer ranks on this machine."
         ) from error
     try:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, Callable
 
-from npu_bridge.base.secondary_files import GrowingFile, Secondary, describe_failure
+from npu_bridge.base.secondary_files import GrowingFile, SecondaryOutput, describe_failure
 from npu_run.errors import LaunchError
 
 # How many last lines are shown of a rank that could not report how it failed.
@@ -50,7 +50,7 @@ class JointStream:
 
     def __init__(self, stream: BinaryIO | None, name: str = "the output", say: Callable[[str], None] | None = None):
         self._stream = getattr(stream, "raw", stream)  # a buffer would retry a failed write for ever
-        self._secondary = Secondary(name, say=say)
+        self._secondary = SecondaryOutput(name, say=say)
         self._is_mid_line = False
 
     def write(self, text: bytes) -> None:
@@ -104,7 +104,7 @@ class RankOutput:
         self._has_left_out = False
         self._held_since = 0.0
 
-    def feed(self, text: bytes, now: float) -> None:
+    def receive_output(self, text: bytes, now: float) -> None:
         """Receives new output of the rank; passes on whole lines and holds back the rest."""
         if self._log is not None:
             self._log(text)
@@ -178,7 +178,7 @@ class RankLog:
         self._file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {title}\n".encode(errors="replace"))
         self._held: dict[str, bytearray] = {}
 
-    def feed(self, stream: str, text: bytes) -> None:
+    def receive_output(self, stream: str, text: bytes) -> None:
         """Receives new output of one of the rank's streams; writes whole lines."""
         held = self._held.setdefault(stream, bytearray())
         # Held-back text is searched only once: a line can be many megabytes long.

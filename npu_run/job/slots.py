@@ -14,8 +14,8 @@ from npu_bridge.base.install import FIX_HOROVOD, INSTALL_HOROVOD
 from npu_bridge.collective import engine_of_ranks
 from npu_bridge.collective.key_value_server import KeyValueServer
 from npu_run.errors import LaunchError
-from npu_run.job.hosts import Plan, has_address_here, is_this_machine
-from npu_run.remote.tasks import Tasks
+from npu_run.job.hosts import JobPlan, has_address_here, is_this_machine
+from npu_run.remote.tasks import ConnectedTasks
 
 _LOCAL = "127.0.0.1"
 # The variables of a rank without Horovod: those of `_AssignedSlot`, then the place of the key-value server.
@@ -47,7 +47,9 @@ class _AssignedSlot(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Slot], KeyValueServer | None]]:
+def open_slots(
+    plan: JobPlan, tasks: ConnectedTasks | None = None
+) -> Iterator[tuple[list[Slot], KeyValueServer | None]]:
     """Yields the slots of a plan's ranks; for several ranks also runs a key-value server during the block.
 
     The server listens only on the addresses of this machine that the ranks use: on 127.0.0.1 if all ranks run here.
@@ -64,7 +66,7 @@ def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Sl
     if plan.size == 1 and plan.is_local:
         yield [Slot(0, "", {})], None
         return
-    is_horovod = engine_of_ranks.engine() == "horovod"
+    is_horovod = engine_of_ranks.choose_engine() == "horovod"
     assigned = _slots_of_horovod(plan) if is_horovod else _slots_in_order(plan)
     server = KeyValueServer()
     try:
@@ -80,7 +82,7 @@ def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Sl
             # Without a known route (a name that only ssh can resolve), the server listens on every interface.
             location = server.listen(address) if address else server.listen("", name=name)
             if is_horovod:
-                variables = horovod_internals.variables_of_rank(slot, location.address, location.port, [interface])
+                variables = horovod_internals.rank_environment(slot, location.address, location.port, [interface])
             else:
                 place = (*slot, location.address, location.port)
                 variables = {f"HOROVOD_{key}": value for key, value in zip(_NAMES, place)}
@@ -90,7 +92,7 @@ def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Sl
         server.stop()
 
 
-def _slots_of_horovod(plan: Plan) -> list[Any]:
+def _slots_of_horovod(plan: JobPlan) -> list[Any]:
     """Returns the slots that Horovod's launcher assigns to the ranks of a plan."""
     try:
         horovod_internals.import_launcher()
@@ -102,7 +104,7 @@ def _slots_of_horovod(plan: Plan) -> list[Any]:
     return horovod_internals.assigned_slots(f"localhost:{plan.size}" if plan.is_local else plan.hosts, plan.size)
 
 
-def _slots_in_order(plan: Plan) -> list[_AssignedSlot]:
+def _slots_in_order(plan: JobPlan) -> list[_AssignedSlot]:
     """Returns the slots of a plan without Horovod's launcher: ranks fill one host after the other."""
     assigned: list[_AssignedSlot] = []
     for host, slots in ({"localhost": plan.size} if plan.is_local else plan.slots).items():
@@ -122,7 +124,7 @@ def _check_addresses(name: str, address: str, interface: str) -> None:
         raise LaunchError(f"no network interface that is up has the address {address}. Bring one up: ip link set lo up")
 
 
-def _route_to_host(plan: Plan, name: str) -> tuple[str, str, str]:
+def _route_to_host(plan: JobPlan, name: str) -> tuple[str, str, str]:
     """Returns how ranks on a host reach the server: the host's name, the server's address, and the network interface.
 
     The name is "" for this machine; the interface is "" on another host.

@@ -11,9 +11,9 @@ from npu_bridge.base import environment
 from npu_bridge.base.lock_owners import JobStarts
 from npu_bridge.base.terminal import echo
 from npu_run.job.elastic import AvailableSlots, HostsCommand, RankBounds, run_elastic
-from npu_run.job.hosts import Plan
+from npu_run.job.hosts import JobPlan
 from npu_run.job.supervisor import Outcome, run_ranks
-from npu_run.remote.tasks import Tasks
+from npu_run.remote.tasks import ConnectedTasks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +30,11 @@ class RestartableJob:
     """
 
     script: str
-    plan: Plan
+    plan: JobPlan
     log_dir: str | None
     stall_secs: float | None
     restarts: int
-    tasks: Tasks | None
+    tasks: ConnectedTasks | None
     elastic: RankBounds | None
     hosts_from: str | None
     say: Callable[[str], None]
@@ -44,7 +44,7 @@ class RestartableJob:
         began, starts = time.time(), JobStarts()
         environment.write_variable(environment.BEGAN, "")
 
-        def start(plan: Plan, **options: Any) -> Outcome:
+        def start(plan: JobPlan, **options: Any) -> Outcome:
             starts.begin()
             outcome = run_ranks(
                 self.script, arguments, plan, self.log_dir, self.stall_secs, tasks=self.tasks, **options

@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from typing import Callable, NamedTuple
 
 from npu_bridge.base.environment import VERBOSE, is_flag_on
-from npu_bridge.base.terminal import escape_controls, silence
+from npu_bridge.base.terminal import discard_unwritten_output, escape_controls
 from npu_bridge.collective.key_value_server import KeyValueServer
 from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
 from npu_run.errors import check_thread
 from npu_run.job.first_failure import (
     SECONDARY_GRACE_SECS,
-    Ending,
     InputEnd,
+    RankEnding,
     choose_exit_code,
     describe_failure_of_job,
     describe_input_end,
@@ -44,7 +44,7 @@ from npu_run.job.hang import (
     find_uneven_wait_start,
     is_deadlock,
 )
-from npu_run.job.hosts import Plan
+from npu_run.job.hosts import JobPlan
 from npu_run.job.limits import Limit, allow_job_files
 from npu_run.job.output import JointStream, RankLog, ReaderGoneError
 from npu_run.job.rank_process import OutputWatch, RankProcess, rank_command, rank_defaults
@@ -52,7 +52,7 @@ from npu_run.job.slots import Slot, open_slots
 from npu_run.job.stop_after_step import StopAfterStep
 from npu_run.job.watched_rank import WatchedRank
 from npu_run.remote.host import RemoteHost, RemoteProcess
-from npu_run.remote.tasks import Tasks
+from npu_run.remote.tasks import ConnectedTasks
 
 # How long a rank can take to end itself after a polite signal: enough to close files, too short to annoy.
 STOP_SECS = 4.0
@@ -94,11 +94,11 @@ class Outcome(NamedTuple):
 def run_ranks(
     script: str,
     arguments: list[str],
-    plan: Plan,
+    plan: JobPlan,
     log_dir: str | None = None,
     stall_secs: float | None = None,
     is_out_of_date: Callable[[], str] = lambda: "",
-    tasks: Tasks | None = None,
+    tasks: ConnectedTasks | None = None,
 ) -> Outcome:
     """Runs `script` on the ranks of a plan until all ranks have ended.
 
@@ -137,7 +137,7 @@ def run_ranks(
                     host.send_message(goes_on=True)  # the host then keeps the state that ranks hold in its memory
             return outcome
         except ReaderGoneError as gone:
-            silence(sys.stdout)  # a write at exit would fail, too
+            discard_unwritten_output(sys.stdout)  # a write at exit would fail, too
             with contextlib.suppress(ReaderGoneError):
                 job.say(f"the program that reads {gone} has ended; all ranks are stopped")
             return Outcome(128 + signal.SIGPIPE, has_failed=False)
@@ -148,7 +148,7 @@ def run_ranks(
 class _Job:
     """The running ranks of a job, with the loop that watches them."""
 
-    def __init__(self, stall_secs: float | None, is_out_of_date: Callable[[], str], tasks: Tasks | None):
+    def __init__(self, stall_secs: float | None, is_out_of_date: Callable[[], str], tasks: ConnectedTasks | None):
         self.server: KeyValueServer | None = None
         self.open_files: Limit | None = None
         self.lost: list[int] = []
@@ -169,7 +169,7 @@ class _Job:
         self._stop_after_step = StopAfterStep(self.ranks)
 
     def start_local_ranks(
-        self, slots: Sequence[Slot], script: str, arguments: list[str], plan: Plan, logs: list
+        self, slots: Sequence[Slot], script: str, arguments: list[str], plan: JobPlan, logs: list
     ) -> None:
         """Starts the ranks on this machine."""
         sharing = len(slots) if self._tasks is None else self._tasks.count_sharing_tasks("")
@@ -182,7 +182,7 @@ class _Job:
             self.ranks.append(rank)
             self._watch.add(rank.process)
 
-    def start_remote_ranks(self, host: str, slots: Sequence[Slot], script, arguments, plan: Plan, logs: list) -> None:
+    def start_remote_ranks(self, host: str, slots: Sequence[Slot], script, arguments, plan: JobPlan, logs) -> None:
         """Starts the ranks on another host, or the rank of another cluster task."""
         connect = RemoteHost if self._tasks is None else self._tasks.open_host
         connection = connect(host, self._streams["stderr"])
@@ -284,12 +284,12 @@ class _Job:
             with contextlib.suppress(ReaderGoneError):
                 self._wait_for_output(_KILL_TICK_SECS)
 
-    def _wait_for_output(self, tick_secs: float = _TICK_SECS) -> list[Ending]:
+    def _wait_for_output(self, tick_secs: float = _TICK_SECS) -> list[RankEnding]:
         """Waits a moment for output, passes it on, and returns the ranks that have ended."""
         self._watch.wait_for_news(tick_secs)
         return [ending for ending in (rank.poll() for rank in self.ranks) if ending is not None]
 
-    def _is_hung(self, endings: list[Ending]) -> bool:
+    def _is_hung(self, endings: list[RankEnding]) -> bool:
         now = time.monotonic()
         if now < self._hang_look_at:
             return False
@@ -365,7 +365,7 @@ class _Job:
         for rank in self.ranks:
             rank.drain()
 
-    def _report_failure(self, cause: Ending, endings: list[Ending]) -> int:
+    def _report_failure(self, cause: RankEnding, endings: list[RankEnding]) -> int:
         input_ends, size = self._input_ends(), len(self.ranks)
         # Secondary failures are expected, and shown only if verbose.
         told = [ending for ending in endings if is_flag_on(VERBOSE) or not ending.is_secondary]

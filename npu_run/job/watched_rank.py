@@ -15,8 +15,8 @@ import tty
 from typing import Any, Protocol, TextIO
 
 from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
-from npu_run.job.first_failure import Ending, InputEnd
-from npu_run.job.hang import Position, StuckCall
+from npu_run.job.first_failure import InputEnd, RankEnding
+from npu_run.job.hang import StuckCall, ThreadPosition
 from npu_run.job.output import TAIL_LINES, JointStream, RankLog, RankOutput
 
 # The exit code of ssh when the connection fails.
@@ -77,9 +77,9 @@ class WatchedRank:
     def __init__(self, rank: int, streams: dict[str, JointStream], log: RankLog | None = None):
         self.rank = rank
         self.process: Process
-        self.ending: Ending | None = None
+        self.ending: RankEnding | None = None
         self.stuck: StuckCall | None = None
-        self.position: Position | None = None
+        self.position: ThreadPosition | None = None
         self.input_end: InputEnd | None = None
         self.can_stop_after_step = self.could_stop_after_step = False
         self.received_signal = ""
@@ -89,7 +89,7 @@ class WatchedRank:
         self._log = log
         self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         self._outputs = {
-            name: RankOutput(rank, joint, self._tail, log and functools.partial(log.feed, name))
+            name: RankOutput(rank, joint, self._tail, log and functools.partial(log.receive_output, name))
             for name, joint in streams.items()
         }
         self._report: dict[str, Any] = {}
@@ -108,7 +108,7 @@ class WatchedRank:
           lead_secs: how many seconds the launcher's clock is ahead of the rank's clock.
         """
         if channel != "link":
-            self._outputs[channel].feed(text, time.monotonic())
+            self._outputs[channel].receive_output(text, time.monotonic())
             return
         *messages, self._unread = (self._unread + text).split(b"\n")
         for message in map(json.loads, messages):
@@ -116,7 +116,7 @@ class WatchedRank:
                 stuck = StuckCall(**message["stuck"]) if message["stuck"] else None
                 self.stuck = stuck and stuck._replace(since=stuck.since + lead_secs, busy_at=stuck.busy_at + lead_secs)
             elif "position" in message:
-                self.position = Position(**message["position"])
+                self.position = ThreadPosition(**message["position"])
             elif "input_end" in message:
                 self.input_end = InputEnd(**message["input_end"]) if message["input_end"] else None
             elif "can_stop_after_step" in message:
@@ -134,9 +134,11 @@ class WatchedRank:
                 self._report = message["ending"]
                 self._report["when"] += lead_secs
                 if self._log is not None:
-                    self._log.feed("stderr", self._report["trace"].encode())  # the rank itself has not printed it
+                    self._log.receive_output(
+                        "stderr", self._report["trace"].encode()
+                    )  # the rank itself has not printed it
 
-    def poll(self) -> Ending | None:
+    def poll(self) -> RankEnding | None:
         """Returns how the rank ended, or None; a reported failure counts even while the process still runs."""
         for output in self._outputs.values():
             output.write_unfinished_line(time.monotonic())
@@ -145,12 +147,12 @@ class WatchedRank:
             self.ending = self._describe_end(code)
         elif self.ending is None and self.process.lost_because:
             why = self.process.lost_because
-            self.ending = Ending(self.rank, self.process.heard_at, _LOST_EXIT_CODE, lost_because=why)
+            self.ending = RankEnding(self.rank, self.process.heard_at, _LOST_EXIT_CODE, lost_because=why)
         return self.ending or (self._describe_end(self._report["code"]) if self._report else None)
 
-    def _describe_end(self, code: int) -> Ending:
+    def _describe_end(self, code: int) -> RankEnding:
         report = self._report
-        return Ending(
+        return RankEnding(
             rank=self.rank,
             when=report.get("when", time.monotonic()),
             exit_code=code if code >= 0 else 128 - code,

@@ -9,7 +9,7 @@ import click
 
 from npu_bridge.base.arguments import is_number
 from npu_bridge.base.reading import read_json
-from npu_bridge.collective.cost_model import Link, Prediction, Training, predict
+from npu_bridge.collective.cost_model import NetworkLink, StepPrediction, TrainingCosts, predict_step_time
 from npu_bridge.reporting.picture_style import PLAN_FILES
 from npu_run.command_line import Command, add_json_option, exit_on_errors, print_json
 from npu_run.errors import LaunchError
@@ -59,18 +59,18 @@ def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, a
     accuracy.
     """
     with exit_on_errors(LaunchError):
-        training = Training(
+        training = TrainingCosts(
             parse_count(params, "--params") * _VALUE_BYTES,
             _choose_compute_secs(**step_time),
             parse_count(tensors, "--tensors", _MOST_TENSORS),
             _WIRE_SHARES[wire],
         )
-        link = Link(
+        link = NetworkLink(
             parse_bytes_per_sec(bandwidth, "--bandwidth"),
             parse_secs(latency, "--latency"),
             host_bytes_per_sec=parse_bytes_per_sec(host_bytes_per_sec, "--host-bytes-per-sec"),
         )
-        predictions = [predict(number, training, link) for number in parse_ranks(ranks, "--ranks")]
+        predictions = [predict_step_time(number, training, link) for number in parse_ranks(ranks, "--ranks")]
         if out:
             check_output_file(out, "--out", PLAN_FILES)
             _draw_plan(predictions, training, out)
@@ -117,7 +117,7 @@ def _read_step_secs(path: str) -> float:
     return 1.0 / steps_per_sec
 
 
-def as_facts(predictions: Sequence[Prediction], training: Training, link: Link) -> dict[str, Any]:
+def as_facts(predictions: Sequence[StepPrediction], training: TrainingCosts, link: NetworkLink) -> dict[str, Any]:
     """Returns all predictions as plain data, in bytes and seconds."""
     return {
         "gradient_bytes": training.gradient_bytes,
@@ -138,11 +138,11 @@ def as_facts(predictions: Sequence[Prediction], training: Training, link: Link) 
     }
 
 
-def print_plan(predictions: Sequence[Prediction], training: Training, link: Link) -> None:
+def print_plan(predictions: Sequence[StepPrediction], training: TrainingCosts, link: NetworkLink) -> None:
     """Prints a row for each number of ranks, and the assumptions."""
     console = PlainConsole()
     rows = [_table_row(prediction, training) for prediction in predictions]
-    print_table(rows, console, headings=_HEADINGS, right=len(_HEADINGS) - 1)
+    print_table(rows, console, headings=_HEADINGS, right_aligned_columns=len(_HEADINGS) - 1)
     print_text(console, _describe_assumptions(predictions, training, link))
 
 
@@ -154,7 +154,7 @@ def format_secs(secs: float) -> str:
     return f"{secs:.3g} s" if secs < 100 else f"{secs:.0f} s"
 
 
-def _table_row(prediction: Prediction, training: Training) -> tuple[str, ...]:
+def _table_row(prediction: StepPrediction, training: TrainingCosts) -> tuple[str, ...]:
     return (
         str(prediction.ranks),
         format_secs(prediction.communication_secs),
@@ -167,11 +167,11 @@ def _table_row(prediction: Prediction, training: Training) -> tuple[str, ...]:
     )
 
 
-def _format_shares(prediction: Prediction) -> str:
+def _format_shares(prediction: StepPrediction) -> str:
     return ", ".join(f"{share:g}" for share in prediction.percentages)
 
 
-def _efficiency(prediction: Prediction, training: Training) -> float:
+def _efficiency(prediction: StepPrediction, training: TrainingCosts) -> float:
     """Returns the work done per second, relative to ranks that do not communicate."""
     return training.compute_secs / prediction.step_secs if prediction.step_secs else 1.0
 
@@ -194,7 +194,7 @@ def _describe_overlap(predictions):
     )
 
 
-def _describe_assumptions(predictions: Sequence[Prediction], training: Training, link: Link) -> str:
+def _describe_assumptions(predictions: Sequence[StepPrediction], training: TrainingCosts, link: NetworkLink) -> str:
     lines = [
         f"{training.gradient_bytes * training.wire_share / 1e6:.4g} MB of gradients on the wire, "
         f"{format_secs(training.compute_secs)} of computation, links of {link.bytes_per_sec * 8e-9:.4g} Gbit/s with "

@@ -82,7 +82,7 @@ class _InputWatch(SessionEngine):
     def report_exit(self) -> None:
         """Reports the script's number of steps as the script ends, unless an end of its input was reported already."""
         with contextlib.suppress(Exception):  # the graph can be gone
-            steps = self._reached_step() if self._ended is None else 0
+            steps = self._read_reached_step() if self._ended is None else 0
             if steps:
                 self._report_end("exit", steps, of_fit=False, of_script=True)
 
@@ -91,7 +91,7 @@ class _InputWatch(SessionEngine):
             self._graph, self._asked = weakref.ref(session.graph), {}
         self._session = weakref.ref(session)
 
-    def _reached_step(self):
+    def _read_reached_step(self):
         """Returns the latest graph's global step; without one, the most runs of a training; 0 if nothing trained."""
         graph, counts = self._graph(), {}
         if graph is None:
@@ -105,12 +105,12 @@ class _InputWatch(SessionEngine):
         most = max(counts.values(), default=0)
         return _read_global_step(self._session(), most) if most else 0
 
-    def _report_end(self, ended, steps, **of):
-        self._ended = ended
-        self._send({"input_end": {"steps": steps, **of}})
+    def _report_end(self, ended_input, steps, **facts):
+        self._ended = ended_input
+        self._send({"input_end": {"steps": steps, **facts}})
 
-    def _withdraw_report(self, ended):
-        if self._ended is not None and ended == self._ended:
+    def _withdraw_report(self, ended_input):
+        if self._ended is not None and ended_input == self._ended:
             self._ended = None
             self._send({"input_end": None})
 

@@ -29,7 +29,7 @@ from npu_bridge.base.environment import (
     launcher_settings,
     write_variable,
 )
-from npu_bridge.base.gpus import describe_shortage, gpu_of_rank
+from npu_bridge.base.gpus import describe_gpu_shortage, gpu_of_rank
 from npu_bridge.base.terminal import echo
 from npu_bridge.collective import tensorflow_server
 from npu_run.rank.input_end import watch_input
@@ -148,7 +148,7 @@ def _show_only_own_gpu(place: Placement, script: str) -> None:
     gpu = gpu_of_rank(declared_device(), place.local_size, script)
     if gpu is not None:
         write_variable(VISIBLE_GPUS, gpu)
-    elif place.local_rank == 0 and (text := describe_shortage(place.local_size)):
+    elif place.local_rank == 0 and (text := describe_gpu_shortage(place.local_size)):
         echo(f"npu-run: {text}", err=True)
 
 

@@ -16,7 +16,7 @@ import traceback
 import types
 from typing import Any
 
-from npu_bridge.base.machine import is_installed
+from npu_bridge.base.machine import is_installed_code
 from npu_bridge.base.tf_internals.names import INPUT_OF_ESTIMATOR, executes_operators
 from npu_run.rank.processor_time import is_blocked, processor_secs
 
@@ -60,15 +60,15 @@ class MainThreadSampler:
         self._last_report: dict[str, Any] | None = None
         self._is_over = False
         self._is_collecting = False
-        gc.callbacks.append(self._note_collection)
+        gc.callbacks.append(self._record_garbage_collection)
 
-    def _note_collection(self, phase: str, info: dict[str, int]) -> None:
+    def _record_garbage_collection(self, phase: str, info: dict[str, int]) -> None:
         self._is_collecting = phase == "start"
 
     def end(self) -> None:
         """Releases the last frame with the script's objects: they must be deleted before the modules of TensorFlow."""
         self._is_over, self._frame = True, None
-        gc.callbacks.remove(self._note_collection)
+        gc.callbacks.remove(self._record_garbage_collection)
 
     def sample(self, now: float) -> dict[str, Any] | None:
         """Samples the thread; call it about once a second.
@@ -93,7 +93,7 @@ class MainThreadSampler:
         )
         if now - began < enough_secs:
             return None
-        busy_at = self._last_busy(now)
+        busy_at = self._last_busy_time(now)
         is_idle = busy_at < now and self._last_report is not None and not self._is_collecting
         self._blocked = self._blocked + 1 if is_idle and is_blocked(frames, _waits_for_thread_or_operators) else 0
         self._processor_secs = processor_secs()  # read again: sampling itself takes some processor time
@@ -116,7 +116,7 @@ class MainThreadSampler:
         where = "" if frame is None else _describe_position(frame)
         return {"where": where, "pipeline": _find_input_pipeline(frames, self._thread)}
 
-    def _last_busy(self, now: float) -> float:
+    def _last_busy_time(self, now: float) -> float:
         """Returns the time of the last sample in which this process computed, or else the time when the call began."""
         before, before_at = self._processor_secs, self._sampled_at
         self._processor_secs, self._sampled_at = processor_secs(), now
@@ -176,7 +176,7 @@ def _describe_position(innermost: types.FrameType) -> str:
 
 def _innermost_script_frame(innermost: types.FrameType) -> types.FrameType | None:
     for frame, _ in traceback.walk_stack(innermost):
-        if not is_installed(frame.f_code.co_filename):
+        if not is_installed_code(frame.f_code.co_filename):
             return frame
     return None
 

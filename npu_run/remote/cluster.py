@@ -16,7 +16,7 @@ _CLUSTERS = (
 )
 
 
-class Task(NamedTuple):
+class ClusterTask(NamedTuple):
     """The position of this process among the processes that a cluster started with the same command.
 
     Attributes:
@@ -32,8 +32,8 @@ class Task(NamedTuple):
     job: str
 
 
-def cluster_task() -> Task | None:
-    """Returns the `Task` of this process if Open MPI, a PMI launcher, Slurm's srun or Kubernetes started several.
+def cluster_task() -> ClusterTask | None:
+    """Returns the task of this process if Open MPI, a PMI launcher, Slurm's srun or Kubernetes started several.
 
     Returns:
       None if this is the only task, if no variable describes tasks, or if each task is a rank already, which
@@ -48,5 +48,9 @@ def cluster_task() -> Task | None:
         if number is not None and count is not None:
             names = [read_variable(name) or "" for name in job_names]
             is_local = bool(local_name) and read_variable(local_name) == read_variable(count_name)
-            return Task(number, count, is_local, "-".join(names) if all(names) else "") if number < count > 1 else None
+            return (
+                ClusterTask(number, count, is_local, "-".join(names) if all(names) else "")
+                if number < count > 1
+                else None
+            )
     return None

@@ -22,7 +22,7 @@ from typing import Any, Callable
 
 from npu_bridge.base.address import address_towards, find_interface
 from npu_bridge.base.environment import MEMORY_FOLDER
-from npu_bridge.base.memory_folders import MemoryFolder, folder_name, make_memory_folder
+from npu_bridge.base.memory_folders import MemoryFolder, make_memory_folder, memory_folder_name
 from npu_run.errors import LaunchError
 from npu_run.job.limits import FILES_OF_A_RANK, Limit, raise_open_file_limit
 from npu_run.job.rank_process import OutputWatch, RankProcess, rank_command, rank_defaults
@@ -133,7 +133,7 @@ def _follow_messages(
             break
     _kill_ranks(ranks, codes)
     if memory is not None:
-        memory.close(keeps=goes_on)
+        memory.close(keeps_files=goes_on)
     if is_job_over:
         is_over.set()
     else:
@@ -146,7 +146,7 @@ def _open_memory_folder(environment: dict[str, str]) -> MemoryFolder | None:
     The folder has the same name as the launcher's folder; on the launcher's own machine both are one folder.
     """
     path = environment.get(MEMORY_FOLDER)
-    folder = make_memory_folder(folder_name(path)) if path else None
+    folder = make_memory_folder(memory_folder_name(path)) if path else None
     if folder is not None:
         environment[MEMORY_FOLDER] = folder.path
     return folder

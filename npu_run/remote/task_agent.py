@@ -18,7 +18,7 @@ from typing import Callable, NoReturn
 from npu_bridge.base import environment
 from npu_bridge.base.reading import open_file
 from npu_run.errors import LaunchError
-from npu_run.remote.cluster import Task, cluster_task
+from npu_run.remote.cluster import ClusterTask, cluster_task
 from npu_run.remote.host_agent import read_messages, run_job
 from npu_run.remote.tasks import (
     ADDRESS_FILE_START,
@@ -36,7 +36,7 @@ _TICK_SECS = 0.1
 _MOST_BYTES = 1 << 16
 
 
-def find_task(words: Sequence[str]) -> Task | None:
+def find_task(words: Sequence[str]) -> ClusterTask | None:
     """Returns the cluster task of this process and its job; None if there is no task, or the job has no name.
 
     Args:
@@ -55,7 +55,7 @@ def find_task(words: Sequence[str]) -> Task | None:
     return task._replace(job=f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:100]}-{command}")
 
 
-def serve_task_0(task: Task, wait_secs: float, say: Callable[[str], None]) -> NoReturn:
+def serve_task_0(task: ClusterTask, wait_secs: float, say: Callable[[str], None]) -> NoReturn:
     """Runs a rank for each job that task 0 starts, and ends with the exit code that task 0 sends.
 
     Args:
@@ -85,7 +85,7 @@ def serve_task_0(task: Task, wait_secs: float, say: Callable[[str], None]) -> No
     leave()
 
 
-def _find_task_0(task: Task, wait_secs: float) -> socket.socket:
+def _find_task_0(task: ClusterTask, wait_secs: float) -> socket.socket:
     """Connects to task 0; each end first proves that it knows the job's secret."""
     limit = time.monotonic() + wait_secs
     while True:
@@ -105,7 +105,7 @@ def _find_task_0(task: Task, wait_secs: float) -> socket.socket:
     )
 
 
-def _addresses_of_task_0(task: Task) -> list[tuple[tuple[str, int], str]]:
+def _addresses_of_task_0(task: ClusterTask) -> list[tuple[tuple[str, int], str]]:
     """Returns the addresses at which task 0 can listen, each with the job's secret."""
     first, secret = map(environment.read_variable, (environment.FIRST_TASK, environment.JOB_SECRET))
     if first:
@@ -128,7 +128,7 @@ def _addresses_of_task_0(task: Task) -> list[tuple[tuple[str, int], str]]:
     return []
 
 
-def _connect(task: Task, address: tuple[str, int], secret: str) -> socket.socket:
+def _connect(task: ClusterTask, address: tuple[str, int], secret: str) -> socket.socket:
     """Connects to task 0 at an address.
 
     Raises:

@@ -28,9 +28,9 @@ from npu_bridge.base import environment
 from npu_bridge.base.address import addresses_of_this_machine, find_interface
 from npu_bridge.base.files import new_file, remove_file_with_text
 from npu_run.errors import LaunchError
-from npu_run.job.hosts import Plan
+from npu_run.job.hosts import JobPlan
 from npu_run.job.output import JointStream
-from npu_run.remote.cluster import Task
+from npu_run.remote.cluster import ClusterTask
 from npu_run.remote.host import RemoteHost
 
 ADDRESS_FILE_START = rb'^\{"made_by": "npu-run"'
@@ -44,7 +44,7 @@ _LINE_BYTES = 1 << 16
 _CHUNK_BYTES = 65536
 
 
-class _Agent(NamedTuple):
+class _TaskAgent(NamedTuple):
     """A connected task other than task 0, with its host, its connection, and the cores that it can use."""
 
     number: int
@@ -67,7 +67,7 @@ class _Agent(NamedTuple):
             return True
 
 
-class Tasks:
+class ConnectedTasks:
     """All tasks of a job, with the connections from task 0 to the other tasks.
 
     Args:
@@ -78,10 +78,10 @@ class Tasks:
       LaunchError: the file with the address cannot be written, or no socket can listen on this machine.
     """
 
-    def __init__(self, task: Task, wait_secs: float, say: Callable[[str], None]):
+    def __init__(self, task: ClusterTask, wait_secs: float, say: Callable[[str], None]):
         self.count = task.count
         self._task, self._wait_secs, self._say = task, wait_secs, say
-        self._agents: dict[int, _Agent] = {}
+        self._agents: dict[int, _TaskAgent] = {}
         self._before = dict(os.environ)
         self._agents_changed = threading.Condition()
         self._host, self._cores = socket.gethostname(), core_numbers()
@@ -97,7 +97,7 @@ class Tasks:
                 addresses = [_LOCAL] if task.is_local else addresses_of_this_machine()
                 place = {"host": self._host, "addresses": addresses, "port": self._listener.getsockname()[1]}
                 self._text = json.dumps({"made_by": "npu-run", **place, "secret": self._secret})
-                with new_file(self._path, ours=ADDRESS_FILE_START, permissions=0o600) as file:
+                with new_file(self._path, own_pattern=ADDRESS_FILE_START, permissions=0o600) as file:
                     file.write(self._text)
         except (OSError, ValueError, OverflowError) as error:
             raise LaunchError(
@@ -111,7 +111,7 @@ class Tasks:
         hosts = [agent.host for agent in self._connected_agents()]
         return {host: hosts.count(host) + (host == self._host) for host in dict.fromkeys([self._host, *hosts])}
 
-    def make_plan(self) -> Plan:
+    def make_plan(self) -> JobPlan:
         """Waits for all tasks, and plans a job of all of them.
 
         Raises:
@@ -132,7 +132,7 @@ class Tasks:
                 self._say(f"waiting for {names}, up to {self._wait_secs:.0f} s")
             with self._agents_changed:
                 self._agents_changed.wait(0.1)
-        return Plan(self.count, self.slots())
+        return JobPlan(self.count, self.slots())
 
     def network_places(self, size: int) -> list[tuple[str, str, str]]:
         """Returns for each rank its task's name, this machine's address for the task, and the network interface.
@@ -191,11 +191,11 @@ class Tasks:
                 agent.socket.sendall(json.dumps({"exit": code}).encode() + b"\n")
             agent.socket.close()
 
-    def _connected_agents(self) -> list[_Agent]:
+    def _connected_agents(self) -> list[_TaskAgent]:
         with self._agents_changed:
             return [agent for agent in self._agents.values() if not agent.is_gone]
 
-    def _agents_by_rank(self, size: int) -> list[_Agent | None]:
+    def _agents_by_rank(self, size: int) -> list[_TaskAgent | None]:
         """Returns the task of each rank, None for task 0; ranks are numbered host after host, as in Horovod."""
         agents = sorted(self._connected_agents(), key=lambda agent: agent.number)
         hosts = list(self.slots())
@@ -223,16 +223,16 @@ class Tasks:
                 remove_timeout(connection)
                 with self._agents_changed:
                     if number not in self._agents or self._agents[number].is_gone:
-                        self._agents[number] = _Agent(number, host, cores, connection)
+                        self._agents[number] = _TaskAgent(number, host, cores, connection)
                         self._agents_changed.notify_all()
                         return
         connection.close()
 
 
 @contextlib.contextmanager
-def lead_tasks(task: Task, wait_secs: float, say: Callable[[str], None]) -> Iterator[Tasks]:
+def lead_tasks(task: ClusterTask, wait_secs: float, say: Callable[[str], None]) -> Iterator[ConnectedTasks]:
     """Makes this task the launcher of all tasks during the block; the other tasks end with the block's exit code."""
-    tasks = Tasks(task, wait_secs, say)
+    tasks = ConnectedTasks(task, wait_secs, say)
     before = signal.getsignal(signal.SIGTERM)
     # While no ranks run, the signal ends this process, with an exit code for all tasks.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -248,7 +248,7 @@ def lead_tasks(task: Task, wait_secs: float, say: Callable[[str], None]) -> Iter
         tasks.close(code)
 
 
-def address_file_name(task: Task) -> str:
+def address_file_name(task: ClusterTask) -> str:
     """Returns the name of the file in the current folder that holds the address of task 0."""
     return f".npu-run-{task.job}"
 
@@ -287,7 +287,7 @@ class _TaskConnection(RemoteHost):
       facts: fields of the job message for a task; unlike a host, a task already has environment variables.
     """
 
-    def __init__(self, agent: _Agent, errors: JointStream, facts: Mapping[str, Any]):
+    def __init__(self, agent: _TaskAgent, errors: JointStream, facts: Mapping[str, Any]):
         self._socket, self._facts = agent.socket, facts
         super().__init__(agent.name, errors)
 
@@ -333,7 +333,7 @@ def core_numbers() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
-def _local_address(agent: _Agent) -> str:
+def _local_address(agent: _TaskAgent) -> str:
     """Returns this machine's address in the connection to a task."""
     return agent.socket.getsockname()[0]
 

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from npu_bridge.base.files import write_atomically
 from npu_bridge.base.reading import open_file, read_json
-from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.secondary_files import SecondaryOutput
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_run.trials.hooks import is_type_lowerable
-from npu_run.trials.record import Record, folder_of_rank, kind_of_source
+from npu_run.trials.record import RankRecordWriter, find_source_kind, folder_of_rank
 from npu_run.trials.replay import write_verdict
 from npu_run.trials.trial import Trial
 
@@ -89,7 +89,7 @@ class RecordCallback(TrainStepCallback):
 
     def __init__(self, model: tf.keras.Model, trial: Trial, rank: int):
         super().__init__(model, rank)
-        self._record, self._steps = Record(trial.record, rank), trial.steps
+        self._record, self._steps = RankRecordWriter(trial.record, rank), trial.steps
 
     def handle_weights(self):
         """Writes the initial weights."""
@@ -104,7 +104,7 @@ class RecordCallback(TrainStepCallback):
 
     def handle_nodes(self, nodes):
         """Lists the step's random operators as not recorded."""
-        types = sorted({node.op for node in nodes if kind_of_source(node.op) == "random"})
+        types = sorted({node.op for node in nodes if find_source_kind(node.op) == "random"})
         self._record.facts["not_recorded"].update(dict.fromkeys(types, "it is inside the function that trains"))
 
     def on_train_batch_end(self, batch, logs=None):
@@ -135,7 +135,7 @@ class OperatorTypesCallback(TrainStepCallback):
         """Writes the list of operator types."""
         float32 = {node.op for node in nodes if node.attr["T"].type == tf.float32.as_datatype_enum}
         listed = [{"name": kind, "type": kind} for kind in sorted(float32) if is_type_lowerable(kind)]
-        Secondary(f"the list of operators {self._path}").attempt(
+        SecondaryOutput(f"the list of operators {self._path}").attempt(
             write_atomically, self._path, json.dumps(listed, indent=1)
         )
 

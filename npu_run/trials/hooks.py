@@ -17,13 +17,13 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.files import write_atomically
-from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.secondary_files import SecondaryOutput
 from npu_bridge.base.tf_internals.graphs import operator_definition
 from npu_bridge.gradients.collections import UNSCALED_LOSS
 from npu_bridge.graph.variables import changes_variable
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.history_hook import HistoryHook
-from npu_bridge.reporting.keras_numbers import Numbers
+from npu_bridge.reporting.keras_numbers import OptimizerNumbers
 from npu_bridge.session.hooked_session import TrainingHook
 from npu_bridge.session.precision.rewriter import has_floating_type
 from npu_run.trials.trial import Trial
@@ -120,7 +120,7 @@ class OperatorListHook(TrainingHook):
         listed = [
             {"name": op.name, "type": op.type, "where": _find_line(op)} for op in self.training.ops if _is_lowerable(op)
         ]
-        Secondary(f"the list of operators {self._path}").attempt(
+        SecondaryOutput(f"the list of operators {self._path}").attempt(
             write_atomically, self._path, json.dumps(listed, indent=1)
         )
 
@@ -140,7 +140,7 @@ def write_parameter_count(path: str, variables: Iterable[tf.Variable]) -> None:
     """Writes the total number of elements of variables to a file, unless the file exists."""
     count = sum(variable.shape.num_elements() or 0 for variable in variables)
     if not os.path.exists(path):
-        Secondary(f"the number of parameters {path}").attempt(write_atomically, path, json.dumps(count))
+        SecondaryOutput(f"the number of parameters {path}").attempt(write_atomically, path, json.dumps(count))
 
 
 class EndAfterStepsHook(TrainingHook):
@@ -175,7 +175,7 @@ class TrialCallback(tf.keras.callbacks.Callback):
             ranks = collective.current()
             self._writes = ranks.rank == 0 and not os.path.exists(self._history.path)
             if self._writes:
-                self._history.begin_session(Numbers.of(self.model.optimizer).step, ranks=ranks.size)
+                self._history.begin_session(OptimizerNumbers.of(self.model.optimizer).step, ranks=ranks.size)
         self._has_begun = True
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -194,7 +194,7 @@ class TrialCallback(tf.keras.callbacks.Callback):
         if self._trial.rounding and not self._has_rounded:
             self._round_weights()  # this model had no weights before its first batch
         if self._writes:
-            numbers, loss = Numbers.of(self.model.optimizer), (logs or {}).get("loss")
+            numbers, loss = OptimizerNumbers.of(self.model.optimizer), (logs or {}).get("loss")
             self._history.append(numbers.step, None if loss is None else float(loss), numbers.loss_scale, False)
         if self._trial.parameters and self._writes:
             write_parameter_count(self._trial.parameters, self.model.trainable_variables)

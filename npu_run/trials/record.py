@@ -30,16 +30,16 @@ import tensorflow as tf
 
 from npu_bridge.base.environment import imposed_options
 from npu_bridge.base.files import new_file, write_atomically
-from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.secondary_files import SecondaryOutput
 from npu_bridge.base.tf_internals.graphs import allow_fetching, enclosing_branches, operator_definition
 from npu_bridge.base.tf_internals.sessions import is_closed
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.graph.operators import list_elements
 from npu_bridge.graph.races import find_races
-from npu_bridge.graph.run import Run
+from npu_bridge.graph.run import SessionRun
 from npu_bridge.graph.variables import changes_variable, variable_behind
 from npu_bridge.session import steps_per_run
-from npu_bridge.session.dump_files import with_savable_dtype
+from npu_bridge.session.dump_files import convert_to_savable_dtype
 from npu_bridge.session.hooked_session import TrainingHook
 from npu_run.trials.replay_tf1 import name_in_record
 
@@ -49,7 +49,7 @@ _RANDOM = ("StatelessRandom", "StatelessTruncated", "StatelessParameterized", "S
 _RANDOM += ("StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulRandomBinomial")
 
 
-class Sources(NamedTuple):
+class StepSources(NamedTuple):
     """The batches and random numbers that a step reads.
 
     Attributes:
@@ -63,7 +63,7 @@ class Sources(NamedTuple):
     missing: dict[str, str]
 
 
-class Record:
+class RankRecordWriter:
     """A writer of one rank's part of a record.
 
     Attributes:
@@ -75,7 +75,7 @@ class Record:
         self.facts: dict[str, Any] = {"steps": 0, "losses": [], "kinds": {}, "not_recorded": {}, "races": {}}
         mode = imposed_options().get("precision_mode")
         self.facts.update(updates=[], trained=[], loss_names=[], is_float32=mode == "must_keep_origin_dtype")
-        self._secondary = Secondary(f"the record in {self._folder}")
+        self._secondary = SecondaryOutput(f"the record in {self._folder}")
         self._is_whole = True
 
     def save(self, name: str, values: Mapping[str, Any]) -> None:
@@ -85,7 +85,7 @@ class Record:
     def finish(self) -> None:
         """Writes `record.json`, unless an archive could not be written: an incomplete record cannot be replayed."""
         if self._is_whole:
-            self._secondary.attempt(self._write_facts, now=True)
+            self._secondary.attempt(self._write_facts, is_last_chance=True)
 
     def _write_facts(self) -> None:
         write_atomically(os.path.join(self._folder, "record.json"), json.dumps(self.facts, indent=1))
@@ -93,7 +93,7 @@ class Record:
     def _write_arrays(self, name: str, values: Mapping[str, Any]) -> None:
         os.makedirs(self._folder, exist_ok=True)
         archive = io.BytesIO()  # on a full disk, a numpy archive in a file raises again when it is garbage-collected
-        np.savez(archive, **{key: with_savable_dtype(value) for key, value in values.items()})
+        np.savez(archive, **{key: convert_to_savable_dtype(value) for key, value in values.items()})
         with new_file(os.path.join(self._folder, name), "wb") as file:
             file.write(archive.getbuffer())
 
@@ -109,9 +109,9 @@ class RecordStepsHook(TrainingHook):
     def __init__(self, folder: str, steps: int, rank: int, with_tensors: bool = False):
         self._steps, self._with_tensors = steps, with_tensors
         self._session: Any = None
-        self._record = Record(folder, rank)
+        self._record = RankRecordWriter(folder, rank)
         self._facts = self._record.facts
-        self._raced: dict[Run, list[tf.Operation]] = {}  # by kind of run
+        self._raced: dict[SessionRun, list[tf.Operation]] = {}  # by kind of run
         self._made_fetchable: list[tf.Operation] = []  # fetchable only in this run
 
     def after_create_session(self, session, coord):
@@ -200,7 +200,7 @@ class RecordStepsHook(TrainingHook):
         self._record.finish()
 
 
-def _find_updates(run: Run) -> set[str]:
+def _find_updates(run: SessionRun) -> set[str]:
     """Returns the names of operators that update trained variables; empty for an evaluation."""
     changing = [op for op in run.ops if changes_variable(op.type) and variable_behind(op.inputs[0]) in run.trained]
     return {op.name for op in changing} or set(run.purpose)
@@ -229,7 +229,7 @@ def _fed_values(run_context):
 
 def find_sources(
     ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset(), values: Mapping[str, Any] | None = None
-) -> Sources:
+) -> StepSources:
     """Finds the tensors through which a step reads batches and random numbers, except tensors that the script feeds.
 
     Args:
@@ -237,14 +237,14 @@ def find_sources(
       fed: names of the fed tensors.
       values: values of fed tensors by name, which decide the branches of conditions that a step runs.
     """
-    found = Sources({}, {}, {})
+    found = StepSources({}, {}, {})
     for op in ops:
-        kind = kind_of_source(op.type)
+        kind = find_source_kind(op.type)
         if kind is None:
             if op.outputs and all(tensor.dtype in _HANDLE_DTYPES for tensor in op.outputs):
                 continue  # an iterator: its elements are recorded where they are read
             inside = {node.op for node in nodes_in_functions(op.graph, [op.node_def])}
-            hidden = sorted(name for name in inside if kind_of_source(name) is not None)
+            hidden = sorted(name for name in inside if find_source_kind(name) is not None)
             if hidden:
                 found.missing[op.name] = f"{', '.join(hidden)} inside a function"
             continue
@@ -273,7 +273,7 @@ def _will_run(op, values):
     return True
 
 
-def kind_of_source(op_type: str) -> str | None:
+def find_source_kind(op_type: str) -> str | None:
     if op_type.startswith(_BATCHES):
         return "batch"
     definition = operator_definition(op_type)

@@ -42,7 +42,7 @@ class SearchResult(NamedTuple):
     is_smallest: bool
 
 
-class OutOfRuns(Exception):
+class OutOfRunsError(Exception):
     """Raised if a further run would exceed the allowed number of runs."""
 
 
@@ -56,16 +56,16 @@ _LEVELS: tuple[Callable[[Operator], object], ...] = (
 
 
 def find_minimal_float32_set(
-    operators: Sequence[Operator], passes: Callable[[frozenset[str]], bool]
+    operators: Sequence[Operator], is_accepted: Callable[[frozenset[str]], bool]
 ) -> SearchResult | None:
     """Finds a set of operators that must keep their dtype, from which no operator can be left out.
 
-    With n operators of which k are needed, `passes` is called about k * log2(n) + 4 * (k + 1) times.
+    With n operators of which k are needed, `is_accepted` is called about k * log2(n) + 4 * (k + 1) times.
 
     Args:
       operators: all operators that can be lowered.
-      passes: returns whether a training passes if the operators with these names keep their dtype. If it raises
-        `OutOfRuns`, the search returns the smallest set that has passed.
+      is_accepted: returns whether a training passes if the operators with these names keep their dtype. If it raises
+        `OutOfRunsError`, the search returns the smallest set that has passed.
     Returns:
       The set, empty if all operators can be lowered; None if a training fails even when all operators keep their dtype.
     """
@@ -73,34 +73,34 @@ def find_minimal_float32_set(
     best = list(operators)
     is_smallest = True
 
-    def passes_with(kept: Sequence[Operator]) -> bool:
+    def is_accepted_with(kept: Sequence[Operator]) -> bool:
         nonlocal best
         names = frozenset(operator.name for operator in kept)
         if names not in asked:
-            asked[names] = passes(names)
+            asked[names] = is_accepted(names)
         if asked[names] and len(names) < len(best):
             best = list(kept)
         return asked[names]
 
     try:
-        if passes_with([]):
+        if is_accepted_with([]):
             return SearchResult((), True)
-        if not passes_with(operators):
+        if not is_accepted_with(operators):
             return None
         left = list(operators)
         for level in _LEVELS:
             groups: dict[object, list[Operator]] = {}
             for operator in left:
                 groups.setdefault(level(operator), []).append(operator)
-            left = _find_needed_operators(list(groups.values()), passes_with)
-    except OutOfRuns:
+            left = _find_needed_operators(list(groups.values()), is_accepted_with)
+    except OutOfRunsError:
         is_smallest = False
     kept = {operator.name for operator in best}
     return SearchResult(tuple(operator for operator in operators if operator.name in kept), is_smallest)
 
 
 def _find_needed_operators(
-    groups: list[list[Operator]], passes_with: Callable[[Sequence[Operator]], bool]
+    groups: list[list[Operator]], is_accepted_with: Callable[[Sequence[Operator]], bool]
 ) -> list[Operator]:
     """Returns the operators of the needed groups.
 
@@ -114,12 +114,12 @@ def _find_needed_operators(
 
     while groups:
         if len(groups) > 1 or needed:
-            if passes_with(needed):
+            if is_accepted_with(needed):
                 return needed
         fails, succeeds = 0, len(groups)
         while succeeds - fails > 1:
             middle = (fails + succeeds) // 2
-            if passes_with(add_first_groups(middle)):
+            if is_accepted_with(add_first_groups(middle)):
                 succeeds = middle
             else:
                 fails = middle

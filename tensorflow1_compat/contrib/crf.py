@@ -120,9 +120,9 @@ def crf_decode(potentials, transition_params, sequence_length):
     steps, batch = tf.shape(time_major)[0], tf.shape(time_major)[1]
     identity_pointers = tf.broadcast_to(tf.range(tf.shape(potentials)[2])[None], [batch, tf.shape(potentials)[2]])
 
-    def forward(carry, at):
+    def forward(carry, time):
         alphas, _ = carry
-        scores, time = at
+        scores, time = time
         ways = alphas[:, :, None] + transition_params[None]
         is_inside = tf.broadcast_to((time < lengths)[:, None], tf.shape(alphas))
         new = tf.where(is_inside, tf.reduce_max(ways, 1) + scores, alphas)

@@ -172,11 +172,11 @@ class CudnnLSTM(_CudnnRNN):
 
     _default_name, _states, _cell = "cudnn_lstm", 2, CudnnCompatibleLSTMCell
 
-    def _to_public_state(self, flat):
-        return flat[1], flat[0]
+    def _to_public_state(self, flat_states):
+        return flat_states[1], flat_states[0]
 
-    def _to_cell_state(self, given):
-        return tf.nn.rnn_cell.LSTMStateTuple(given[1], given[0])
+    def _to_cell_state(self, public_state):
+        return tf.nn.rnn_cell.LSTMStateTuple(public_state[1], public_state[0])
 
 
 class CudnnGRU(_CudnnRNN):
@@ -184,11 +184,11 @@ class CudnnGRU(_CudnnRNN):
 
     _default_name, _states, _cell = "cudnn_gru", 1, CudnnCompatibleGRUCell
 
-    def _to_public_state(self, flat):
-        return (flat[0],)
+    def _to_public_state(self, flat_states):
+        return (flat_states[0],)
 
-    def _to_cell_state(self, given):
-        return given[0]
+    def _to_cell_state(self, public_state):
+        return public_state[0]
 
 
 class CudnnRNNTanh(CudnnGRU):

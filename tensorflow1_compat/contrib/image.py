@@ -16,7 +16,7 @@ def _as_batch(images):
     return images[None, :, :, None] if rank == 2 else images[None] if rank == 3 else images
 
 
-def _with_rank_of(batch, images):
+def _restore_rank(batch, images):
     rank = images.shape.rank
     result = batch[0, :, :, 0] if rank == 2 else batch[0] if rank == 3 else batch
     if images.dtype != result.dtype:
@@ -49,7 +49,7 @@ def transform(images, transforms, interpolation="NEAREST", output_shape=None, na
         )
         fixed = tf.get_static_value(shape)
         done.set_shape([batch.shape[0], *(batch.shape[1:3] if output_shape is None else fixed), batch.shape[3]])
-        return _with_rank_of(done, images)
+        return _restore_rank(done, images)
 
 
 def rotate(images, angles, interpolation="NEAREST", name=None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.base.machine import memory_now, peak_memory
+from npu_bridge.base.machine import current_memory_bytes, peak_memory
 
 
 def _make_measurement(name, gpu_key, measure_process):
@@ -20,7 +20,7 @@ def _make_measurement(name, gpu_key, measure_process):
 
 def BytesInUse():
     """Returns the number of bytes in use, an int64 scalar that each session run measures again."""
-    return _make_measurement("BytesInUse", "current", memory_now)
+    return _make_measurement("BytesInUse", "current", current_memory_bytes)
 
 
 def MaxBytesInUse():

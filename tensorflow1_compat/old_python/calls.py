@@ -19,7 +19,7 @@ __all__ = [
     "OLD_MODES",
     "with_old_method",
     "numpy_version",
-    "old_mode_of",
+    "find_old_mode",
     "element_or_value",
     "without_one_element_arrays",
 ]
@@ -43,7 +43,7 @@ def numpy_version() -> tuple[int, int]:
     return 0, 0
 
 
-def old_mode_of(call: ast.Call) -> ast.Constant | None:
+def find_old_mode(call: ast.Call) -> ast.Constant | None:
     """Returns the mode argument of a call of `open` if it is a removed mode (`OLD_MODES`); else None."""
     if getattr(call.func, "attr", getattr(call.func, "id", None)) != "open":
         return None

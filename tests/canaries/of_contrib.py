@@ -169,9 +169,9 @@ def _():
     expect(issubclass(cells.BasicLSTMCell, contrib.rnn_cell_base()), "cells have another base")
 
 
-@canary_of(contrib.engine_classes)
+@canary_of(contrib.keras_engine_classes)
 def _():
-    functional, layer, spec = contrib.engine_classes()
+    functional, layer, spec = contrib.keras_engine_classes()
     inputs = tf.keras.Input([2])
     model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(inputs))
     expect(isinstance(model, functional) and isinstance(model.layers[0], layer), "they are of other classes")

@@ -14,7 +14,7 @@ v1 = tf.compat.v1
 @canary_of(
     functions.eager_function_definition,
     functions.add_function,
-    functions.redirected_calls,
+    functions.redirect_calls_in_block,
     functions.redirect_calls,
     eagerly=True,
 )
@@ -28,9 +28,9 @@ def _():
     added.op = "Mul" if added.op == "Add" else "Sub"
     definition.signature.name = f"{name}_changed"
     functions.add_function(definition)
-    with functions.redirected_calls(lambda asked: f"{asked}_changed"):
+    with functions.redirect_calls_in_block(lambda asked: f"{asked}_changed"):
         changed = float(concrete(tf.constant(5.0)))
-        with functions.redirected_calls(None):
+        with functions.redirect_calls_in_block(None):
             expect(float(concrete(tf.constant(5.0))) == 6.0, "the innermost one does not count")
     expect(changed != 6.0 and float(concrete(tf.constant(5.0))) == 6.0, "calls are not those that were asked for")
 

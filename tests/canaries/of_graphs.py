@@ -10,11 +10,11 @@ from tests.canaries import canary_of, expect
 v1 = tf.compat.v1
 
 
-@canary_of(graphs.opened_for_changes)
+@canary_of(graphs.allow_graph_changes)
 def _():
     graph = v1.get_default_graph()
     graph.finalize()
-    with graphs.opened_for_changes(graph):
+    with graphs.allow_graph_changes(graph):
         tf.no_op()
     expect(graph.finalized, "the graph stayed open")
 
@@ -43,7 +43,7 @@ def _():
     expect(op.node_def.attr["_canary"].i == 3, "the attribute is not there")
 
 
-@canary_of(graphs.make_stand_in, graphs.original_of, graphs.owner_of_slots)
+@canary_of(graphs.make_stand_in, graphs.original_variable_of, graphs.owner_of_slots)
 def _():
     for use_resource in (True, False):
         original = v1.get_variable(f"original_{use_resource}", [2], tf.float16, use_resource=use_resource)
@@ -52,7 +52,9 @@ def _():
         optimizer = v1.train.AdamOptimizer(0.1)
         step = optimizer.apply_gradients([(tf.ones([2]), made)])
         expect(made.name == original.name and made.dtype == tf.float32, "it has not that name")
-        expect(graphs.original_of(made) is original and graphs.owner_of_slots(made) is original, "it is forgotten")
+        expect(
+            graphs.original_variable_of(made) is original and graphs.owner_of_slots(made) is original, "it is forgotten"
+        )
         expect(optimizer.get_slot(original, "m") is optimizer.get_slot(made, "m"), "their slots are not the same")
         keyless = graphs.make_stand_in(original, values, tf.float32, has_key=False)
         expect(graphs.owner_of_slots(keyless) is keyless, "slots would be looked for at the original")
@@ -62,9 +64,9 @@ def _():
             expect(session.run(values)[0] < 0 and session.run(made.value())[0] < 0, "the values are not those")
 
 
-@canary_of(graphs.attributes_of_new_operators)
+@canary_of(graphs.set_attributes_of_new_operators)
 def _():
-    with graphs.attributes_of_new_operators(v1.get_default_graph(), {"_canary": v1.AttrValue(i=3)}):
+    with graphs.set_attributes_of_new_operators(v1.get_default_graph(), {"_canary": v1.AttrValue(i=3)}):
         op = tf.no_op()
     expect(op.get_attr("_canary") == 3, "the operator has no such attribute")
 
@@ -79,7 +81,7 @@ def _():
 @canary_of(
     graphs.control_flow_context,
     graphs.current_control_flow_context,
-    graphs.inside_control_flow_context,
+    graphs.enter_control_flow_context,
     graphs.bring_into_context,
 )
 def _():
@@ -98,7 +100,7 @@ def _():
         if was_on:
             v1.enable_control_flow_v2()
     (context,) = found
-    with graphs.inside_control_flow_context(graph, context):
+    with graphs.enter_control_flow_context(graph, context):
         op = tf.no_op()
     expect(context is not None and graphs.control_flow_context(op) is context, "an operator is not in its branch")
     expect(graphs.current_control_flow_context(graph) is None, "the branch was not left")

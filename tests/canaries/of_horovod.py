@@ -60,13 +60,13 @@ def _():
 @canary_of(
     horovod_internals.import_launcher,
     horovod_internals.assigned_slots,
-    horovod_internals.variables_of_rank,
+    horovod_internals.rank_environment,
 )
 def _():
     horovod_internals.import_launcher()
     slots = horovod_internals.assigned_slots("one:2,other:1", 3)
     expect([(slot.rank, slot.hostname) for slot in slots] == [(0, "one"), (1, "one"), (2, "other")], "other places")
-    variables = horovod_internals.variables_of_rank(slots[2], "10.0.0.1", 4242, ["eth0"])
+    variables = horovod_internals.rank_environment(slots[2], "10.0.0.1", 4242, ["eth0"])
     wanted = {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
         "HOROVOD_GLOO_RENDEZVOUS_PORT": "4242",

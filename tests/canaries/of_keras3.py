@@ -30,25 +30,33 @@ def built_optimizer():
 
 
 @canary_of(
-    keras3.loaded_keras3, keras3.load, keras3.when_keras3_loaded, keras3.backend, keras3.check_backend, eagerly=True
+    keras3.loaded_keras3,
+    keras3.load_keras3,
+    keras3.when_keras3_loaded,
+    keras3.backend,
+    keras3.check_backend,
+    eagerly=True,
 )
 def _():
     told = []
     keras3.when_keras3_loaded(told.append)
-    expect(keras3.loaded_keras3() is keras3.load("canary") is keras, "it is another module")
+    expect(keras3.loaded_keras3() is keras3.load_keras3("canary") is keras, "it is another module")
     expect(told == [keras], "it was not told")
     expect(keras3.backend() == "tensorflow", f"the backend is {keras3.backend()}")
     keras3.check_backend("canary")
 
 
-@canary_of(keras3.is_optimizer, keras3.is_model, keras3.is_schedule, keras3.scales_loss, eagerly=True)
+@canary_of(keras3.is_optimizer, keras3.is_model, keras3.is_schedule, keras3.is_loss_scaling_optimizer, eagerly=True)
 def _():
     optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5))
     expect(keras3.is_optimizer(optimizer) and not keras3.is_optimizer(tf.keras.optimizers.SGD()), "of Keras 2")
     expect(keras3.is_model(keras.Sequential([])) and not keras3.is_model(tf.keras.Sequential([])), "of Keras 2")
     expect(keras3.is_schedule(optimizer._learning_rate) and not keras3.is_schedule(0.5), "no schedule")
     scaling = [keras.optimizers.LossScaleOptimizer(optimizer), keras.optimizers.SGD(loss_scale_factor=2.0)]
-    expect([keras3.scales_loss(each) for each in (optimizer, *scaling)] == [False, True, True], "scales the loss")
+    expect(
+        [keras3.is_loss_scaling_optimizer(each) for each in (optimizer, *scaling)] == [False, True, True],
+        "scales the loss",
+    )
 
 
 @canary_of(keras3.tensorflow_variable_of, keras3.variables_built_with, keras3.prefix_of_slots, eagerly=True)

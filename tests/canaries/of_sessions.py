@@ -115,12 +115,12 @@ def _():
     sessions.has_eager_context,
     sessions.function_call_settings,
     sessions.set_function_call_settings,
-    sessions.with_changed_config,
+    sessions.copy_with_changed_config,
 )
 def _():
     before = sessions.function_call_settings()
     expect(sessions.has_eager_context(), "there is no eager context")
-    settings = sessions.with_changed_config(before, lambda config: setattr(config, "log_device_placement", True))
+    settings = sessions.copy_with_changed_config(before, lambda config: setattr(config, "log_device_placement", True))
     sessions.set_function_call_settings(settings)
     try:
         now = v1.ConfigProto.FromString(sessions.function_call_settings().config_proto_serialized)

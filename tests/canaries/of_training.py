@@ -121,22 +121,22 @@ def _():
     expect(float(training.scheduled_rate_at(optimizer, tf.constant(3))) == 0.5, "the schedule gives something else")
 
 
-@canary_of(savers.track, eagerly=True)
+@canary_of(savers.track_part, eagerly=True)
 def _():
     owner = tf.Module()
-    savers.track(owner, tf.Variable(3.0), "part")
-    savers.track(owner, tf.Variable(4.0), "part", overwrite=True)
+    savers.track_part(owner, tf.Variable(3.0), "part")
+    savers.track_part(owner, tf.Variable(4.0), "part", overwrite=True)
     with tempfile.TemporaryDirectory() as folder:
         path = tf.train.Checkpoint(owner=owner).write(f"{folder}/canary")
         value = tf.train.load_checkpoint(path).get_tensor("owner/part/.ATTRIBUTES/VARIABLE_VALUE")
     expect(value == 4.0, "the checkpoint does not hold the part")
 
 
-@canary_of(savers.delegating_trackable, eagerly=True)
+@canary_of(savers.delegating_trackable_class, eagerly=True)
 def _():
     inner = tf.Module()
     inner.part = tf.Variable(3.0)
-    outer = type("Outer", (savers.delegating_trackable(), tf.saved_model.Asset), {})(inner)
+    outer = type("Outer", (savers.delegating_trackable_class(), tf.saved_model.Asset), {})(inner)
     with tempfile.TemporaryDirectory() as folder:
         path = tf.train.Checkpoint(owner=outer).write(f"{folder}/canary")
         value = tf.train.load_checkpoint(path).get_tensor("owner/part/.ATTRIBUTES/VARIABLE_VALUE")
@@ -470,15 +470,15 @@ def _():
         expect(savers.keys_in_object_checkpoint(tf.train.load_checkpoint(path)) == {}, "names are taken for objects")
 
 
-@canary_of(savers.was_restored, savers.restored_and_unused, eagerly=True)
+@canary_of(savers.is_restored, savers.names_restored_but_unused, eagerly=True)
 def _():
     with tempfile.TemporaryDirectory() as folder:
         path = tf.train.Checkpoint(part=tf.Variable(1.0), more=tf.Variable(2.0)).write(f"{folder}/objects")
         part, other = tf.Variable(0.0), tf.Variable(0.0)
         checkpoint = tf.train.Checkpoint(part=part, other=other)
         checkpoint.read(path)
-        expect(savers.was_restored(part) and not savers.was_restored(other), "restored parts are not known")
-        expect(savers.restored_and_unused(checkpoint) == ["more"], "what is left over is not known")
+        expect(savers.is_restored(part) and not savers.is_restored(other), "restored parts are not known")
+        expect(savers.names_restored_but_unused(checkpoint) == ["more"], "what is left over is not known")
 
 
 @canary_of(savers.wrap_restore, savers.key_and_slice_of, savers.variables_by_key)

@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from npu_bridge.collective.agreement import Agreements, Gradient, Plan, RanksDisagreeError
+from npu_bridge.collective.agreement import AgreementChecks, AllReducePlan, PlannedGradient, RanksDisagreeError
 from npu_bridge.collective.key_value_store import ADDRESS_VARIABLE, PORT_VARIABLE
 
 DENSE, SPARSE, NONE = "a dense gradient", "a sparse gradient", "no gradient"
-KERNEL = Gradient("dense/kernel:0", "(3, 4)", DENSE, "float32")
-BIAS = Gradient("dense/bias:0", "(4,)", DENSE, "float32")
-ROWS = Gradient("embedding:0", "(20, 4)", SPARSE, "float32")
-PLAN = Plan("Adam", [KERNEL, BIAS, ROWS], [[1], [0]], {"loss_scale_manager": "Fixed", "loss_scale": 1024.0})
+KERNEL = PlannedGradient("dense/kernel:0", "(3, 4)", DENSE, "float32")
+BIAS = PlannedGradient("dense/bias:0", "(4,)", DENSE, "float32")
+ROWS = PlannedGradient("embedding:0", "(20, 4)", SPARSE, "float32")
+PLAN = AllReducePlan("Adam", [KERNEL, BIAS, ROWS], [[1], [0]], {"loss_scale_manager": "Fixed", "loss_scale": 1024.0})
 
 
 def difference(reference, plan):
@@ -28,7 +28,7 @@ def changed(**parts):
 def named(*names):
     """A plan for variables of one shape whose names Keras has made unique."""
     gradients = [KERNEL._replace(name=name) for name in names]
-    return Plan("Adam", gradients, [list(range(len(names)))], has_numbered_names=True)
+    return AllReducePlan("Adam", gradients, [list(range(len(names)))], has_numbered_names=True)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_the_first_difference_is_named_with_both_sides(plan, expected, got):
 
 
 def test_equal_plans_do_not_differ_even_after_a_journey_as_text():
-    assert difference(PLAN, Plan.from_text(PLAN.to_text())) is None
-    assert Plan.from_text(PLAN.to_text()) == PLAN
+    assert difference(PLAN, AllReducePlan.from_text(PLAN.to_text())) is None
+    assert AllReducePlan.from_text(PLAN.to_text()) == PLAN
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ WRONG = changed(gradients=[KERNEL._replace(shape="(3, 5)"), BIAS, ROWS])
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_second_to_post_finds_out_and_both_read_the_same_sentence(board, first):
     plans = {0: PLAN, 1: WRONG}
-    Agreements().check(plans[first], first, 2)
+    AgreementChecks().check(plans[first], first, 2)
     with pytest.raises(RanksDisagreeError) as caught:
-        Agreements().check(plans[1 - first], 1 - first, 2)
+        AgreementChecks().check(plans[1 - first], 1 - first, 2)
     assert str(caught.value) == (
         "Adam: rank 1 and rank 0 would reduce different gradients. Expected the shape (3, 4) of dense/kernel:0 as on "
         "rank 0; got (3, 5). Build the same model on every rank."
@@ -144,7 +144,7 @@ def test_the_second_to_post_finds_out_and_both_read_the_same_sentence(board, fir
 
 
 def test_ranks_that_post_at_the_same_time_never_miss_each_other(board):
-    ranks = {0: Agreements(), 1: Agreements()}
+    ranks = {0: AgreementChecks(), 1: AgreementChecks()}
     for _ in range(30):
         found, start = [], threading.Barrier(2)
 
@@ -164,7 +164,7 @@ def test_ranks_that_post_at_the_same_time_never_miss_each_other(board):
 
 
 def test_rank_0_looks_at_every_other_rank_and_only_at_plans_of_the_same_number(board):
-    ranks = [Agreements() for _ in range(4)]
+    ranks = [AgreementChecks() for _ in range(4)]
     for rank in (1, 2, 3):
         ranks[rank].check(PLAN, rank, 4)
     ranks[0].check(PLAN, 0, 4)
@@ -180,7 +180,7 @@ def _call_model_fn(agreements, mode):  # as an Estimator calls it
 
 
 def test_what_only_one_rank_builds_does_not_count_when_it_is_of_another_name_or_trains_nothing(board):
-    ranks = {0: Agreements(), 1: Agreements()}
+    ranks = {0: AgreementChecks(), 1: AgreementChecks()}
     ranks[0].check(changed(owner="only here/ü"), 0, 2)
     _call_model_fn(ranks[0], "eval")
     ranks[0].check(PLAN, 0, 2)
@@ -192,13 +192,13 @@ def test_what_only_one_rank_builds_does_not_count_when_it_is_of_another_name_or_
 
 def test_without_a_board_nothing_is_compared(monkeypatch):
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
-    Agreements().check(PLAN, 0, 2)
+    AgreementChecks().check(PLAN, 0, 2)
 
 
 def test_a_board_that_is_gone_and_a_job_whose_ranks_change_are_no_errors(board, monkeypatch):
-    Agreements().check(PLAN, 0, 2)
+    AgreementChecks().check(PLAN, 0, 2)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    Agreements().check(WRONG, 1, 2)
+    AgreementChecks().check(WRONG, 1, 2)
     monkeypatch.delenv("HOROVOD_ELASTIC")
     monkeypatch.setenv(PORT_VARIABLE, "1")
-    Agreements().check(WRONG, 1, 2)
+    AgreementChecks().check(WRONG, 1, 2)

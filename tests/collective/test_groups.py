@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from npu_bridge.collective import groups, rendezvous
-from npu_bridge.collective.groups import WORLD, Groups
+from npu_bridge.collective.groups import WORLD, RankGroups
 from npu_bridge.collective.single_process import SingleProcess
 
 
@@ -20,7 +20,7 @@ class Job:
         self.barrier = threading.Barrier(size, timeout=300)
         self.told = [None] * size
         self.ranks = [Rank(self, rank) for rank in range(size)]
-        self.groups = [Groups() for _ in range(size)]
+        self.groups = [RankGroups() for _ in range(size)]
 
     def run(self, function):
         """Calls `function(groups, rank)` for all ranks at once; gives results or errors in rank order."""
@@ -43,7 +43,7 @@ class Rank:
         self.members = tuple(range(job.size))
         self.opened = []
 
-    def exchange(self, numbers, meeting, what):
+    def exchange_integers(self, numbers, meeting, what):
         self.job.told[self.rank] = [meeting, *numbers]
         self.job.barrier.wait()
         told = list(self.job.told)
@@ -82,8 +82,8 @@ def test_a_set_is_opened_once_however_many_names_it_gets():
 
     def create(own, world):
         if world.rank == 2:
-            own.create_elsewhere(world)
-            own.create_elsewhere(world)
+            own.join_creation_of_group(world)
+            own.join_creation_of_group(world)
             return []
         own.create("a", [0, 1], world)
         own.create("b", [1, 0], world)
@@ -111,7 +111,7 @@ def test_a_pair_is_found_by_its_members_on_both_ranks():
     job = Job(3)
 
     def create(own, world):
-        own.create("g", [0, 2], world) if world.rank != 1 else own.create_elsewhere(world)
+        own.create("g", [0, 2], world) if world.rank != 1 else own.join_creation_of_group(world)
         return own.find_pair(2, 0, world).members, own.find_pair(0, 1, world)
 
     assert job.run(create) == [((0, 2), None)] * 3
@@ -119,7 +119,7 @@ def test_a_pair_is_found_by_its_members_on_both_ranks():
 
 @pytest.fixture
 def alone():
-    return Groups(), SingleProcess()
+    return RankGroups(), SingleProcess()
 
 
 def test_one_process_makes_groups_of_itself(alone):
@@ -143,7 +143,7 @@ def test_one_process_makes_groups_of_itself(alone):
 )
 def test_a_wrong_group_is_refused_before_the_ranks_meet(alone, name, rank_ids, text):
     own, world = alone
-    world.exchange = None
+    world.exchange_integers = None
     with pytest.raises(ValueError) as caught:
         own.create(name, rank_ids, world)
     assert text in str(caught.value)
@@ -161,7 +161,7 @@ def test_a_name_is_free_again_after_a_failed_meeting(alone):
     def fail(numbers, meeting, what):
         raise rendezvous.RanksMissingError("nobody came")
 
-    world.exchange = fail
+    world.exchange_integers = fail
     with pytest.raises(rendezvous.RanksMissingError):
         own.create("a", [0], world)
     with pytest.raises(ValueError, match="no group 'a'"):
@@ -225,4 +225,4 @@ def test_the_longest_time_limit_is_none_at_all(monkeypatch):
 def test_a_time_limit_is_a_positive_number(monkeypatch, text):
     monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", text)
     with pytest.raises(ValueError, match="HCCL_CONNECT_TIMEOUT"):
-        rendezvous.limit_secs()
+        rendezvous.max_wait_secs()

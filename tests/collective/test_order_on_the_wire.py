@@ -63,10 +63,10 @@ def test_what_was_on_the_wire_before_the_backward_pass_was_over_goes_early(step)
 @pytest.mark.parametrize(("text", "value"), [("", None), ("0", False), ("1", True)])
 def test_a_variable_turns_it_on_and_off(monkeypatch, text, value):
     monkeypatch.setenv("NPU_OVERLAPPED_STEPS", text)
-    assert environment.overlapped_steps() is value
+    assert environment.read_overlapped_steps() is value
 
 
 def test_another_value_is_refused(monkeypatch):
     monkeypatch.setenv("NPU_OVERLAPPED_STEPS", "yes")
     with pytest.raises(ValueError, match="NPU_OVERLAPPED_STEPS has an unknown value.*0 or 1.*'yes'"):
-        environment.overlapped_steps()
+        environment.read_overlapped_steps()

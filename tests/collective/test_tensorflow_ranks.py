@@ -177,7 +177,7 @@ def test_two_hosts_meet_and_other_machines_and_proxies_stay_out(tmp_path):
 def test_without_horovod_the_line_at_the_start_says_how_to_get_it(monkeypatch):
     monkeypatch.delenv("NPU_COLLECTIVES", raising=False)
     monkeypatch.setattr(engine_of_ranks, "_has_horovod", lambda: False)
-    assert engine_of_ranks.engine() == "tensorflow"
+    assert engine_of_ranks.choose_engine() == "tensorflow"
     assert "use Horovod (install it: npu-run doctor --fix)" in engine_of_ranks.describe_engine()
 
 

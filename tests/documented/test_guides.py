@@ -60,7 +60,7 @@ def test_the_check_of_messages_finds_what_is_missing(texts_by_module):
 
 
 def test_how_many_options_have_an_effect_is_said_as_it_is():
-    levels = [option.effect.level for option in OPTIONS.of(RUN_CONFIG)]
+    levels = [option.effect.level for option in OPTIONS.options_of(RUN_CONFIG)]
     works, recorded, refused = map(levels.count, ("works", "recorded", "refused"))
     page, readme = (plain(path.read_text(encoding="utf-8")) for path in (DOCS / "for_me.md", REPOSITORY / "README.md"))
     assert (

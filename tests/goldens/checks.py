@@ -95,7 +95,7 @@ def resumed(way, name, folder, stop=11, steps=16):
     if is_apart(GOLDENS[name]):
         before.sync()
     path = before.save(f"{folder}/{way}_{ranks.rank}")
-    ranks.exchange([0], f"saved_{list(WAYS).index(way)}_{list(GOLDENS).index(name)}")
+    ranks.exchange_integers([0], f"saved_{list(WAYS).index(way)}_{list(GOLDENS).index(name)}")
     after.restore(path.replace(f"{way}_{ranks.rank}", f"{way}_0"))
     after.train(fed[stop:])
     before.train(fed[stop:])

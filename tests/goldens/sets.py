@@ -147,7 +147,7 @@ class Training:
         session.run(self._sync)
         rank = collective.current().rank
         self._saver.save(session, f"{path}_of_rank_{rank}" if rank else path, write_meta_graph=False)
-        collective.current().exchange([0], "saved")
+        collective.current().exchange_integers([0], "saved")
 
     def restore(self, session, path):
         self._saver.restore(session, path)

@@ -400,7 +400,7 @@ def test_only_two_modules_load_keras_3():
         for name in files:
             if name.endswith(".py"):
                 with open(os.path.join(folder, name), encoding="utf-8") as file:
-                    if any("keras3.load(__name__)" in line or line.startswith(_IMPORTS) for line in file):
+                    if any("keras3.load_keras3(__name__)" in line or line.startswith(_IMPORTS) for line in file):
                         found.append(os.path.relpath(os.path.join(folder, name), root))
     assert sorted(found) == ["gradients/keras/keras3.py", "optimizers/keras3_optimizer.py"]
     assert keras3.loaded_keras3() is keras

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from npu_bridge import stages
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
-from npu_bridge.gradients.explanation import bytes_sent_with, list_stages, ring_all_reduce_bytes
+from npu_bridge.gradients.explanation import list_stages, ring_all_reduce_bytes, sum_sent_bytes
 from npu_bridge.session.precision import rewriter
 from npu_run.explain import explain
 from tests.goldens.two_layers import in_graph
@@ -118,7 +118,7 @@ def test_a_file_that_says_something_else_is_refused_with_its_line(tmp_path, text
 def test_bytes_that_are_sent_without_and_with_stages():
     def sent(ranks, *added, **settings):
         pipeline = stages.pipeline("bytes", is_distributed=True, stages=added, **settings)
-        return bytes_sent_with(list_stages(pipeline, ranks), ranks)
+        return sum_sent_bytes(list_stages(pipeline, ranks), ranks)
 
     assert [ring_all_reduce_bytes(ranks) for ranks in (1, 2, 4)] == [0, 4, 6]
     assert sent(1, stages.Accumulate(4)) == 0

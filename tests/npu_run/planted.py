@@ -96,7 +96,7 @@ def planted():
                 yield f"{option.owner}.{option.name}={bad!r}", f"{_BEGIN}{place}config = {call}\n"
             if option.key and option.kind.session_field in ("s", "i", "b"):
                 yield f"parameter_map.{option.key}={bad!r}", _session(option.key, option.kind.session_field, bad)
-    for option in OPTIONS.of(RUN_CONFIG):
+    for option in OPTIONS.options_of(RUN_CONFIG):
         yield f"misspelt {option.name}", f"{_BEGIN}config = NPURunConfig({option.name}_=1)\n"
     for name in npu_init.__all__:
         yield from _wrong_calls("npu_bridge.npu_init", name)

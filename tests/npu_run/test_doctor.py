@@ -17,11 +17,11 @@ import click
 import pytest
 from rich.console import Console
 
-from npu_run.doctor.build import _BEFORE_SOURCES, Installer, InstallError, _build_environment, cache_folder
+from npu_run.doctor.build import _BEFORE_SOURCES, Installer, InstallError, _make_build_environment, cache_folder
 from npu_run.doctor.command import machine_section, versions_section
 from npu_run.doctor.options import config_section, environment_section, rank_table_section
-from npu_run.doctor.page import Page, Problem, Section, print_page
-from npu_run.doctor.ranks import Trial, horovod_section
+from npu_run.doctor.page import DoctorPage, FoundProblem, PageSection, print_page
+from npu_run.doctor.ranks import TrialResult, horovod_section
 from tests.npu_run.launching import LIMIT_SECS, ROOT, finish, needs_horovod, npu_run, start
 from tests.npu_run.test_hosts import clean_environment, write_table  # noqa: F401
 from tests.small_disk import small_disk  # noqa: F401 - a fixture
@@ -280,7 +280,10 @@ def test_what_hangs_is_cut_short(tmp_path):
 
 def test_missing_horovod_matters_only_to_several_machines():
     facts = {"tensorflow": "2.15.1", "horovod_is_missing": True}
-    one, two = Trial(1, facts, "", 1.0), Trial(2, {**facts, "controller": "grpc", "millisecs": [1.25, 9.5]}, "", 1.0)
+    one, two = (
+        TrialResult(1, facts, "", 1.0),
+        TrialResult(2, {**facts, "controller": "grpc", "millisecs": [1.25, 9.5]}, "", 1.0),
+    )
     section, (note,) = horovod_section(one, two)
     assert ("horovod", "not installed") in section.rows
     assert ("transfers", "a number in 1.2 ms, 4 MiB in 10 ms, by TensorFlow's own collectives") in section.rows
@@ -289,7 +292,7 @@ def test_missing_horovod_matters_only_to_several_machines():
 
 def test_two_ranks_that_cannot_sum_are_a_problem():
     facts = {"tensorflow": "2.15.1", "horovod": "0.28.1", "built": ["gloo"], "controller": "gloo", "size": 1}
-    one, two = Trial(1, facts, "", 1.0), Trial(2, {}, "start: no network interface", 1.0)
+    one, two = TrialResult(1, facts, "", 1.0), TrialResult(2, {}, "start: no network interface", 1.0)
     section, (problem,) = horovod_section(one, two)
     assert ("sum on 2 ranks", "failed: start: no network interface") in section.rows
     assert problem.is_fatal
@@ -361,11 +364,12 @@ def test_features_that_decide_precision():
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_page(is_terminal):
-    page = Page()
+    page = DoctorPage()
     page.add(
-        Section("title", [("short", "1"), ("much longer", "2 [bold]")], "versions"), [Problem("a note", "a fix", False)]
+        PageSection("title", [("short", "1"), ("much longer", "2 [bold]")], "versions"),
+        [FoundProblem("a note", "a fix", False)],
     )
-    page.add(Section("empty", []), [Problem("a problem")])
+    page.add(PageSection("empty", []), [FoundProblem("a problem")])
     stream = io.StringIO()
     print_page(page, Console(file=stream, force_terminal=is_terminal, highlight=False, width=70))
     output = stream.getvalue()
@@ -388,14 +392,17 @@ def test_page(is_terminal):
 
 
 def test_a_problem_that_quotes_an_earlier_one_is_not_told_twice():
-    page, cause = Page(), Problem("TensorFlow 2.21.0 has no Keras 2", "pip install tf-keras")
-    page.add(Section("versions", [("a", "b")]), [cause])
-    page.add(Section("ranks", []), [Problem(f"TensorFlow does not work: ImportError: {cause.what}", "pip install x")])
+    page, cause = DoctorPage(), FoundProblem("TensorFlow 2.21.0 has no Keras 2", "pip install tf-keras")
+    page.add(PageSection("versions", [("a", "b")]), [cause])
+    page.add(
+        PageSection("ranks", []),
+        [FoundProblem(f"TensorFlow does not work: ImportError: {cause.what}", "pip install x")],
+    )
     assert page.problems == [cause]
 
 
 def test_notes_do_not_fail_the_run():
-    page = Page(problems=[Problem("a note", is_fatal=False)])
+    page = DoctorPage(problems=[FoundProblem("a note", is_fatal=False)])
     assert (page.exit_code, page.verdict) == (0, "A run works here.")
 
 
@@ -419,7 +426,7 @@ def test_headers_that_are_elsewhere_are_led_to(tmp_path, is_there):
 
 def test_headers_that_later_compilers_no_longer_include_are_asked_for(monkeypatch):
     monkeypatch.setenv("CXXFLAGS", "-O1")
-    found = _build_environment([], Path("folder/before.h"))
+    found = _make_build_environment([], Path("folder/before.h"))
     assert found["CXXFLAGS"] == '-include "folder/before.h" -O1'
     assert "CPLUS_INCLUDE_PATH" not in found
 

@@ -17,7 +17,7 @@ from npu_bridge.session.elastic.stop_request import StopRequest
 from npu_run.errors import LaunchError
 from npu_run.job import elastic
 from npu_run.job.elastic import AvailableSlots, HostsCommand, RankBounds, determine_rank_bounds, run_elastic
-from npu_run.job.hosts import Plan
+from npu_run.job.hosts import JobPlan
 from npu_run.job.stop_after_step import StopAfterStep
 from npu_run.job.supervisor import Outcome, run_ranks
 from tests.npu_run.elastic_scripts import QUICK, SCRIPTS, assert_alike
@@ -40,18 +40,18 @@ TWO_TO_FOUR = RankBounds(least=2, most=4, wait_secs=0.0, cool_down_secs=10.0)
 
 def test_a_slot_that_lost_its_rank_is_left_out_for_a_while():
     members = AvailableSlots(lambda: {"a": 2, "b": 2}, TWO_TO_FOUR)
-    assert members.make_plan(0.0) == Plan(4, {"a": 2, "b": 2})
+    assert members.make_plan(0.0) == JobPlan(4, {"a": 2, "b": 2})
     members.avoid_lost_slots(("b",), 1.0)
-    assert members.make_plan(2.0) == Plan(3, {"a": 2, "b": 1})
+    assert members.make_plan(2.0) == JobPlan(3, {"a": 2, "b": 1})
     members.avoid_lost_slots(("b",), 3.0)  # the second time there: twice as long
-    assert members.make_plan(4.0) == Plan(2, {"a": 2})
-    assert members.make_plan(12.0) == Plan(3, {"a": 2, "b": 1})
-    assert members.make_plan(24.0) == Plan(4, {"a": 2, "b": 2})
+    assert members.make_plan(4.0) == JobPlan(2, {"a": 2})
+    assert members.make_plan(12.0) == JobPlan(3, {"a": 2, "b": 1})
+    assert members.make_plan(24.0) == JobPlan(4, {"a": 2, "b": 2})
 
 
 def test_too_few_slots_are_no_job():
     assert AvailableSlots(lambda: {"": 1}, TWO_TO_FOUR).make_plan(0.0) is None
-    assert AvailableSlots(lambda: {"": 9}, TWO_TO_FOUR).make_plan(0.0) == Plan(4, {})
+    assert AvailableSlots(lambda: {"": 9}, TWO_TO_FOUR).make_plan(0.0) == JobPlan(4, {})
 
 
 def test_a_job_is_stopped_only_for_slots_that_stay():
@@ -197,9 +197,9 @@ def test_a_job_that_was_told_to_stop_is_not_started_again():
     [
         ((5, 4, None, None, None, []), "--min-np 5 cannot be reached, as --max-np is 4."),
         ((5, None, 4, None, None, []), "--min-np 5 cannot be reached, as --max-np is 4."),
-        ((3, 9, None, Plan(2, {"a": 2}), None, []), "--min-np 3 cannot be reached, as the hosts offer 2."),
+        ((3, 9, None, JobPlan(2, {"a": 2}), None, []), "--min-np 3 cannot be reached, as the hosts offer 2."),
         ((2, None, None, None, None, []), "Add --max-np N"),
-        ((2, None, None, Plan(2, {"a": 2}), "hosts.sh", []), "exclude each other"),
+        ((2, None, None, JobPlan(2, {"a": 2}), "hosts.sh", []), "exclude each other"),
         ((2, 4, None, None, None, ["--timeline"]), "--timeline requires a fixed number of ranks."),
     ],
 )
@@ -377,7 +377,7 @@ def test_a_rank_alone_ends_after_a_step_for_ranks_that_come(tmp_path, monkeypatc
             (tmp_path / "asked_often").touch()
         return asked[0]
 
-    assert run_ranks("train.py", [], Plan(1, {}), is_out_of_date=why) == Outcome(
+    assert run_ranks("train.py", [], JobPlan(1, {}), is_out_of_date=why) == Outcome(
         75, has_failed=False, was_resized=True, has_trained=True
     )
 

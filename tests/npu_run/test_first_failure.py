@@ -9,8 +9,8 @@ import pytest
 from npu_run.job.first_failure import (
     SECONDARY_GRACE_SECS,
     SETTLE_SECS,
-    Ending,
     InputEnd,
+    RankEnding,
     choose_exit_code,
     describe_failure_of_job,
     describe_input_end,
@@ -21,11 +21,11 @@ from npu_run.job.first_failure import (
     is_cause_certain,
 )
 
-SECONDARY = Ending(rank=0, when=10.0, exit_code=1, summary="UnknownError: shut down", is_secondary=True)
-RAISED = Ending(rank=1, when=10.5, exit_code=1, summary="ValueError: boom")
-KILLED = Ending(rank=2, when=10.6, exit_code=137, signal_number=signal.SIGKILL)
-ABORTED = Ending(rank=3, when=9.0, exit_code=134, signal_number=signal.SIGABRT)
-DONE = Ending(rank=4, when=9.0, exit_code=0)
+SECONDARY = RankEnding(rank=0, when=10.0, exit_code=1, summary="UnknownError: shut down", is_secondary=True)
+RAISED = RankEnding(rank=1, when=10.5, exit_code=1, summary="ValueError: boom")
+KILLED = RankEnding(rank=2, when=10.6, exit_code=137, signal_number=signal.SIGKILL)
+ABORTED = RankEnding(rank=3, when=9.0, exit_code=134, signal_number=signal.SIGABRT)
+DONE = RankEnding(rank=4, when=9.0, exit_code=0)
 
 
 def test_nothing_failed():
@@ -64,7 +64,7 @@ def test_description_names_rank_and_end():
         "rank 1 of 4 ended with ValueError: boom; exit code 1. The other ranks were stopped."
     )
     assert "rank 2 of 4 was killed by SIGKILL" in describe_failure_of_job(KILLED, [KILLED], 4)
-    assert "ended without an exception; exit code 3" in describe_failure_of_job(Ending(0, 1.0, 3), [], 2)
+    assert "ended without an exception; exit code 3" in describe_failure_of_job(RankEnding(0, 1.0, 3), [], 2)
 
 
 def test_a_reason_that_is_a_sentence_ends_once():
@@ -92,7 +92,7 @@ def test_description_stays_one_readable_line():
     assert len(describe_failure_of_job(RAISED._replace(summary="E" * 5000), [], 2)) < 400
 
 
-GONE = Ending(rank=5, when=9.5, exit_code=0, is_unfinished=True)
+GONE = RankEnding(rank=5, when=9.5, exit_code=0, is_unfinished=True)
 
 
 def test_a_rank_that_was_gone_without_a_word_is_the_cause_of_what_others_noticed():
@@ -159,7 +159,7 @@ def test_a_thousand_deaths_are_told_in_few_lines():
     assert len(describe_failure_of_job(SECONDARY, [SECONDARY], 1000)) < 200
 
 
-OWN_END = Ending(rank=1, when=10.5, exit_code=1, summary="OutOfRangeError: End of sequence")
+OWN_END = RankEnding(rank=1, when=10.5, exit_code=1, summary="OutOfRangeError: End of sequence")
 AFTER_37, AFTER_50 = InputEnd(37, False), InputEnd(50, False)
 
 

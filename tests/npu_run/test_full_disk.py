@@ -69,10 +69,10 @@ def test_a_log_that_was_full_for_long_says_how_much_is_missing(tmp_path, small_d
     small_disk.fill()
     log = RankLog(small_disk.path / "logs", 0, "title", said.append)  # in a folder that cannot be made yet
     for number in range(100):
-        log.feed("stdout", b"%999d\n" % number)
+        log.receive_output("stdout", b"%999d\n" % number)
     small_disk.make_room()
-    log.feed("stdout", b"last ")
-    log.feed("stdout", b"line\n")
+    log.receive_output("stdout", b"last ")
+    log.receive_output("stdout", b"line\n")
     log.close()
     lines = (small_disk.path / "logs" / "rank_0.log").read_text().splitlines()
     assert re.fullmatch(r"--- 900\d\d bytes are not here: No space left on device", lines[0])

@@ -20,12 +20,12 @@ import weakref
 import pytest
 
 from npu_bridge.collective import rendezvous
-from npu_run.job.first_failure import Ending, InputEnd
+from npu_run.job.first_failure import InputEnd, RankEnding
 from npu_run.job.hang import (
     SHORT_LIMIT_SECS,
     HangDetector,
-    Position,
     StuckCall,
+    ThreadPosition,
     describe_hang,
     find_idle_start,
     find_longest_wait_start,
@@ -36,7 +36,7 @@ from tests.npu_run.launching import LIMIT_SECS, ROOT
 
 WAITS = StuckCall(since=10.0, where="train.py:7 (session.run(step))", waits=True)
 SLEEPS = StuckCall(since=5.0, where="train.py:3 (time.sleep(600))", waits=False)
-RAISED = Ending(rank=0, when=80.0, exit_code=1, tensor="grad_w", is_secondary=True)
+RAISED = RankEnding(rank=0, when=80.0, exit_code=1, tensor="grad_w", is_secondary=True)
 
 
 def test_only_waiting_inside_a_runtime_counts():
@@ -50,7 +50,7 @@ def test_only_waiting_inside_a_runtime_counts():
 
 def test_description_names_who_waits_for_what_and_who_is_missing():
     calls = {0: WAITS, 1: SLEEPS, 2: WAITS, 3: None, 4: None}
-    text = describe_hang(calls, [RAISED, RAISED._replace(rank=2), Ending(5, 1.0, 0)], stopped=[4], secs=60.4)
+    text = describe_hang(calls, [RAISED, RAISED._replace(rank=2), RankEnding(5, 1.0, 0)], stopped=[4], secs=60.4)
     assert text.startswith(
         "no progress for 60 s: ranks 0, 2 waiting for grad_w at train.py:7 (session.run(step)); "
         "rank 1 missing, it stays at train.py:3 (time.sleep(600)); rank 3 missing, it is elsewhere; "
@@ -72,8 +72,8 @@ def test_description_names_the_rank_that_is_in_its_input_pipeline_and_not_those_
         4: None,
         5: None,  # it had only just begun to wait
     }
-    positions = {3: Position("train.py:5 (while True:)", "train.py:5"), 4: Position("train.py:6 (pass)")}
-    positions[5] = Position("train.py:8")
+    positions = {3: ThreadPosition("train.py:5 (while True:)", "train.py:5"), 4: ThreadPosition("train.py:6 (pass)")}
+    positions[5] = ThreadPosition("train.py:8")
     text = describe_hang(calls, [RAISED, RAISED._replace(rank=5)], [], 60.0, positions)
     assert text.startswith(
         "no progress for 60 s: rank 0 waiting for grad_w at train.py:7 (session.run(step)); rank 1 is in its input "

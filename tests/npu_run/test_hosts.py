@@ -11,7 +11,7 @@ import time
 import pytest
 
 from npu_run.errors import LaunchError
-from npu_run.job.hosts import Plan, is_this_machine, plan_job
+from npu_run.job.hosts import JobPlan, is_this_machine, plan_job
 
 FAR = "192.0.2.7"  # an address of documentation: no host has it
 
@@ -36,8 +36,8 @@ def write_table(folder, servers):
 
 
 def test_one_local_rank_is_the_default():
-    assert plan_job(None) == Plan(1, {})
-    assert plan_job(3) == Plan(3, {})
+    assert plan_job(None) == JobPlan(1, {})
+    assert plan_job(3) == JobPlan(3, {})
     assert plan_job(3).is_local
 
 
@@ -50,7 +50,7 @@ def test_names_of_this_machine():
 def test_hosts_and_hostfile_say_the_same(tmp_path):
     file = tmp_path / "hosts"
     file.write_text(f"# two of them\n{FAR} slots=4\n\n  192.0.2.8 : 2   # the small one\n")
-    expected = Plan(6, {FAR: 4, "192.0.2.8": 2})
+    expected = JobPlan(6, {FAR: 4, "192.0.2.8": 2})
     assert plan_job(None, hosts=f"{FAR}:4,192.0.2.8:2") == expected
     assert plan_job(None, hostfile=str(file)) == expected
     assert expected.hosts == f"{FAR}:4,192.0.2.8:2"
@@ -61,7 +61,7 @@ def test_hosts_and_hostfile_say_the_same(tmp_path):
 def test_rank_table_gives_hosts_devices_and_its_own_path_to_the_ranks(tmp_path, monkeypatch):
     path = write_table(tmp_path, [("127.0.0.1", [(0, 4), (1, 5)]), ("127.0.0.2", [(2, 0)])])
     plan = plan_job(None, rank_table=path)
-    assert plan == Plan(3, {"127.0.0.1": 2, "127.0.0.2": 1}, devices=(4, 5, 0))
+    assert plan == JobPlan(3, {"127.0.0.1": 2, "127.0.0.2": 1}, devices=(4, 5, 0))
     assert plan.is_local
     assert os.environ["RANK_TABLE_FILE"] == path
 

@@ -12,7 +12,7 @@ import pytest
 from npu_bridge.base.output_folders import claim_output_folder
 from npu_run.errors import LaunchError
 from npu_run.job import starts
-from npu_run.job.hosts import Plan
+from npu_run.job.hosts import JobPlan
 from npu_run.job.supervisor import Outcome, run_ranks
 from npu_run.outputs import MADE_BY
 from tests.npu_run.launching import LIMIT_SECS, needs_horovod, npu_run, read_screen, start, write_script
@@ -76,7 +76,7 @@ def test_rank_0_keeps_its_terminal_while_it_is_logged(tmp_path):
 def test_a_folder_of_logs_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "logs").write_text("a file")
     with pytest.raises(LaunchError, match="--out .*logs cannot be written"):
-        run_ranks("train.py", [], Plan(1, {}), log_dir=str(tmp_path / "logs"))
+        run_ranks("train.py", [], JobPlan(1, {}), log_dir=str(tmp_path / "logs"))
 
 
 def test_restarts_end_with_success_a_stop_or_when_they_are_used_up():

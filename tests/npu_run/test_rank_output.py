@@ -21,15 +21,15 @@ def ranks(stream):
 
 
 def test_lines_keep_their_rank_and_stay_whole(stream, ranks):
-    ranks[0].feed(b"a", 0.0)
-    ranks[1].feed(b"b\nc", 0.0)
-    ranks[0].feed(b"a\n", 0.0)
-    ranks[1].feed(b"c\n", 0.0)
+    ranks[0].receive_output(b"a", 0.0)
+    ranks[1].receive_output(b"b\nc", 0.0)
+    ranks[0].receive_output(b"a\n", 0.0)
+    ranks[1].receive_output(b"c\n", 0.0)
     assert stream.getvalue() == b"[rank 1] b\naa\n[rank 1] cc\n"
 
 
 def test_unfinished_line_of_rank_0_is_shown_after_a_moment(stream, ranks):
-    ranks[0].feed(b"password? ", 5.0)
+    ranks[0].receive_output(b"password? ", 5.0)
     ranks[0].write_unfinished_line(5.01)
     assert stream.getvalue() == b""
     ranks[0].write_unfinished_line(5.1)
@@ -37,17 +37,17 @@ def test_unfinished_line_of_rank_0_is_shown_after_a_moment(stream, ranks):
 
 
 def test_progress_bar_of_rank_0_is_passed_on_as_it_is_drawn(stream, ranks):
-    ranks[0].feed(b"\r 10%\r 20%\r", 0.0)
+    ranks[0].receive_output(b"\r 10%\r 20%\r", 0.0)
     assert stream.getvalue() == b"\r 10%\r 20%\r"
-    ranks[1].feed(b"late\n", 0.0)
+    ranks[1].receive_output(b"late\n", 0.0)
     assert stream.getvalue().endswith(b"20%\r\n[rank 1] late\n")
 
 
 def test_progress_bar_of_another_rank_becomes_one_line(stream, ranks):
-    ranks[1].feed(b"\r 10%\r 20%", 0.0)
+    ranks[1].receive_output(b"\r 10%\r 20%", 0.0)
     ranks[1].write_unfinished_line(9.0)
     assert stream.getvalue() == b""
-    ranks[1].feed(b"\r100%\n", 10.0)
+    ranks[1].receive_output(b"\r100%\n", 10.0)
     assert stream.getvalue() == b"[rank 1] 100%\n"
 
 
@@ -55,8 +55,8 @@ def test_progress_bar_of_another_rank_becomes_one_line(stream, ranks):
 def test_progress_bar_that_returns_after_every_state_is_one_line_of_the_log(tmp_path, stream, ranks, end):
     log = RankLog(tmp_path, 1, "title")
     for state in (b" 10%\r", b" 20%\r", b"100%", end):
-        log.feed("stdout", state)
-        ranks[1].feed(state, 0.0)
+        log.receive_output("stdout", state)
+        ranks[1].receive_output(state, 0.0)
     log.close()
     ranks[1].close()
     assert (tmp_path / "rank_1.log").read_bytes().splitlines()[1:] == [b"100%"]
@@ -67,8 +67,8 @@ def test_a_line_of_many_pieces_passes_whole_and_is_short_in_the_tail(tmp_path, s
     pieces = [b"%d," % number * 2**10 for number in range(20)]
     log = RankLog(tmp_path, 1, "title")
     for piece in pieces:
-        log.feed("stdout", piece)
-        ranks[1].feed(piece, 0.0)
+        log.receive_output("stdout", piece)
+        ranks[1].receive_output(piece, 0.0)
     log.close()
     ranks[1].close()
     assert (tmp_path / "rank_1.log").read_bytes().splitlines()[1:] == [b"".join(pieces)]
@@ -78,18 +78,18 @@ def test_a_line_of_many_pieces_passes_whole_and_is_short_in_the_tail(tmp_path, s
 
 
 def test_rest_is_passed_on_at_the_end(stream, ranks):
-    ranks[1].feed(b"last words", 0.0)
+    ranks[1].receive_output(b"last words", 0.0)
     ranks[1].close()
     assert stream.getvalue() == b"[rank 1] last words\n"
 
 
 def test_tail_keeps_the_last_lines(ranks):
-    ranks[1].feed(b"".join(b"%d\n" % line for line in range(100)), 0.0)
+    ranks[1].receive_output(b"".join(b"%d\n" % line for line in range(100)), 0.0)
     assert list(ranks[1].tail) == [str(line) for line in range(60, 100)]
 
 
 def test_any_bytes_pass(stream, ranks):
-    ranks[0].feed(b"\xff\xfe\n", 0.0)
+    ranks[0].receive_output(b"\xff\xfe\n", 0.0)
     assert stream.getvalue() == b"\xff\xfe\n"
 
 
@@ -103,15 +103,17 @@ def test_any_bytes_pass(stream, ranks):
 )
 def test_what_a_rank_logs_because_another_one_failed_is_left_out(stream, ranks, start):
     operator = b"\t [[{{node transfers/fragment_0}}]]\n"
-    ranks[0].feed(start + b"Horovod has been shut down. This was caused by\n" + operator + b"mine\n" + operator, 0.0)
-    ranks[0].feed(start + b"resource exhausted\n" + operator, 0.0)
+    ranks[0].receive_output(
+        start + b"Horovod has been shut down. This was caused by\n" + operator + b"mine\n" + operator, 0.0
+    )
+    ranks[0].receive_output(start + b"resource exhausted\n" + operator, 0.0)
     assert stream.getvalue() == b"mine\n" + operator + start + b"resource exhausted\n" + operator
 
 
 def test_the_end_of_a_step_of_tensorflows_servers_is_no_message(stream, ranks):
     cleanup = b"status: ABORTED: Cleanup 33069547522579597 [type.googleapis.com/tensorflow.DerivedStatus='']\n"
-    ranks[0].feed(
+    ranks[0].receive_output(
         b"W0000 00:00:1795865565.426615   16287 local_rendezvous.cc:412] Local rendezvous is aborting with ", 0.0
     )
-    ranks[0].feed(cleanup + b"mine\n", 0.0)
+    ranks[0].receive_output(cleanup + b"mine\n", 0.0)
     assert stream.getvalue() == b"mine\n"

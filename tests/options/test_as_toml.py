@@ -50,7 +50,7 @@ def test_every_option_comes_back_from_its_file(tmp_path):
     seen = set()
     plain = [option for option in OPTIONS if option.is_plain and hasattr(npu_config, option.owner)]
     for option in plain:
-        needed = [o.name for o in OPTIONS.of(option.owner) if o.default is REQUIRED and o.name != option.name]
+        needed = [o.name for o in OPTIONS.options_of(option.owner) if o.default is REQUIRED and o.name != option.name]
         for value in (*getattr(option.kind, "choices", ()), *_VALUES):
             config = made(option.owner, option.name, value, **{name: needs(name) for name in needed})
             if config is None or f"#   {option.name}: " in as_toml(config):

@@ -155,13 +155,13 @@ def test_contradicting_cluster_variables(monkeypatch, variables, named):
 def test_tf_config(monkeypatch, text, parsed):
     if text is not None:
         _set(monkeypatch, TF_CONFIG=text)
-    assert environment.tf_config() == parsed
+    assert environment.read_tf_config() == parsed
 
 
 def test_tf_config_must_be_an_object(monkeypatch):
     _set(monkeypatch, TF_CONFIG="[]")
     with pytest.raises(ValueError, match="TF_CONFIG"):
-        environment.tf_config()
+        environment.read_tf_config()
 
 
 def test_twenty_variables_are_documented():
@@ -185,7 +185,7 @@ def test_documented_variables_are_read_in_one_module_only():
 
 @pytest.mark.parametrize("text", ["9" * 5000, str(2**63), "1.5", "", "-1", "1e3"], ids=len)
 def test_numbers_are_bounded_and_never_wrap(monkeypatch, text):
-    assert environment.whole_number(text) is None
+    assert environment.parse_whole_number(text) is None
     monkeypatch.setenv("FUSION_TENSOR_SIZE", text or "x")
     with pytest.raises(ValueError, match=r"FUSION_TENSOR_SIZE is not a number of bytes.*2\*\*63 - 1") as caught:
         environment.read_positive_number("FUSION_TENSOR_SIZE", 5, "bytes")
@@ -200,7 +200,7 @@ def test_numbers_are_bounded_and_never_wrap(monkeypatch, text):
 
 def test_numbers_up_to_64_bits_are_read():
     texts = {"0": 0, " 7 ": 7, "007": 7, "000": 0, str(2**63 - 1): 2**63 - 1, "0" * 5000 + "12": 12}
-    assert {text: environment.whole_number(text) for text in texts} == texts
+    assert {text: environment.parse_whole_number(text) for text in texts} == texts
 
 
 def test_variables_are_as_they_were_afterwards(monkeypatch):

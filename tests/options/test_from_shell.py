@@ -18,7 +18,7 @@ def nothing_set(monkeypatch):
 
 
 def test_values_win_over_the_script_and_are_told_with_the_line(tmp_path, capsys):
-    from_shell.pass_to_ranks(["save_checkpoints_steps=7", "dump_config.dump_mode=all", "tf_random_seed = 3"])
+    from_shell.pass_settings_to_ranks(["save_checkpoints_steps=7", "dump_config.dump_mode=all", "tf_random_seed = 3"])
     config = NPURunConfig(save_checkpoints_steps=5, dump_config=DumpConfig(dump_path=str(tmp_path)))
     assert (config._save_checkpoints_steps, config._tf_random_seed) == (7, 3)
     assert (config._dump_config._dump_mode, config._dump_config._dump_path) == ("all", str(tmp_path))
@@ -37,12 +37,14 @@ def test_values_win_over_the_script_and_are_told_with_the_line(tmp_path, capsys)
     [("'origin'", "origin"), ('"origin"', "origin"), ("origin", "origin"), (" origin ", "origin")],
 )
 def test_texts_need_no_quotes(text, value):
-    from_shell.pass_to_ranks([f"precision_mode_v2={text}"])
+    from_shell.pass_settings_to_ranks([f"precision_mode_v2={text}"])
     assert NPURunConfig()._precision_mode_v2 == value
 
 
 def test_python_words_and_the_last_of_two(capsys):
-    from_shell.pass_to_ranks(["hcom_parallel=False", "horovod_mode=true", "tf_random_seed=1", "tf_random_seed=2"])
+    from_shell.pass_settings_to_ranks(
+        ["hcom_parallel=False", "horovod_mode=true", "tf_random_seed=1", "tf_random_seed=2"]
+    )
     config = NPURunConfig()
     assert (config._hcom_parallel, config.horovod_mode, config._tf_random_seed) == (False, True, 2)
 
@@ -71,24 +73,24 @@ def test_python_words_and_the_last_of_two(capsys):
 )
 def test_what_is_wrong_by_itself_is_told_before_anything_starts(word, error, said):
     with pytest.raises(error, match=said) as caught:
-        from_shell.pass_to_ranks(["tf_random_seed=1", word])
+        from_shell.pass_settings_to_ranks(["tf_random_seed=1", word])
     assert str(caught.value).count("--set") == 1 + ("such as" in str(caught.value)) and len(str(caught.value)) < 500
     assert environment.launcher_settings() == []
 
 
 def test_what_does_not_go_with_the_script_names_the_option_that_was_set(tmp_path):
-    from_shell.pass_to_ranks(["iterations_per_loop=3"])
+    from_shell.pass_settings_to_ranks(["iterations_per_loop=3"])
     with pytest.raises(ValueError, match="^--set iterations_per_loop=3: NPURunConfig: iterations_per_loop does not go"):
         NPURunConfig(mix_compile_mode=True)
     with pytest.raises(ValueError, match="^NPURunConfig: horovod_mode"):
         NPURunConfig(horovod_mode=5)
-    from_shell.pass_to_ranks(["dump_config.enable_dump=true"])
+    from_shell.pass_settings_to_ranks(["dump_config.enable_dump=true"])
     with pytest.raises(ValueError, match="^--set dump_config.enable_dump=true: DumpConfig: dump_path is missing"):
         NPURunConfig()
 
 
 def test_settings_that_nobody_read_are_told_at_the_end(capsys, monkeypatch):
-    from_shell.pass_to_ranks(["tf_random_seed=1"])
+    from_shell.pass_settings_to_ranks(["tf_random_seed=1"])
     monkeypatch.setenv("RANK_ID", "1")
     from_shell.report_unread_settings()
     assert capsys.readouterr().err == ""

@@ -28,7 +28,7 @@ _VALUES = st.one_of(
     st.complex_numbers(),
     st.builds(object),
 )
-_CALLS = st.dictionaries(st.sampled_from([o.name for o in OPTIONS.of(RUN_CONFIG)]), _VALUES, max_size=3)
+_CALLS = st.dictionaries(st.sampled_from([o.name for o in OPTIONS.options_of(RUN_CONFIG)]), _VALUES, max_size=3)
 _FUZZ = settings(
     max_examples=250,
     deadline=None,
@@ -69,7 +69,7 @@ def test_run_config_takes_it_or_names_it(number):
     "owner", ["ProfilingConfig", "DumpConfig", "MemoryConfig", "DynamicInputConfig", "ExperimentalConfig"]
 )
 def test_helper_takes_it_or_names_it(owner):
-    names = [option.name for option in OPTIONS.of(owner)]
+    names = [option.name for option in OPTIONS.options_of(owner)]
 
     @seed(5)
     @_FUZZ

@@ -30,7 +30,11 @@ class _Unprintable:
 def _call(owner, name, value):
     if owner == RUN_CONFIG:
         return NPURunConfig(**{name: value})
-    needed = {option.name: None for option in OPTIONS.of("DynamicInputConfig")} if owner == "DynamicInputConfig" else {}
+    needed = (
+        {option.name: None for option in OPTIONS.options_of("DynamicInputConfig")}
+        if owner == "DynamicInputConfig"
+        else {}
+    )
     return getattr(npu_config, owner)(**{**needed, name: value})
 
 

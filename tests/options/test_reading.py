@@ -242,7 +242,7 @@ def test_both_entries_agree_for_helpers(owner, name, value, others, tmp_path):
             return  # a session has no key for it
         helper = npu_config.ExperimentalConfig(graph_memory_optimize_config=helper)
         owner = "ExperimentalConfig"
-    parameter = next(o.name for o in OPTIONS.of(RUN_CONFIG) if getattr(o.kind, "owner", None) == owner)
+    parameter = next(o.name for o in OPTIONS.options_of(RUN_CONFIG) if getattr(o.kind, "owner", None) == owner)
     config = NPURunConfig(**{parameter: helper})
     options = read_run_config(config)
     assert read_session_config(make_session_config(config)) == options
@@ -250,7 +250,7 @@ def test_both_entries_agree_for_helpers(owner, name, value, others, tmp_path):
 
 def test_session_only_options_are_part_of_the_value():
     options = read_run_config(NPURunConfig())
-    assert all(option.name in options for option in OPTIONS.of(SESSION))
+    assert all(option.name in options for option in OPTIONS.options_of(SESSION))
 
 
 def test_task_comes_from_tf_config(monkeypatch):

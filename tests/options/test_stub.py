@@ -54,7 +54,7 @@ def test_each_parameter_has_its_type_and_a_line_of_help():
     assert types["iterations_per_loop"] == "int" and types["dump_config"] == "DumpConfig | None"
     assert types["model_dir"] == "str | bytes | os.PathLike[str] | None"
     help_lines = ast.get_docstring(constructor).splitlines()
-    for option in OPTIONS.of(RUN_CONFIG):
+    for option in OPTIONS.options_of(RUN_CONFIG):
         (line,) = [line for line in help_lines if line.startswith(f"  {option.name}: ")]
         assert line.endswith("No effect here.") == (option.effect.level == "recorded")
 

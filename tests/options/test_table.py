@@ -79,5 +79,5 @@ def test_pages_have_a_row_for_every_option():
 
 def test_table_is_iterable_and_searchable():
     assert isinstance(OPTIONS, OptionTable)
-    assert len(OPTIONS.of(RUN_CONFIG)) == 88
+    assert len(OPTIONS.options_of(RUN_CONFIG)) == 88
     assert "precision_mode" in OPTIONS and OPTIONS["enable_profiling"].key == "profiling_mode"

@@ -80,7 +80,7 @@ def _expected(size, steps):
 
 def stepped_without_an_input():
     """Broadcasts before a function has made the variables; returns the lines that are logged."""
-    keras = keras3.load("this test")
+    keras = keras3.load_keras3("this test")
     model = keras.Sequential([keras.layers.Dense(1)])
     optimizer = npu_keras_optimizer(keras.optimizers.SGD(0.1))
     hccl_ops.broadcast(model.variables, 0)

@@ -95,7 +95,7 @@ def synchronised(ways, folder):
         training.sync()
         alike = training.values()
         path = training.save(f"{folder}/{way}_{rank}")
-        collective.current().exchange([0], f"saved_{len(found)}")
+        collective.current().exchange_integers([0], f"saved_{len(found)}")
         after = WAYS[way](golden)
         after.restore(path.replace(f"{way}_{rank}", f"{way}_0"))
         for other in (training, after):

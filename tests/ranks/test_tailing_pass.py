@@ -310,7 +310,7 @@ def train_estimator(folder, is_tailing):
     config = NPURunConfig(model_dir=folder, is_tailing_optimization=is_tailing, save_checkpoints_steps=100)
     estimator = NPUEstimator(model_fn, config=config)
     estimator.train(input_fn)
-    collective.current().exchange([1], f"saved_{is_tailing}")
+    collective.current().exchange_integers([1], f"saved_{is_tailing}")
     estimator.evaluate(input_fn, steps=1)
     path = pathlib.Path(folder, "tailing.json")
     report = json.loads(path.read_text()) if path.exists() else None

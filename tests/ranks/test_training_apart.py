@@ -45,7 +45,7 @@ class _Lines(logging.Handler):
         self.lines.append((self.steps, record.getMessage()))
 
     def __enter__(self):
-        exchanges._warn_once.cache_clear()
+        exchanges._warn_ranks_train_apart_once.cache_clear()
         _LOG.addHandler(self)
         return self
 

@@ -200,7 +200,7 @@ def counted(is_alone):
         with tf.Graph().as_default():
             _call_model_fn("eval")
         assert copy is not None
-    return keras_model().optimizer._pipeline.pipeline.transfers.label, wire_names.Owner().label
+    return keras_model().optimizer._pipeline.pipeline.transfers.label, wire_names.CollectivesOwner().label
 
 
 def _call_model_fn(mode):  # as an Estimator calls it

@@ -53,7 +53,7 @@ def means(format_name, is_shape_known):
     with tf1.Session() as session:
         own = session.run([tf.cast(value, tf.float32) for value in values_of(communicator.rank, dtype)])
         inputs = [tf1.placeholder(tf.float32, value.shape if is_shape_known else None) for value in own]
-        reduced = wire.mean(communicator, [tf.cast(value, dtype) for value in inputs], "means")
+        reduced = wire.average_tensors(communicator, [tf.cast(value, dtype) for value in inputs], "means")
         return session.run(reduced, dict(zip(inputs, own)))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from npu_bridge import collective
 from npu_bridge.reporting import History, HistoryHook
-from npu_bridge.reporting.history import list_steps
+from npu_bridge.reporting.history import list_rows_and_starts
 from tests.reporting.stepping import Clock, run_steps
 
 
@@ -67,7 +67,7 @@ def test_evaluations_and_facts_are_kept_beside_the_steps(path):
         (3, {"loss": math.inf}, "test", 12, 1.5),
     ]
     assert read.facts[2:] == (64, 7, {0: 10, 1: 11}, None)
-    assert list_steps(read)[1:] == ([1, 2, 3], [0, 2])
+    assert list_rows_and_starts(read)[1:] == ([1, 2, 3], [0, 2])
     read.begin_session(2)  # what belongs to a later step is done again
     assert [evaluation.step for evaluation in History(path).evaluations] == [2]
     assert History(path).facts[2:] == (64, 7, None, None) and steps_of(read) == [(1, False), (2, False)]

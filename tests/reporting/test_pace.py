@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from npu_bridge.reporting.progress_hook import Pace
+from npu_bridge.reporting.progress_hook import StepRate
 
 
 def test_unknown_before_the_second_mark():
-    pace = Pace()
+    pace = StepRate()
     assert pace.recent is None and pace.overall is None
-    pace.mark(1, 10.0)
+    pace.record_steps(1, 10.0)
     assert pace.recent is None and pace.overall is None
 
 
 def test_recent_pace_forgets_what_is_outside_its_window():
-    pace = Pace(window=2)
+    pace = StepRate(window=2)
     for steps, now in [(0, 0.0), (10, 10.0), (20, 11.0), (40, 12.0)]:
-        pace.mark(steps, now)
+        pace.record_steps(steps, now)
     assert pace.recent == 15.0
     assert pace.overall == 40 / 12
 
 
 def test_marks_at_the_same_time_give_no_pace():
-    pace = Pace()
-    pace.mark(1, 5.0)
-    pace.mark(2, 5.0)
+    pace = StepRate()
+    pace.record_steps(1, 5.0)
+    pace.record_steps(2, 5.0)
     assert pace.overall is None

@@ -196,11 +196,11 @@ def test_a_timeline_is_a_picture_with_times_for_each_rank(tmp_path):
 
 @pytest.mark.parametrize("numbers", [[0.0], [5.0], [-3.0, 2.0], [1e-9, 3e-9], [0.5, 0.5000001], [1e30, 2e30]])
 def test_axes_hold_their_numbers(numbers):
-    made = [axes.linear(numbers, 100, 0), axes.linear(numbers, 100, 0, from_zero=True)]
+    made = [axes.make_linear_axis(numbers, 100, 0), axes.make_linear_axis(numbers, 100, 0, from_zero=True)]
     if min(numbers) > 0:
-        made += [axes.logarithmic(numbers, 100, 0), axes.powers_of_two(numbers, 100, 0)]
+        made += [axes.make_logarithmic_axis(numbers, 100, 0), axes.make_power_of_two_axis(numbers, 100, 0)]
     for axis in made:
-        places = [axis.place(number) for number in numbers]
+        places = [axis.position_of(number) for number in numbers]
         assert all(0 <= place <= 100 for place in places) and places == sorted(places, reverse=True)
         assert len(axis.ticks) <= 8 and all(axis.low <= tick <= axis.high for tick in axis.ticks)
 

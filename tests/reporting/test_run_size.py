@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.base.machine import memory_now, peak_memory
-from npu_bridge.reporting.run_size import parameters_of, peaks_of_ranks, samples_of_batch
+from npu_bridge.base.machine import current_memory_bytes, peak_memory
+from npu_bridge.reporting.run_size import count_parameters, peak_memory_of_ranks, samples_of_batch
 
 tf1 = tf.compat.v1
 NUMBERS = tf.data.Dataset.range
@@ -45,14 +45,14 @@ def test_samples_of_a_batch(case):
 
 def test_parameters():
     with tf.Graph().as_default():
-        assert parameters_of([tf1.get_variable("a", [3, 4]), tf1.get_variable("b", [])]) == 13
-    assert parameters_of([]) is None
+        assert count_parameters([tf1.get_variable("a", [3, 4]), tf1.get_variable("b", [])]) == 13
+    assert count_parameters([]) is None
 
 
 def test_memory_of_this_process_and_of_others_of_its_host():
     block = np.ones(20_000_000)  # 160 MB
-    assert block.nbytes < memory_now() <= peak_memory() * 1.01
+    assert block.nbytes < current_memory_bytes() <= peak_memory() * 1.01
     here = {"host": socket.gethostname()[:100]}
     places = [{**here, "process": os.getpid()}, {**here, "process": os.getppid()}, {"host": "elsewhere", "process": 1}]
-    assert sorted(peaks_of_ranks(places, 0)) == [0, 1]
-    assert sorted(peaks_of_ranks((), 3)) == [3]
+    assert sorted(peak_memory_of_ranks(places, 0)) == [0, 1]
+    assert sorted(peak_memory_of_ranks((), 3)) == [3]

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_bridge.reporting.step_trace import StepTrace, Transfer, split_waits, subtract, total_length, union
+from npu_bridge.reporting.step_trace import (
+    StepTrace,
+    Transfer,
+    merge_intervals,
+    set_wire_times,
+    subtract_intervals,
+    total_length,
+)
 from npu_bridge.reporting.tail_report import merge_traces
 
 END = 24
@@ -33,9 +40,9 @@ def trace(transfers, compute=(), updates=(), backward_end=0, **fields):
 
 @given(intervals, intervals)
 def test_intervals_cover_what_counting_says(some, others):
-    assert cells(union(some)) == cells(some)
-    assert is_tidy(union(some))
-    assert cells(subtract(some, others)) == cells(some) - cells(others)
+    assert cells(merge_intervals(some)) == cells(some)
+    assert is_tidy(merge_intervals(some))
+    assert cells(subtract_intervals(some, others)) == cells(some) - cells(others)
     assert total_length(some) == len(cells(some))
 
 
@@ -51,7 +58,7 @@ def test_exposed_is_what_is_waited_for_after_the_backward_pass_while_nothing_is_
 
 
 def test_gaps_are_filled_up_to_the_given_length():
-    assert union([(0, 1), (2, 3), (5, 6)], gap=1) == [(0, 3), (5, 6)]
+    assert merge_intervals([(0, 1), (2, 3), (5, 6)], gap=1) == [(0, 3), (5, 6)]
 
 
 def test_a_trace_goes_through_json():
@@ -63,14 +70,14 @@ def test_a_transfer_waits_for_the_last_rank_and_for_the_one_before():
     here = trace((Transfer("a", 1.0, 1.0, 10.0), Transfer("b", 3.0, 3.0, 12.0)))
     # This rank began 4 ms later: by the clock of the other one it hands over a at 6 ms and b at 7 ms.
     there = trace((Transfer("a", 2.0, 2.0, 6.0), Transfer("b", 3.0, 3.0, 8.0)), rank=1, start_secs=100.004)
-    split_here, split_there = split_waits([here, there])
-    assert split_waits([there, here]) == [split_there, split_here]
+    split_here, split_there = set_wire_times([here, there])
+    assert set_wire_times([there, here]) == [split_there, split_here]
     assert [transfer.wire_ms for transfer in split_here.transfers] == pytest.approx([6.0, 10.0])
     assert [transfer.wire_ms for transfer in split_there.transfers] == pytest.approx([2.0, 6.0])
 
 
 def test_a_transfer_only_one_rank_recorded_waits_for_the_one_before_alone():
-    (step,) = split_waits([trace((Transfer("a", 0.0, 0.0, 4.0), Transfer("b", 1.0, 1.0, 6.0)))])
+    (step,) = set_wire_times([trace((Transfer("a", 0.0, 0.0, 4.0), Transfer("b", 1.0, 1.0, 6.0)))])
     assert [transfer.wire_ms for transfer in step.transfers] == [0.0, 4.0]
 
 
@@ -79,7 +86,7 @@ def test_transfers_that_horovod_joined_share_the_wire_but_fragments_never_do():
         sent = [(1.0, 10.0), (2.0, 10.2), (7.0, 10.4)]
         transfers = tuple(Transfer(f"t{begin}", begin, begin, end, **fields) for begin, end in sent)
         first = Transfer("first", 0.0, 0.0, 5.0, **fields)
-        (step,) = split_waits([trace((first, *transfers))])
+        (step,) = set_wire_times([trace((first, *transfers))])
         return [transfer.wire_ms for transfer in step.transfers]
 
     # The last one was handed over when the two before it were on their way.

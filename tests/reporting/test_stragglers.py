@@ -15,8 +15,8 @@ from npu_bridge.reporting.stragglers import (
     PARTS,
     compare_ranks,
     describe_changes,
+    list_slow_periods,
     list_slow_ranks,
-    slow_periods,
     slowest_rank_metrics,
 )
 from npu_bridge.reporting.summary import StepTimes, format_ending
@@ -100,7 +100,7 @@ def test_the_history_has_it_and_what_is_damaged_is_left_out(history, caplog):
             file.write(json.dumps({**line, **damage}) + "\n")
     read = History(history.path)
     assert read.entries == history.entries and len(caplog.records) == 5
-    assert [(first.step, rank, end) for first, rank, end in slow_periods(read)] == [(100, 1, 200), (300, 1, None)]
+    assert [(first.step, rank, end) for first, rank, end in list_slow_periods(read)] == [(100, 1, 200), (300, 1, None)]
     read.begin_session(250, ranks=2)
     assert [found.step for found in History(history.path).comparisons] == [50, 100, 200, 250]
 

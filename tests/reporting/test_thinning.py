@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from npu_bridge.reporting import Observation
-from npu_bridge.reporting.thinning import Thinning
+from npu_bridge.reporting.thinning import HistoryThinner
 
 
 def train(losses, skipped=(), step=0, steps_per_update=1):
     """The rows `(global step, loss)` kept of a training."""
-    thinning, rows = Thinning(step), []
+    thinning, rows = HistoryThinner(step), []
     for number, loss in enumerate(losses):
         step += steps_per_update * (number not in skipped)
         thinning.add(Observation(loss, None, number in skipped), float(number), 1)

@@ -41,7 +41,7 @@ def _at(folder, values):
 
 def _run_config(owner, values, folder):
     if owner != RUN_CONFIG:
-        parameter = next(o.name for o in OPTIONS.of(RUN_CONFIG) if getattr(o.kind, "owner", None) == owner)
+        parameter = next(o.name for o in OPTIONS.options_of(RUN_CONFIG) if getattr(o.kind, "owner", None) == owner)
         values = {parameter: getattr(npu_config, owner)(**values)}
     return NPURunConfig(model_dir=str(folder / "model"), **values)
 

@@ -69,7 +69,7 @@ def test_each_epoch_has_an_order_of_its_own():
 
 def test_a_share_that_weighs_more_is_no_overflow_where_its_batches_are_none():
     """Of three micro-batches, the first of two ranks has two, whose mean counts 4/3; here it is alone."""
-    share = global_batches._Share(3, 2, 0)
+    share = global_batches._RankShare(3, 2, 0)
     assert (share.runs, share.own, share.weight) == (2, 2, 4 / 3)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         weight = tf.compat.v1.get_variable("w", [], initializer=tf.compat.v1.zeros_initializer())

@@ -16,7 +16,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.graph_mode import classic_control_flow
 from npu_bridge.graph.loop import NotLoopableError, put_in_loop
 from npu_bridge.session import iterations, name_step
-from npu_bridge.session.iterations import CALLER, POOL, LoopThreads
+from npu_bridge.session.iterations import CALLER, POOL, LoopThreadChoice
 from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits
 
 tf1 = tf.compat.v1
@@ -257,11 +257,11 @@ def test_a_recovered_session_trains_in_loops_again(graph):
 
 @pytest.mark.parametrize("pool, caller, settled", [(0.14, 0.09, CALLER), (0.09, 0.14, POOL), (1.5, 0.5, POOL)])
 def test_threads_are_tried_in_turns_and_the_faster_stay(pool, caller, settled):
-    threads, tried = LoopThreads(), []
+    threads, tried = LoopThreadChoice(), []
     millis = {POOL: pool, CALLER: caller}
-    threads.note_duration(threads.choose(), 99, 60.0)  # the graph is prepared: no trial
+    threads.record_duration(threads.choose(), 99, 60.0)  # the graph is prepared: no trial
     for _ in range(10):
         tried.append(threads.choose())
-        threads.note_duration(tried[-1], 99, 99 * millis[tried[-1]] / 1000)
+        threads.record_duration(tried[-1], 99, 99 * millis[tried[-1]] / 1000)
     expected = [POOL] if pool > 1.0 else [POOL, CALLER] * 3
     assert tried == expected + [settled] * (10 - len(expected))

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from npu_bridge.base import memory_folders
 from npu_bridge.base.environment import MEMORY_FOLDER, RESTARTS
-from npu_bridge.base.memory_folders import folder_name, make_memory_folder
+from npu_bridge.base.memory_folders import make_memory_folder, memory_folder_name
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook
 from npu_bridge.session import (
     CheckpointNotSavedError,
@@ -93,10 +93,10 @@ def files(folder):
 def test_a_folder_is_nobody_elses_and_goes_with_its_holder():
     folder = make_memory_folder()
     assert os.stat(folder.path).st_mode & 0o777 == 0o700
-    assert make_memory_folder(folder_name(folder.path)) is None, "it is held"
-    folder.close(keeps=True)
+    assert make_memory_folder(memory_folder_name(folder.path)) is None, "it is held"
+    folder.close(keeps_files=True)
     assert os.path.isdir(folder.path)
-    again = make_memory_folder(folder_name(folder.path))
+    again = make_memory_folder(memory_folder_name(folder.path))
     assert again.path == folder.path
     again.close()
     assert not os.path.exists(folder.path)
@@ -116,7 +116,7 @@ def test_what_a_killed_holder_has_left_is_removed_after_an_hour(age_secs, is_lef
     assert os.path.exists(path) == is_left
     assert os.path.exists(held.path), "a living process keeps its folder, however old it is"
     held.close()
-    make_memory_folder(folder_name(path)).close()
+    make_memory_folder(memory_folder_name(path)).close()
 
 
 def test_a_folder_of_somebody_elses_making_is_not_used(monkeypatch, tmp_path):
@@ -139,7 +139,7 @@ def write(copies, text, step, size_bytes=10):
 def test_only_the_newest_copy_is_kept(tmp_path):
     copies = MemoryCheckpoints(str(tmp_path / "copies"))
     first = write(copies, "one", 1)
-    with copies.keeping_copy(first):
+    with copies.keep_copy_during_block(first):
         write(copies, "two", 2)
         third = write(copies, "three", 3)
         assert len(os.listdir(tmp_path / "copies")) == 2, "what is being copied to the disk stays"
@@ -407,7 +407,7 @@ def test_older_checkpoints_are_removed_in_turn(tmp_path):
 
 def test_what_cannot_be_read_back_takes_no_older_one_away(monkeypatch, tmp_path, caplog):
     folder = str(tmp_path / "out")
-    flush = checkpoints.flush
+    flush = checkpoints.flush_to_disk
 
     def flip_a_bit(path):
         flush(path)
@@ -416,7 +416,7 @@ def test_what_cannot_be_read_back_takes_no_older_one_away(monkeypatch, tmp_path,
             content[100] ^= 4
             Path(path).write_bytes(content)
 
-    monkeypatch.setattr(checkpoints, "flush", flip_a_bit)
+    monkeypatch.setattr(checkpoints, "flush_to_disk", flip_a_bit)
     train(6, NPUCheckpointSaverHook(folder, save_steps=2), Training(lambda step: time.sleep(0.3)))
     assert saved_steps(folder) == [0, 2, 6]
     assert not [name for name in files(folder) if "-4" in name]

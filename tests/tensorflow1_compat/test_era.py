@@ -10,7 +10,7 @@ import numpy
 import pytest
 import tensorflow as tf
 
-from tensorflow1_compat.era import evidence_of
+from tensorflow1_compat.era import find_evidence_of_script
 from tensorflow1_compat.eras import ONLY_1, ONLY_2
 
 OF_1 = {
@@ -66,7 +66,7 @@ def folder(tmp_path):
 def test_scripts_are_told_apart(folder, name):
     script = folder / "train.py"
     script.write_text(textwrap.dedent({**OF_1, **OF_2}[name]))
-    assert evidence_of(str(script), [str(folder)]).is_tensorflow_1 == (name in OF_1)
+    assert find_evidence_of_script(str(script), [str(folder)]).is_tensorflow_1 == (name in OF_1)
 
 
 def test_modules_above_a_script_that_adds_to_its_path_are_read(folder):
@@ -75,13 +75,13 @@ def test_modules_above_a_script_that_adds_to_its_path_are_read(folder):
     text = "import os, sys\nsys.path.append(os.path.dirname(__file__) + '/..')\nfrom model import train\ntrain()"
     for said, is_tensorflow_1 in ((text, True), (text.replace("sys.path", "elsewhere"), False)):
         script.write_text(said)
-        assert evidence_of(str(script), [str(script.parent)]).is_tensorflow_1 is is_tensorflow_1
+        assert find_evidence_of_script(str(script), [str(script.parent)]).is_tensorflow_1 is is_tensorflow_1
 
 
 def test_the_first_use_is_named_with_its_line(folder):
     script = folder / "train.py"
     script.write_text(OF_1["compat"])
-    evidence = evidence_of(str(script), [str(folder)])
+    evidence = find_evidence_of_script(str(script), [str(folder)])
     use = evidence.of_1["tensorflow.compat.v1.placeholder"]
     assert (use.place.file, use.place.line, use.call is not None, use.is_guarded) == (str(script), 3, True, False)
 
@@ -116,7 +116,9 @@ def test_tables_say_what_tensorflow_has(table, there, not_there):
 )
 def test_what_a_younger_tensorflow_2_had_is_noted(tmp_path, line, name):
     (tmp_path / "train.py").write_text(line)
-    assert list(evidence_of(str(tmp_path / "train.py"), [str(tmp_path)]).old_of_2) == ([name] if name else [])
+    assert list(find_evidence_of_script(str(tmp_path / "train.py"), [str(tmp_path)]).old_of_2) == (
+        [name] if name else []
+    )
 
 
 IS_NUMPY_2, IS_3_12 = int(numpy.__version__.partition(".")[0]) > 1, sys.version_info >= (3, 12)
@@ -150,4 +152,6 @@ IS_NUMPY_2, IS_3_12 = int(numpy.__version__.partition(".")[0]) > 1, sys.version_
 )
 def test_what_an_older_numpy_or_python_had_is_noted_where_it_is_gone(tmp_path, line, name, is_old):
     (tmp_path / "train.py").write_text(line)
-    assert list(evidence_of(str(tmp_path / "train.py"), [str(tmp_path)]).old_of_2) == ([name] if is_old else [])
+    assert list(find_evidence_of_script(str(tmp_path / "train.py"), [str(tmp_path)]).old_of_2) == (
+        [name] if is_old else []
+    )

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from npu_bridge.base.tf_internals.names import KERAS
-from tensorflow1_compat.era import evidence_of
+from tensorflow1_compat.era import find_evidence_of_script
 from tests.goldens.keras3_models import beside_keras3
 from tests.npu_run.launching import ROOT, npu_run, write_script
 from tests.tensorflow1_compat.test_plain_python import run
@@ -65,7 +65,7 @@ PRINT = "\nprint('keras', keras.__version__, keras.optimizers.Adam)\n"
 
 def decides(folder, text: str) -> set[str]:
     write_script(folder, f"import keras\n{text}")
-    return set(evidence_of(str(folder / "train.py"), [str(folder)]).packages_in_older_version)
+    return set(find_evidence_of_script(str(folder / "train.py"), [str(folder)]).packages_in_older_version)
 
 
 @pytest.mark.parametrize("form", FORMS)

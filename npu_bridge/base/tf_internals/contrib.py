@@ -200,7 +200,7 @@ def rnn_cell_base() -> type:
     return importlib.import_module(f"{KERAS}.src.layers.rnn.legacy_cells").LayerRNNCell
 
 
-def engine_classes() -> tuple[type, type, type]:
+def keras_engine_classes() -> tuple[type, type, type]:
     """Returns the classes of a functional model, an input layer, and an input spec (`keras.src.engine`, Keras 2.15)."""
     functional, layer, spec = (
         importlib.import_module(f"{KERAS}.src.engine.{name}") for name in ("functional", "input_layer", "input_spec")

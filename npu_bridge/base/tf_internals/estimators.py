@@ -66,7 +66,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
         if not _real_name(spec.name):
             return None
-        _prepare_exports()
+        _allow_name_exports()
         return importlib.import_module(_real_name(spec.name))
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -97,7 +97,7 @@ def _real_name(name: str) -> str:
     return ""
 
 
-def _prepare_exports() -> None:
+def _allow_name_exports() -> None:
     """Lets Estimators export names, which needs an entry in TensorFlow's tables (`util.tf_export.API_ATTRS`)."""
     from tensorflow.python.util import tf_export
 

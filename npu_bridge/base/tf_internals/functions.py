@@ -32,27 +32,27 @@ def add_function(definition: Any) -> None:
 
 
 @contextlib.contextmanager
-def redirected_calls(rename: Callable[[str], str] | None) -> Iterator[None]:
-    """Redirects this thread's eager calls inside the block to the functions that `rename` returns.
+def redirect_calls_in_block(replacement_name: Callable[[str], str] | None) -> Iterator[None]:
+    """Redirects this thread's eager calls inside the block to the functions that `replacement_name` returns.
 
     Only the innermost block counts. None redirects nothing. Checked in TF 2.15: `Context.call_function`.
     """
     before = getattr(_RENAMING, "rename", None)
-    redirect_calls(rename)
+    redirect_calls(replacement_name)
     try:
         yield
     finally:
         _RENAMING.rename = before
 
 
-def redirect_calls(rename: Callable[[str], str] | None) -> None:
-    """Redirects this thread's eager calls to the functions that `rename` returns, from now on."""
-    _wrap_calls()
-    _RENAMING.rename = rename
+def redirect_calls(replacement_name: Callable[[str], str] | None) -> None:
+    """Redirects this thread's eager calls to the functions that `replacement_name` returns, from now on."""
+    _wrap_call_function()
+    _RENAMING.rename = replacement_name
 
 
 @functools.cache
-def _wrap_calls() -> None:
+def _wrap_call_function() -> None:
     from tensorflow.python.eager.context import Context
 
     def call_function(call, context, name, *arguments, **keywords):

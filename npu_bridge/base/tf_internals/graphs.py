@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def opened_for_changes(graph: tf.Graph) -> Iterator[None]:
+def allow_graph_changes(graph: tf.Graph) -> Iterator[None]:
     """Allows changes to a graph, even a finalized one, inside the block (`Graph._unsafe_unfinalize`, TF 2.15)."""
     was_finalized = graph.finalized
     graph._unsafe_unfinalize()
@@ -30,9 +30,9 @@ def update_input(op: tf.Operation, position: int, tensor: tf.Tensor) -> None:
     op._update_input(position, tensor)
 
 
-def add_control_inputs(op: tf.Operation, others: Iterable[tf.Operation]) -> None:
+def add_control_inputs(op: tf.Operation, control_ops: Iterable[tf.Operation]) -> None:
     """Makes an operator wait for other operators (`Operation._add_control_inputs`, TF 2.15)."""
-    op._add_control_inputs(list(others))
+    op._add_control_inputs(list(control_ops))
 
 
 def remove_control_inputs(op: tf.Operation) -> None:
@@ -50,7 +50,7 @@ def set_attribute(op: tf.Operation, name: str, value: Any) -> None:
     op._set_attr(name, value)
 
 
-def attributes_of_new_operators(graph: tf.Graph, attributes: Mapping[str, Any]) -> Any:
+def set_attributes_of_new_operators(graph: tf.Graph, attributes: Mapping[str, Any]) -> Any:
     """Returns a context manager that gives new operators these AttrValues by name (`Graph._attr_scope`, TF 2.15)."""
     return graph._attr_scope(dict(attributes))
 
@@ -109,7 +109,7 @@ def current_control_flow_context(graph: tf.Graph) -> Any:
 
 
 @contextlib.contextmanager
-def inside_control_flow_context(graph: tf.Graph, context: Any) -> Iterator[None]:
+def enter_control_flow_context(graph: tf.Graph, context: Any) -> Iterator[None]:
     """Puts new operators of the block into a TF 1 condition or loop (`Graph._set_control_flow_context`, TF 2.15)."""
     outside = graph._get_control_flow_context()
     graph._set_control_flow_context(context)
@@ -261,7 +261,7 @@ def make_stand_in(original: tf.Variable, values: tf.Variable, dtype: tf.DType, h
     return made
 
 
-def original_of(variable: Any) -> Any:
+def original_variable_of(variable: Any) -> Any:
     """Returns the original of a variable made by `make_stand_in`; any other variable unchanged."""
     return getattr(variable, "stands_for", variable)
 

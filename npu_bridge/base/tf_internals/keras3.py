@@ -23,7 +23,7 @@ def loaded_keras3() -> types.ModuleType | None:
     return module if hasattr(module, "__version__") else None  # set at the end of the import
 
 
-def load(owner: str) -> types.ModuleType:
+def load_keras3(owner: str) -> types.ModuleType:
     """Returns Keras 3, and loads it if needed; messages name `owner`, the module that needs Keras 3.
 
     Raises:
@@ -82,7 +82,7 @@ def is_schedule(value: Any) -> bool:
     return keras is not None and isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
 
 
-def scales_loss(value: Any) -> bool:
+def is_loss_scaling_optimizer(value: Any) -> bool:
     """Returns whether a value is an optimizer of Keras 3 that scales the loss."""
     return is_optimizer(value) and (
         isinstance(value, loaded_keras3().optimizers.LossScaleOptimizer) or value.loss_scale_factor is not None

@@ -107,7 +107,7 @@ def _step_stats(events: Any, mark: Any, begin_ns: int) -> Any:
     inside = [event for event in events if mark.timestamp_ps <= event.timestamp_ps < end_ps]
     stats = StepStats()
     device = stats.dev_stats.add(device=_DEVICE)
-    for name, kind, thread, from_ps, to_ps in sorted(_operators(inside), key=lambda operator: operator[3]):
+    for name, kind, thread, from_ps, to_ps in sorted(_list_operators(inside), key=lambda operator: operator[3]):
         start_ns = begin_ns + (from_ps - mark.timestamp_ps) // 1000
         length_ns = (to_ps - from_ps) // 1000
         device.node_stats.add(
@@ -122,7 +122,7 @@ def _step_stats(events: Any, mark: Any, begin_ns: int) -> Any:
     return stats
 
 
-def _operators(events: list) -> Iterator[tuple[str, str, int, int, int]]:
+def _list_operators(events: list) -> Iterator[tuple[str, str, int, int, int]]:
     """Yields name, type, thread, begin and end of each operator; an asynchronous one ends when it calls back."""
     started: dict[str, collections.deque] = collections.defaultdict(collections.deque)
     for event in sorted(events, key=lambda event: event.timestamp_ps):

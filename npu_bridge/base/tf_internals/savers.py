@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-def track(owner: Any, part: Any, name: str, overwrite: bool = False) -> None:
+def track_part(owner: Any, part: Any, name: str, overwrite: bool = False) -> None:
     """Makes an object part of another object's checkpoints (`Trackable._track_trackable`, TF 2.15)."""
     owner._track_trackable(part, name, overwrite=overwrite)
 
 
-def delegating_trackable() -> type:
+def delegating_trackable_class() -> type:
     """Returns a class whose objects another object replaces in checkpoints (`tf.__internal__.tracking`, TF 2.15)."""
     import tensorflow as tf
 
@@ -78,12 +78,12 @@ def keys_in_object_checkpoint(reader: Any) -> dict[str, str]:
     return {part.full_name: part.checkpoint_key for part in parts if part.full_name}
 
 
-def was_restored(part: Any) -> bool:
+def is_restored(part: Any) -> bool:
     """Returns whether an object was restored from an object-based checkpoint (`Trackable._update_uid`, TF 2.15)."""
     return getattr(part, "_self_update_uid", -1) >= 0
 
 
-def restored_and_unused(part: Any) -> list[str]:
+def names_restored_but_unused(part: Any) -> list[str]:
     """Returns the names of restored parts that an object has not created yet (`_deferred_dependencies`)."""
     waiting = getattr(part, "_self_unconditional_deferred_dependencies", None) or {}  # seen in TF 2.15
     return [name for name, restores in waiting.items() if restores]

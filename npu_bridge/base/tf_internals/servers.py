@@ -12,22 +12,24 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-def serve_from_first_use(describe: Callable[[tf.compat.v1.ConfigProto], Any], when_started: Callable[[], None]) -> None:
+def serve_from_first_use(
+    describe_cluster: Callable[[tf.compat.v1.ConfigProto], Any], when_started: Callable[[], None]
+) -> None:
     """Makes the process a server of a cluster as soon as it executes eagerly or makes a session.
 
     Must be called before either. Values made before the process became a server cannot be used afterwards.
     Checked in TF 2.15: `Context.ensure_initialized`, `_collective_ops_server_def` and `enable_collective_ops`.
 
     Args:
-      describe: returns the ServerDef for the settings of the process; called once, right before the server starts.
+      describe_cluster: returns the ServerDef for the settings of the process; called once, right before the start.
       when_started: called once, right after the server has started.
     """
 
-    def ensure_initialized(stock, context):
+    def ensure_initialized(stock_method, context):
         is_first = context._context_handle is None and context._collective_ops_server_def is None
         if is_first:
-            context.enable_collective_ops(describe(context.config))
-        stock(context)
+            context.enable_collective_ops(describe_cluster(context.config))
+        stock_method(context)
         if is_first:
             # A server cannot be stopped, and TensorFlow prints a line if Python frees a server when it exits.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(context._context_handle))

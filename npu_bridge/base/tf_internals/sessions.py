@@ -160,7 +160,7 @@ def set_function_call_settings(settings: Any) -> None:
     context.context().function_call_options = settings
 
 
-def with_changed_config(settings: Any, change: Callable[[tf.compat.v1.ConfigProto], Any]) -> Any:
+def copy_with_changed_config(settings: Any, change: Callable[[tf.compat.v1.ConfigProto], Any]) -> Any:
     """Returns a copy of function settings with a ConfigProto changed by `change` (`FunctionCallOptions`, TF 2.15)."""
     import tensorflow as tf
 

@@ -219,12 +219,12 @@ def seed_unseeded_operators(seed: int) -> None:
     from tensorflow.python.ops import image_ops_impl, stateful_random_ops
 
     def create_seeded(
-        create, graph, op_type, inputs, dtypes=None, input_types=None, name=None, attrs=None, *others, **keywords
+        create_op, graph, op_type, inputs, dtypes=None, input_types=None, name=None, attrs=None, *others, **keywords
     ):
         seeds = [attrs[key] for key in ("seed", "seed2") if attrs and key in attrs]
         if len(seeds) == 2 and not any(each.i for each in seeds):
             seeds[0].i, seeds[1].i = seed, len(graph.get_operations()) + 1
-        return create(graph, op_type, inputs, dtypes, input_types, name, attrs, *others, **keywords)
+        return create_op(graph, op_type, inputs, dtypes, input_types, name, attrs, *others, **keywords)
 
     wrap_function(ops.Graph, "_create_op_internal", create_seeded)
     for module in (image_ops_impl, stateful_random_ops):
@@ -274,15 +274,15 @@ def config_before_training(optimizer: Any) -> dict:
         object.__delattr__(optimizer, "_serialize_hyperparameter")
 
 
-def restrict_writing(kind: type, may_write: Callable[[], bool], at_end: Callable[[], None]) -> None:
-    """Makes Estimators whose configuration is a `kind` train without writing files while `may_write()` is false.
+def restrict_writing(config_class: type, may_write: Callable[[], bool], at_end: Callable[[], None]) -> None:
+    """Makes Estimators with a configuration of this class train without writing files while `may_write()` is false.
 
     Changes only the Estimator's internal configuration; the copies that scripts get keep their intervals.
     Without a saver, leaves out checkpoint listeners, for which Estimator 2.15 would raise an error. Seen in Estimator
     2.15: `_train_with_estimator_spec`, which reads all intervals from `_config`.
 
     Args:
-      kind: the class of the configurations.
+      config_class: the class of the configurations.
       may_write: called when a training begins.
       at_end: called at the end of a training, in its graph, after the last checkpoint.
     """
@@ -295,7 +295,7 @@ def restrict_writing(kind: type, may_write: Callable[[], bool], at_end: Callable
     def train_without_writing(train, self, estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners):
         arguments = self, estimator_spec, worker_hooks, hooks, global_step_tensor
         config = self._config
-        if not isinstance(config, kind):
+        if not isinstance(config, config_class):
             return train(*arguments, saving_listeners)
         if may_write():
             loss = train(*arguments, saving_listeners)

@@ -1,6 +1,6 @@
 """Holds the run configuration, estimator, optimizers, loss-scale managers and hooks in their documented modules."""
 
-from npu_bridge.base.lazy import lazy_getattr, submodules
+from npu_bridge.base.lazy import lazy_getattr, places_of_submodules
 
 __all__ = [
     "keras_to_npu",
@@ -21,4 +21,4 @@ __all__ = [
     "util",
 ]
 
-__getattr__ = lazy_getattr(__name__, submodules(__name__, *__all__))
+__getattr__ = lazy_getattr(__name__, places_of_submodules(__name__, *__all__))

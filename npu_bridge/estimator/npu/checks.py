@@ -20,7 +20,7 @@ from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.graph.variables import global_step_of, is_ever_changed
 from npu_bridge.options import OPTIONS
 from npu_bridge.options.kinds import Boolean, Integer
-from npu_bridge.options.rules import usable_directory
+from npu_bridge.options.rules import resolve_usable_directory
 from npu_bridge.options.table import IN_OBJECT
 
 _LOG = logger(__name__)
@@ -56,7 +56,7 @@ _OF_RUN_CONFIG = (
 _KEPT_OF_RUN_CONFIG = ("session_config", "train_distribute", "eval_distribute", "device_fn")
 
 
-def npu_config_fix(config: Any) -> str:
+def describe_npu_config_fix(config: Any) -> str:
     """Returns the fix for a `config` that is no `NPURunConfig`: a call with the settings of the given `RunConfig`."""
     if not isinstance(config, tf.estimator.RunConfig):
         return "Pass config=NPURunConfig(...)."
@@ -146,7 +146,7 @@ def check_path(path: str) -> str:
     Raises:
       ValueError: the directory does not exist, or cannot be read and written.
     """
-    return usable_directory(path)
+    return resolve_usable_directory(path)
 
 
 def check_aoe_mode(aoe_mode: str) -> None:
@@ -206,7 +206,7 @@ def check_steps_are_counted(graph: tf.Graph) -> None:
 
 
 def _check_kind_of_value(kind: Integer | Boolean, value: Any, name: str) -> None:
-    problem = kind.problem(value)
+    problem = kind.find_problem(value)
     if problem is not None:
         raise problem.error(f"{name} {problem.says}. Expected {kind.expected}; got {shown(value)}. {problem.fix}")
 

@@ -56,7 +56,7 @@ def model_to_npu_estimator(
         raise ValueError(message(_OWNER, problem, "keras_model or keras_model_path", got, "Pass one of them."))
     if keras_model is None:
         keras_model = tf.keras.models.load_model(keras_model_path, custom_objects=custom_objects)
-    _check_kind(keras_model)
+    _check_model_class(keras_model)
     model_dir = resolve_model_dir(model_dir, config)
     # Ranks can share the folder. On ranks above 0, weights go to a temporary folder, which lasts as long as the
     # estimator.
@@ -75,7 +75,7 @@ def model_to_npu_estimator(
     return estimator
 
 
-def _check_kind(model):
+def _check_model_class(model):
     # A Sequential model without an input shape has no weights to begin from.
     if not isinstance(model, tf.keras.Model) or not is_graph_network(model):
         fix = "Build it from tf.keras.Input, or give a Sequential model an input shape."

@@ -112,7 +112,7 @@ def wrap_model_fn(model_fn, options, has_params):
             if global_step is not None and global_step.op.name not in changed_variables(ops):
                 warn_uncounted_steps()
         if isinstance(spec, NPUEstimatorSpec) and spec._host_call is not None:
-            spec = _with_host_call(spec)
+            spec = _add_host_call(spec)
         if is_training and options.iterations_per_loop > 1:
             spec = spec._replace(train_op=session.name_step(spec.train_op))
         return spec
@@ -123,11 +123,11 @@ def wrap_model_fn(model_fn, options, has_params):
     return npu_model_fn
 
 
-def _with_host_call(spec):
+def _add_host_call(spec):
     if spec.mode == tf.estimator.ModeKeys.PREDICT or collective.current().rank > 0:
         return spec
     is_training = spec.mode == tf.estimator.ModeKeys.TRAIN
-    host_op = session.call_on_host(*spec._host_call, after=spec.train_op if is_training else spec.loss)
+    host_op = session.call_on_host(*spec._host_call, computed_before=spec.train_op if is_training else spec.loss)
     # The operators are part of the step, so that a loop runs them every time; the hook fetches nothing.
     hook = NPUInfeedOutfeedSessionHook([], "host_call")
     if is_training:

@@ -156,9 +156,9 @@ class NPURunConfig(tf.estimator.RunConfig):
         """The stages in the `[[stages]]` tables of a TOML file; for `NPUOptimizer(..., stages=config.stages)`."""
         return self.__dict__.get("_stages", ())
 
-    def _set_up(self, values: dict[str, Any], **of_base: Any) -> None:
+    def _set_up(self, values: dict[str, Any], **base_arguments: Any) -> None:
         with from_shell.apply_settings(values, self._option_table, _HELPERS) as changed:
-            self._initialise(changed, of_base)
+            self._initialise(changed, base_arguments)
 
     def _initialise(self, values: dict[str, Any], others: dict[str, Any]) -> None:
         construction.check_run_config(values, self._option_table)
@@ -169,10 +169,10 @@ class NPURunConfig(tf.estimator.RunConfig):
             of_base["experimental_distribute"] = distribute_config(strategy)
         super().__init__(**of_base, **others)
         restrict_writing(NPURunConfig, lambda: collective.current().rank == 0, _wait_for_last_checkpoint)
-        for option in self._option_table.of(RUN_CONFIG):
+        for option in self._option_table.options_of(RUN_CONFIG):
             if option.name not in (*construction.BASE_PARAMETERS, "distribute"):
                 setattr(self, option.attribute, values[option.name])
-        construction.warn_about_checkpoints(
+        construction.warn_about_checkpoint_times(
             self._save_checkpoints_steps, self._save_checkpoints_secs, values["iterations_per_loop"]
         )
         self._is_set_up = True

@@ -96,10 +96,10 @@ class _DynamicLayer(tf.keras.layers.Layer):
     def _error(self, problem: str, expected: str, got: str, fix: str) -> ValueError:
         return ValueError(message(type(self).__name__, problem, expected, got, fix))
 
-    def _initial_states(self, given: Any, x: tf.Tensor, directions: int = 1) -> list[tf.Tensor]:
-        """Returns a list of the initial states [B, H], one for each direction; zeros if `given` is None."""
+    def _initial_states(self, given_states: Any, x: tf.Tensor, directions: int = 1) -> list[tf.Tensor]:
+        """Returns a list of the initial states [B, H], one for each direction; zeros if `given_states` is None."""
         shape = [directions, tf.shape(x)[1], self.hidden_size]
-        state = tf.zeros(shape, x.dtype) if given is None else tf.reshape(tf.cast(given, x.dtype), shape)
+        state = tf.zeros(shape, x.dtype) if given_states is None else tf.reshape(tf.cast(given_states, x.dtype), shape)
         return tf.unstack(tf.ensure_shape(state, [directions, x.shape.as_list()[1], self.hidden_size]))
 
 

@@ -19,7 +19,7 @@ from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.estimator.npu.checks import (
     accept_tpu_keywords,
     check_model_dir,
-    npu_config_fix,
+    describe_npu_config_fix,
     resolve_model_dir,
     warn_about_steps,
 )
@@ -113,7 +113,7 @@ class NPUEstimator(tf.estimator.Estimator):
         accept_tpu_keywords(tpu_arguments)
         if not isinstance(config, NPURunConfig):
             problem, got = "config is not an NPURunConfig", shown(config)
-            raise ValueError(message("NPUEstimator", problem, "an NPURunConfig", got, npu_config_fix(config)))
+            raise ValueError(message("NPUEstimator", problem, "an NPURunConfig", got, describe_npu_config_fix(config)))
         if model_fn is None:
             expected = "a function that returns an EstimatorSpec"
             raise ValueError(message("NPUEstimator", "model_fn is missing", expected, "None", "Pass model_fn."))
@@ -128,7 +128,7 @@ class NPUEstimator(tf.estimator.Estimator):
             warm_start_from=warm_start_from,
         )
         self._options = options
-        self._transfers = wire_names.Owner()
+        self._transfers = wire_names.CollectivesOwner()
         self._as_given = config.replace(model_dir=self.model_dir)  # without the session settings of the base class
         self._precision = precision
         self._has_trained = self._has_ended = False
@@ -168,12 +168,12 @@ class NPUEstimator(tf.estimator.Estimator):
     def _train_alone(self, input_fn, hooks, steps, max_steps, saving_listeners):
         ranks = collective.current()
         if ranks.rank == 0:
-            self._check_start()
+            self._check_start_checkpoints()
         reached = self._reached_step_of_rank_0()
         if ranks.rank == 0:
             self._log_start(reached, max_steps)
         if ranks.rank > 0:
-            self._check_start()  # after rank 0, which may have repaired the folder
+            self._check_start_checkpoints()  # after rank 0, which may have repaired the folder
         if max_steps is not None and ranks.size > 1:
             if reached >= max_steps:
                 return self
@@ -347,16 +347,16 @@ class NPUEstimator(tf.estimator.Estimator):
             return result
         return self._end_together.next_of(result)
 
-    def _check_start(self):
+    def _check_start_checkpoints(self):
         session.take_memory_checkpoint(self.model_dir)
         session.check_newest_checkpoint(self.model_dir, may_go_back=True)
         if self._warm_start_settings and self.latest_checkpoint() is None:
             session.check_checkpoint(self._warm_start_settings.ckpt_to_initialize_from)
 
-    def _log_start(self, reached, max_steps):
-        is_over = max_steps is not None and reached >= max_steps
-        if reached and self._logs_progress and (is_over or not self._has_trained):
-            choose_output(sys.stderr).note(f"NPUEstimator: {format_start(reached, max_steps, self.model_dir)}")
+    def _log_start(self, reached_step, max_steps):
+        is_over = max_steps is not None and reached_step >= max_steps
+        if reached_step and self._logs_progress and (is_over or not self._has_trained):
+            choose_output(sys.stderr).note(f"NPUEstimator: {format_start(reached_step, max_steps, self.model_dir)}")
         self._has_trained = True
 
     def _reached_step_of_rank_0(self):

@@ -24,7 +24,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     check_combine_grad,
     check_optimizer_arguments,
 )
-from npu_bridge.gradients.keras.optimizer import keras_optimizer
+from npu_bridge.gradients.keras.optimizer import wrap_keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.recipe import copy_stages
 from npu_bridge.options import read_session_config
@@ -291,7 +291,7 @@ def npu_keras_optimizer(
         combines=check_combine_grad(owner, manager, combine_grad, check_combined_tensors),
         checks_combined=check_combined_tensors,
     )
-    return keras_optimizer(opt, settings, owner)
+    return wrap_keras_optimizer(opt, settings, owner)
 
 
 def _append_to_list(existing: Any, addition: Any, owner: str, argument: str) -> list:

@@ -228,10 +228,10 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
 
     def after_run(self, run_context, run_values):
         self._set_expected_steps_per_run(run_values.results, run_context.session)
-        self._run_until_disk_full(self._background.check)
-        self._run_until_disk_full(super().after_run, run_context, run_values)
+        self._tolerate_failed_save(self._background.check)
+        self._tolerate_failed_save(super().after_run, run_context, run_values)
 
-    def _run_until_disk_full(self, action, *arguments):
+    def _tolerate_failed_save(self, action, *arguments):
         try:
             action(*arguments)
         except CheckpointNotSavedError as error:
@@ -253,7 +253,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
 
     def end(self, session):
         self._background.waits = True
-        self._run_until_disk_full(self._background.wait)
+        self._tolerate_failed_save(self._background.wait)
         if self._has_failed_save:
             self._timer.reset()  # otherwise a checkpoint of this step would count as saved
         super().end(session)

@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.arguments import check_count, check_number, check_switch, is_number
-from npu_bridge.base.errors import KnownKeywords, message, shown
+from npu_bridge.base.errors import KeywordChecksMixin, message, shown
 from npu_bridge.base.tf_internals.graphs import current_control_flow_context
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.loss_scale_rule import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
@@ -31,7 +31,7 @@ from npu_bridge.gradients.loss_scale_rule import (
 __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"]
 
 
-class LossScaleManager(KnownKeywords, tf.Module, abc.ABC):
+class LossScaleManager(KeywordChecksMixin, tf.Module, abc.ABC):
     """The interface of loss-scale managers. Derive from this class to implement your own rule."""
 
     @abc.abstractmethod
@@ -91,7 +91,7 @@ class FixedLossScaleManager(_SerializableManager):
 
     def get_loss_scale(self):
         """Returns the fixed scale, a float32 scalar of the current graph."""
-        if not building_graph():
+        if not is_building_graph():
             return self._constant()  # not kept: a tensor made in a function cannot be used outside of it
         if getattr(self._tensor, "graph", None) is not tf.compat.v1.get_default_graph():
             self._tensor = self._constant()  # the previous tensor was made eagerly, or in another graph

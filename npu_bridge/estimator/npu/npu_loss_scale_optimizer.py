@@ -5,7 +5,7 @@ from __future__ import annotations
 from npu_bridge.base.arguments import check_switch
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, advice_for_scale, check_manager
 from npu_bridge.gradients import PipelineOptimizer
-from npu_bridge.gradients.inner import adapt
+from npu_bridge.gradients.inner import adapt_optimizer
 from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
 
 __all__ = ["FixedLossScaleManager", "NPULossScaleOptimizer"]
@@ -41,7 +41,7 @@ class NPULossScaleOptimizer(PipelineOptimizer):
             is_checked=any(getattr(manager, "get_enable_overflow_check", lambda: True)() for manager in managers),
             # Ranks that share the work of an update must all apply it.
             is_joint=is_distributed or getattr(opt, "is_weight_update_sharding", False),
-            inner=adapt(opt, "NPULossScaleOptimizer", saved_as=self),
+            inner=adapt_optimizer(opt, "NPULossScaleOptimizer", saved_as=self),
             owner="NPULossScaleOptimizer",
         )
         super().__init__(opt, build_pipeline(settings), name)

@@ -16,14 +16,14 @@ from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.estimator.npu.npu_loss_scale_manager import advice_for_scale, check_manager
 from npu_bridge.gradients import PipelineOptimizer, ShardedOptimizer
-from npu_bridge.gradients.in_place import distribute_in_place
-from npu_bridge.gradients.inner import adapt
-from npu_bridge.gradients.keras.optimizer import keras_optimizer, keras_optimizer_from_config
+from npu_bridge.gradients.in_place import average_gradients_in_place
+from npu_bridge.gradients.inner import adapt_optimizer
+from npu_bridge.gradients.keras.optimizer import keras_optimizer_from_config, wrap_keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import PipelineMixin
 from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
 from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
-from npu_bridge.hccl.checks import Call
+from npu_bridge.hccl.checks import CollectiveCall
 from npu_bridge.options import of_graph
 
 __all__ = [
@@ -114,7 +114,7 @@ class NPUOptimizer(PipelineOptimizer):
             first_parameters=check_first_parameters("NPUOptimizer", gradient_split_groups),
             combines=check_combine_grad("NPUOptimizer", manager, combine_grad, check_combined_tensors),
             checks_combined=check_combined_tensors,
-            inner=adapt(opt, "NPUOptimizer", saved_as=self),
+            inner=adapt_optimizer(opt, "NPUOptimizer", saved_as=self),
             owner="NPUOptimizer",
         )
         super().__init__(opt, build_pipeline(settings), name)
@@ -194,7 +194,7 @@ class NPUDistributedOptimizer(PipelineOptimizer):
         self.is_weight_update_sharding = check_switch(
             "NPUDistributedOptimizer", "is_weight_update_sharding", is_weight_update_sharding, takes_numbers=True
         )
-        inner = adapt(optimizer, "NPUDistributedOptimizer", saved_as=self)
+        inner = adapt_optimizer(optimizer, "NPUDistributedOptimizer", saved_as=self)
         settings = PipelineSettings(
             name,
             is_distributed=True,
@@ -228,7 +228,7 @@ class KerasDistributeOptimizer(abc.ABC):  # noqa: B024 - the classes that it mak
 
     def __new__(cls, optimizer, name="NpuKerasOptimizer", **kwargs):
         _check_ignored_keywords(kwargs)
-        return keras_optimizer(optimizer, KerasSettings(name), cls.__name__)
+        return wrap_keras_optimizer(optimizer, KerasSettings(name), cls.__name__)
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
@@ -254,7 +254,7 @@ def npu_distributed_optimizer_wrapper(optimizer):
     """
     if isinstance(optimizer, str):
         optimizer = tf.keras.optimizers.get(optimizer)
-    return distribute_in_place(optimizer, "npu_distributed_optimizer_wrapper")
+    return average_gradients_in_place(optimizer, "npu_distributed_optimizer_wrapper")
 
 
 def _check_ignored_keywords(keywords):
@@ -290,7 +290,7 @@ def reduce(tensor, root_rank, average=True, fusion=0, fusion_id=-1):
       ValueError: `root_rank` is not a rank, or `fusion` and `fusion_id` do not fit each other.
     Returns, Ranks: as in `allreduce`.
     """
-    call = Call("npu_optimizer.reduce", WORLD)
+    call = CollectiveCall("npu_optimizer.reduce", WORLD)
     call.check_group_rank(root_rank, "root_rank")
     call.check_fusion(fusion, fusion_id)
     return mean_or_sum(tensor, average, call.communicator, f"npu_reduce_to_{root_rank}")
@@ -312,7 +312,7 @@ def npu_allreduce(values, reduction="mean", fusion=1, fusion_id=-1, group=WORLD)
       LookupError: when the result of "max", "min" or "prod" is differentiated.
     Ranks: collective in `group`.
     """
-    Call("npu_allreduce", group).check_fusion(fusion, fusion_id, allowed=(0, 1, 2))
+    CollectiveCall("npu_allreduce", group).check_fusion(fusion, fusion_id, allowed=(0, 1, 2))
     if isinstance(values, (list, tuple)):
         return reduce_all(values, reduction, fusion, group)
     return reduce_all([values], reduction, fusion, group)[0]

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message, shown
-from npu_bridge.base.tf_internals.graphs import attributes_of_new_operators
+from npu_bridge.base.tf_internals.graphs import set_attributes_of_new_operators
 from npu_bridge.estimator.npu.npu_config import NpuExecutePlacement
 from npu_bridge.session.precision import KEEP_DTYPE
 
@@ -156,7 +156,7 @@ def _mark_new_operators(marks: Mapping[str, bool | int | str]) -> Iterator[None]
         yield
         return
     attributes = {name: _make_attr_value(value) for name, value in marks.items()}
-    with attributes_of_new_operators(tf.compat.v1.get_default_graph(), attributes):
+    with set_attributes_of_new_operators(tf.compat.v1.get_default_graph(), attributes):
         yield
 
 

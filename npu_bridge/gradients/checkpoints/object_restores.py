@@ -12,7 +12,7 @@ from typing import Any
 
 from npu_bridge import collective
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.tf_internals.savers import restored_and_unused, was_restored
+from npu_bridge.base.tf_internals.savers import is_restored, names_restored_but_unused
 from npu_bridge.gradients.checkpoints import kept_state
 from npu_bridge.gradients.checkpoints.rank_values import RankValues
 
@@ -34,15 +34,15 @@ def log_restore_differences(state: dict, of_rule: Sequence, optimizer: Any, rank
     kept_state.warn_about_averaged_state(
         _CHECKPOINT_LABEL, [_name_without_output(name) for name in merged], merged.values()
     )
-    if not any(map(was_restored, of_rule)):
+    if not any(map(is_restored, of_rule)):
         return
     parts = [part for name, part in state.items() if not name.endswith("of_ranks")]
     of_stages = [var for part in parts for var in (part.variables if isinstance(part, tf.Module) else [part])]
-    slots = [_name_without_output(variable.name) for variable in of_rule if not was_restored(variable)]
-    begun = [*slots, *(_name_without_output(variable.name) for variable in of_stages if not was_restored(variable))]
+    slots = [_name_without_output(variable.name) for variable in of_rule if not is_restored(variable)]
+    begun = [*slots, *(_name_without_output(variable.name) for variable in of_stages if not is_restored(variable))]
     kept_state.warn_about_missing_state(_CHECKPOINT_LABEL, begun, slots)
-    below = [f"{name}/{left}" for name, part in state.items() for left in restored_and_unused(part)]
-    left = [name for name in (*restored_and_unused(optimizer), *below) if not name.startswith("of_ranks")]
+    below = [f"{name}/{left}" for name, part in state.items() for left in names_restored_but_unused(part)]
+    left = [name for name in (*names_restored_but_unused(optimizer), *below) if not name.startswith("of_ranks")]
     kept_state.warn_about_dropped_state(
         _CHECKPOINT_LABEL, [name for name in left if kept_state.belongs_to_optimizer_state(name, ())]
     )

@@ -18,10 +18,10 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.base.tf_internals.sessions import run_without_engines
 from npu_bridge.collective import first_run, wire_names
-from npu_bridge.collective.packing import pack, unpack
+from npu_bridge.collective.packing import pack_tensors, unpack_tensors
 from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients.checkpoints.kept_state import OF_RANKS
-from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
+from npu_bridge.gradients.graph_mode import is_building_graph, run_if, state_variable
 
 _COLLECTION = ("npu_bridge", "of_ranks")  # not a string, so TensorFlow does not export the collection
 
@@ -72,7 +72,7 @@ class RankValues:
         if not self._kept or not tf.executing_eagerly() and is_compiled_by_xla(tf.compat.v1.get_default_graph()):
             return None
         with tf.name_scope("OfRanks"):
-            return run_if(tf.reduce_any(tf.stack(self._counts()) > 0), self._take_rows)
+            return run_if(tf.reduce_any(tf.stack(self._count_rows()) > 0), self._assign_and_empty_rows)
 
     def gather(self, name: str, is_kept: bool = False) -> Any:
         """Gathers the values of all ranks into the rows on rank 0.
@@ -88,7 +88,7 @@ class RankValues:
         if ranks.size == 1 or not kept:
             return None if tf.executing_eagerly() else tf.no_op()
         values = [tf.identity(variable.read_value()) for variable, _ in kept]
-        words = pack(values)
+        words = pack_tensors(values)
         received, _ = ranks.all_to_all(words, tf.stack([tf.size(words), *[0] * (ranks.size - 1)]), name)
         if ranks.rank > 0 and not is_kept:
             return prevent_pruning(received)
@@ -97,18 +97,18 @@ class RankValues:
                 filled = [rows.assign(value[tf.newaxis]) for (_, rows), value in zip(kept, values)]
         else:
             specs = [tf.TensorSpec(variable.shape, variable.dtype.base_dtype) for variable, _ in kept]
-            values_of_ranks = unpack(received, [specs] * ranks.size)
+            values_of_ranks = unpack_tensors(received, [specs] * ranks.size)
             filled = [rows.assign(tf.stack(each)) for (_, rows), each in zip(kept, zip(*values_of_ranks))]
         return None if tf.executing_eagerly() else tf.group(*filled)
 
     def counts(self) -> dict[str, int]:
         """Returns, by variable name, the number of ranks whose values the rows hold now; for eager execution only."""
-        return {variable.name: int(count) for (variable, _), count in zip(self._kept.values(), self._counts())}
+        return {variable.name: int(count) for (variable, _), count in zip(self._kept.values(), self._count_rows())}
 
-    def _counts(self):
+    def _count_rows(self):
         return [tf.raw_ops.VariableShape(input=rows.handle)[0] for _, rows in self._kept.values()]
 
-    def _take_rows(self):
+    def _assign_and_empty_rows(self):
         taken = [variable.assign(_own_row(variable, rows.read_value())) for variable, rows in self._kept.values()]
         with tf.control_dependencies([] if tf.executing_eagerly() else taken):
             empty = [
@@ -118,7 +118,7 @@ class RankValues:
         return None if tf.executing_eagerly() else tf.group(*empty)
 
 
-class RestoreOwnValues(first_run.Check):
+class RestoreOwnValues(first_run.FirstRunCheck):
     """A check of session runs that restores this rank's values before a training run.
 
     The values come from variables with a row for each rank. A training step of a TF 1 graph reads weights before any
@@ -155,7 +155,7 @@ class RestoreOwnValues(first_run.Check):
         self.done_in.add(session)
 
 
-class _FilledRowsCheck(first_run.Check):
+class _FilledRowsCheck(first_run.FirstRunCheck):
     """A check of runs that fill the rows; makes the session restore its values from the rows before it trains again."""
 
     def __init__(self, restore_own):
@@ -199,7 +199,7 @@ def _empty_rows(variable):
         f"{OF_RANKS}{variable.name.partition(':')[0]}",
         any_rows,
     )
-    if building_graph():
+    if is_building_graph():
         made.graph.get_collection_ref(_COLLECTION).append(made)
     return made
 

@@ -21,7 +21,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import add_control_inputs, set_read_tensor
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.collective.packing import pack, unpack
+from npu_bridge.collective.packing import pack_tensors, unpack_tensors
 from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients.graph_mode import classic_control_flow
 from npu_bridge.gradients.inner import InnerOptimizer
@@ -96,10 +96,10 @@ class RemoteSlots:
             raise RuntimeError(_NEEDS_HOROVOD)
         self.ranks = ranks
         self._parts = []
-        with tf.init_scope(), _placing_ops_on_host():  # outside of the caller's conditions and dependencies
-            is_hooked, is_listened_to = _Flag("is_hooked"), _Flag("is_listened_to")
-            self._is_stale = _Flag("is_stale")  # whether the staging variables are out of date
-            self._has_moved = _Flag("has_moved")  # whether a step was run since the last round
+        with tf.init_scope(), _place_ops_on_host():  # outside of the caller's conditions and dependencies
+            is_hooked, is_listened_to = _SessionFlag("is_hooked"), _SessionFlag("is_listened_to")
+            self._is_stale = _SessionFlag("is_stale")  # whether the staging variables are out of date
+            self._has_moved = _SessionFlag("has_moved")  # whether a step was run since the last round
             self._hook, self._listen_to, self._unlisten = is_hooked.set(), is_listened_to.set(), is_listened_to.clear()
             self._moved, self._forget_move = self._has_moved.is_set(), self._has_moved.clear()
             self.is_stale = self._is_stale.is_set()
@@ -110,9 +110,9 @@ class RemoteSlots:
             )
             self.refreshed = tf.group(self.asked, name="refreshed")
 
-    def add(self, inner: InnerOptimizer, variables_by_owner: list[list]) -> SlotGroup:
+    def add(self, inner: InnerOptimizer, variables_by_owner: list[list]) -> RemoteSlotGroup:
         """Creates slots of variables on their owners, and staging variables on rank 0; every rank must call this."""
-        part = SlotGroup(self, inner, variables_by_owner, len(self._parts))
+        part = RemoteSlotGroup(self, inner, variables_by_owner, len(self._parts))
         self._parts.append(part)
         return part
 
@@ -122,9 +122,9 @@ class RemoteSlots:
 
     def distribute(self) -> tf.Operation:
         """Returns an op that sends initial or restored slots from rank 0 to the ranks that own them; collective."""
-        return tf.group(*self.distributions())
+        return tf.group(*self.distribution_ops())
 
-    def distributions(self) -> list[tf.Operation]:
+    def distribution_ops(self) -> list[tf.Operation]:
         """Returns the ops that `distribute` groups, one for each part."""
         return [part.distributed for part in self._parts]
 
@@ -194,7 +194,7 @@ class RemoteSlots:
             return tf.cond(self._is_done | self.is_stale, broadcast_request, lambda: tf.constant(0))
 
 
-class SlotGroup:
+class RemoteSlotGroup:
     """Sharded slots of one optimizer that were made together.
 
     Attributes:
@@ -216,10 +216,10 @@ class SlotGroup:
             inner.slots_of(variables) if owner in here else [] for owner, variables in enumerate(variables_by_owner)
         ]
         self._staging = [slot for slots in self.slots_by_owner[1:] for slot in slots] if rank == 0 else []
-        with tf.init_scope(), _placing_ops_on_host():  # outside of the caller's conditions and dependencies
+        with tf.init_scope(), _place_ops_on_host():  # outside of the caller's conditions and dependencies
             if rank == 0:
                 self.distributed = self._send_to_owners(f"given_{number}")
-                self._refresh(f"gathered_{number}")
+                self._gather_slots_before_reads(f"gathered_{number}")
             else:
                 self.sent = self._send_to_rank_0(f"gathered_{number}")
                 self.distributed = self._receive_from_rank_0(f"given_{number}")
@@ -238,12 +238,12 @@ class SlotGroup:
                 ]
             )
 
-        with _placing_ops_on_host(), classic_control_flow():
+        with _place_ops_on_host(), classic_control_flow():
             is_full = tf.reduce_prod(tf.raw_ops.VariableShape(input=fillable[0].handle)) > 0
             emptied = tf.cond(is_full, empty, tf.no_op)
         return tf.group(emptied, self._whole.note_update())
 
-    def _refresh(self, name):
+    def _gather_slots_before_reads(self, name):
         """Makes savers gather the current slots of other ranks before they read a staging variable."""
 
         def gather():
@@ -278,7 +278,7 @@ class SlotGroup:
             return tf.group(tf.cond(tf.size(words) > 0, lambda: tf.group(*_assign_packed(slots, words)), tf.no_op))
 
 
-class _Flag:
+class _SessionFlag:
     """A boolean in a session, False at the start: whether a certain resource has been initialised.
 
     The resource holds no value of interest. It is in no collection, so checkpoints do not contain it.
@@ -299,7 +299,7 @@ class _Flag:
 
 
 @contextlib.contextmanager
-def _placing_ops_on_host():
+def _place_ops_on_host():
     """Places ops on the host and under the scope `_SCOPE` inside the context."""
     with tf.device("/cpu:0"), tf.compat.v1.name_scope(_SCOPE):
         yield
@@ -326,7 +326,7 @@ def _full_shape(slot):
 
 
 def _packed_values(slots):
-    return pack([slot.read_value() for slot in slots])
+    return pack_tensors([slot.read_value() for slot in slots])
 
 
 def _assign_packed(slots_by_owner, words):
@@ -334,6 +334,6 @@ def _assign_packed(slots_by_owner, words):
     specs = [[tf.TensorSpec(_full_shape(slot), slot.dtype.base_dtype) for slot in slots] for slots in slots_by_owner]
     return [
         tf.compat.v1.assign(slot, value).op
-        for slots, values in zip(slots_by_owner, unpack(words, specs))
+        for slots, values in zip(slots_by_owner, unpack_tensors(words, specs))
         for slot, value in zip(slots, values)
     ]

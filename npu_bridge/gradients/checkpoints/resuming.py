@@ -67,7 +67,7 @@ class _RestorePlan(NamedTuple):
 @functools.cache
 def watch_savers() -> None:
     """Makes all savers of TF 1 graphs restore stage state by the table in `kept_state.py` from now on."""
-    wrap_restore(_restore)
+    wrap_restore(_restore_with_stage_state)
 
 
 def without_missing_state(settings: Any) -> Any:
@@ -98,7 +98,7 @@ def without_missing_state(settings: Any) -> Any:
     return settings._replace(vars_to_warm_start=[each for each in found if key_and_slice_of(each)[0] not in begun])
 
 
-def _restore(restore, saver, session, path):
+def _restore_with_stage_state(restore, saver, session, path):
     graph = None if tf.executing_eagerly() else getattr(session, "graph", None)
     pipelines = pipelines_in(graph) if graph is not None else []
     plan = _plan_restore(saver, graph, pipelines, os.fspath(path)) if pipelines and path else None
@@ -126,7 +126,7 @@ def _plan_restore(saver, graph, pipelines, path):
     restarting = {place for place, variable in state.items() if id(variable) in at_zero}
     lacking = {(read.key, read.part) for read in reads if read.key not in shapes or (read.key, read.part) in restarting}
     begun = {place: state.get(place) for place in sorted(lacking, key=[*state, *lacking].index)}
-    _check_missing([key for (key, _), variable in begun.items() if variable is None], path, shapes)
+    _check_none_missing([key for (key, _), variable in begun.items() if variable is None], path, shapes)
     wanted = {read.key for read in reads}
     rows = {key: key.rpartition(kept_state.OF_RANKS)[2] for key in shapes if kept_state.OF_RANKS in key}
     counts = {key: shapes[key][0] for key in rows if shapes[key] and shapes[key][0] > 1}
@@ -179,7 +179,7 @@ def _find_reads(saver, graph):
     return found
 
 
-def _check_missing(keys, path, shapes):
+def _check_none_missing(keys, path, shapes):
     if keys:
         text = (
             f"checkpoint: {path} lacks {len(keys)} variables of this graph that are not state of stages or optimizers. "

@@ -41,7 +41,7 @@ def sync_all(optimizer: Any) -> Any:
         problem, fix = "with these stages no values differ between ranks", "Leave the call out."
         expected = "an optimizer with PartialSync, Accumulate, TopK, Threshold or Adasum on weights"
         raise ValueError(message("sync_all", problem, expected, names, fix))
-    return _sync(pipelines)
+    return _sync_pipelines(pipelines)
 
 
 def sync_if_needed(optimizer: Any) -> None:
@@ -51,7 +51,7 @@ def sync_if_needed(optimizer: Any) -> None:
     """
     pipelines = _pipelines_of(optimizer)
     if collective.current().size > 1 and differ_between_ranks(pipelines):
-        _sync(pipelines)
+        _sync_pipelines(pipelines)
 
 
 def batch_counters(optimizer: Any) -> list:
@@ -60,7 +60,7 @@ def batch_counters(optimizer: Any) -> list:
     Args:
       optimizer: any optimizer, or a pipeline.
     """
-    stages = [stage for pipeline in _pipelines_of(optimizer) for stage in pipeline.of_type(SummingStage)]
+    stages = [stage for pipeline in _pipelines_of(optimizer) for stage in pipeline.stages_of_type(SummingStage)]
     return [stage.batches_so_far for stage in stages if stage.batches_so_far is not None]
 
 
@@ -84,15 +84,17 @@ def _pipelines_of(optimizer):
 
 def differ_between_ranks(pipelines: Sequence) -> bool:
     """Returns whether values of stages differ between ranks, so that a checkpoint needs `sync_all` before it."""
-    return any(pipeline.rank_state.rows or pipeline.of_type(SynchronisingStage) for pipeline in pipelines)
+    return any(pipeline.rank_state.rows or pipeline.stages_of_type(SynchronisingStage) for pipeline in pipelines)
 
 
-def _sync(pipelines):
+def _sync_pipelines(pipelines):
     with tf.name_scope("sync_all"):
         gathered = [pipeline.rank_state.gather() for pipeline in pipelines if pipeline.rank_state.rows]
         # The weights are gathered before they are averaged.
         with tf.control_dependencies([] if tf.executing_eagerly() else gathered):
-            averaged = [stage.sync_all() for pipeline in pipelines for stage in pipeline.of_type(SynchronisingStage)]
+            averaged = [
+                stage.sync_all() for pipeline in pipelines for stage in pipeline.stages_of_type(SynchronisingStage)
+            ]
     return None if tf.executing_eagerly() else tf.group(*gathered, *averaged)
 
 
@@ -126,7 +128,7 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
         self._pipelines = pipelines = pipelines_in(graph)
         self._global_step = global_step_of(graph)
         if ranks.size > 1 and self._global_step is not None and differ_between_ranks(pipelines):
-            self._sync = _sync(pipelines)
+            self._sync = _sync_pipelines(pipelines)
             self._interval_of_rank_0 = ranks.broadcast(tf.constant(self._interval), 0, "sync_before_saving")
 
     def after_create_session(self, session, coord):
@@ -147,7 +149,7 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
             return
         step = run_context.session.run(self._global_step)
         if self._is_due(step):
-            self._run(run_context.session, step)
+            self._sync_at_step(run_context.session, step)
 
     def end(self, session):
         if self._sync is None:
@@ -156,7 +158,7 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
         # A run that started but found no more data has restored the weights of each rank.
         has_restored = any(pipeline.rank_state.has_restored_own_weights(session) for pipeline in self._pipelines)
         if step != self._synced_at or has_restored:
-            self._run(session, step)
+            self._sync_at_step(session, step)
 
     def sync_before_copy(self, session: Any) -> None:
         """Runs `sync_all` before state is copied without a saver hook, unless it has run since the last step.
@@ -170,6 +172,6 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
     def _is_due(self, step):
         return self._interval != _AT_THE_END and step >= self._synced_at + self._interval
 
-    def _run(self, session, step):
+    def _sync_at_step(self, session, step):
         self.sync_before_copy(session)
         self._synced_at = step

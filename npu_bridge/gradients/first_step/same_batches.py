@@ -22,14 +22,14 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.training import steps_per_execution
 from npu_bridge.collective.exchanges import gather_values
-from npu_bridge.graph.run import Run
+from npu_bridge.graph.run import SessionRun
 
 _READERS = re.compile(r"IteratorGetNext(Sync)?|\w*Dequeue(Many|UpTo)?(V2)?")
 _MAX_HASHED_BYTES = 16 * 2**20  # of each tensor
 _NOTHING_SEEN = 0
 
 
-def list_batch_tensors(run: Run) -> list[tf.Tensor]:
+def list_batch_tensors(run: SessionRun) -> list[tf.Tensor]:
     """Lists the tensors that a run reads from iterators and queues and that the run can fetch."""
     read = [tensor for op in run.ops if _READERS.fullmatch(op.type) for tensor in op.outputs]
     return [tensor for tensor in read if tensor.name in run.values and tensor.name not in run.fed_names]

@@ -29,7 +29,7 @@ from npu_bridge.collective import agreement, exchanges, first_run, wire_names
 from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.gradients.checkpoints import remote_slots
 from npu_bridge.gradients.first_step import same_batches
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.stages.all_reduce import AllReduce
 
@@ -40,9 +40,11 @@ _MEETING = "start_values"
 _MAX_CHUNK_BYTES = 256 * 2**20
 
 
-def plan_collectives(stages: Sequence[Stage], grads_and_vars: Sequence, has_numbered_names: bool) -> agreement.Plan:
+def plan_collectives(
+    stages: Sequence[Stage], grads_and_vars: Sequence, has_numbered_names: bool
+) -> agreement.AllReducePlan:
     """Lists the collectives of `stages` for these gradients; ranks compare the lists before the first collective."""
-    plan = agreement.Plan(has_numbered_names=has_numbered_names)
+    plan = agreement.AllReducePlan(has_numbered_names=has_numbered_names)
     for stage in stages:
         plan.owner = stage.transfer_name or plan.owner
         plan.settings.update(stage.agreed_settings(grads_and_vars))
@@ -57,9 +59,9 @@ def _describe_gradient(grad, variable):
     """Returns the properties of one gradient that must be equal on all ranks."""
     shape = str(tuple(variable.shape.as_list())) if variable.shape.rank is not None else "unknown"
     if grad is None:
-        return agreement.Gradient(variable.name, shape, "no gradient", "")
+        return agreement.PlannedGradient(variable.name, shape, "no gradient", "")
     kind = "a sparse gradient" if isinstance(grad, tf.IndexedSlices) else "a dense gradient"
-    return agreement.Gradient(variable.name, shape, kind, grad.dtype.name)
+    return agreement.PlannedGradient(variable.name, shape, kind, grad.dtype.name)
 
 
 def compare_before_first_run(
@@ -79,7 +81,7 @@ def compare_before_first_run(
     """
     if environment.is_flag_on("HOROVOD_ELASTIC"):  # ranks that join later have missed the first step of other ranks
         return
-    check = first_run.find_or_add_check(tf.compat.v1.get_default_graph(), _GraphCheck, _GraphCheck)
+    check = first_run.find_or_add_check(tf.compat.v1.get_default_graph(), _StartValuesCheck, _StartValuesCheck)
     check.transfers.update(transfers)
     check.watched.append((owner, variables, kept))
 
@@ -133,7 +135,7 @@ class RankComparison:
         """
         # In a graph, plans are compared whenever gradients are computed. Functions and eager steps are compared only
         # the first time, because some ranks trace functions, or run eager steps, more often than others.
-        is_graph = building_graph()
+        is_graph = is_building_graph()
         if self.has_compared and not is_graph:
             return
         self.has_compared = True
@@ -141,7 +143,7 @@ class RankComparison:
         plan = plan_collectives(stages if ranks.size > 1 else (), grads_and_vars, has_numbered_names=not is_graph)
         self.owner = plan.owner
         if plan.owner:
-            agreement.process_agreements().check(plan, ranks.rank, ranks.size, training=wire_names.label())
+            agreement.process_agreements().check(plan, ranks.rank, ranks.size, training=wire_names.current_label())
 
     def compare_variables(self, variables: Iterable[Any], kept: Iterable[Any] = (), is_quiet: bool = False) -> None:
         """Compares variables between ranks, each variable only once; for functions and eager execution.
@@ -174,7 +176,7 @@ class RankComparison:
             _copy_to_ranks_without_values(new_kept, *_eager_reader_and_writer(new_kept))
 
 
-class _GraphCheck(first_run.Check):
+class _StartValuesCheck(first_run.FirstRunCheck):
     """A check of session runs that compares between ranks the variables that the optimizers of one graph train.
 
     Attributes:
@@ -208,7 +210,7 @@ class _GraphCheck(first_run.Check):
             return None  # a variable is uninitialised; the training run raises the error
         self._done[session] = len(self.watched)
         if is_changed and slots is not None:
-            run_without_engines(session, targets=slots.distributions())
+            run_without_engines(session, targets=slots.distribution_ops())
         has_looked, self._has_looked = self._has_looked, True
         return None if has_looked else same_batches.list_batch_tensors(run)
 
@@ -252,7 +254,7 @@ def _session_reader_and_writer(session, variables):
     return read, write
 
 
-def _broadcast_differing(owner, variables, read, write, line):
+def _broadcast_differing(owner, variables, read, write, broadcast_code):
     """Broadcasts from rank 0 the variables that differ between ranks; returns whether there were any.
 
     Args:
@@ -260,7 +262,7 @@ def _broadcast_differing(owner, variables, read, write, line):
       variables: the variables to compare.
       read: function of a list of positions; returns the values of these variables.
       write: function of a list of positions and a list of values; assigns the values.
-      line: the code to add to a script that does not broadcast, for the warning; "" for no warning.
+      broadcast_code: the code to add to a script that does not broadcast, for the warning; "" for no warning.
     """
     ranks = collective.current()
     # Reads many variables in one run: for every new set of fetches a session prunes the whole graph.
@@ -285,13 +287,13 @@ def _broadcast_differing(owner, variables, read, write, line):
     differing = [position for position, column in enumerate(hashes_of_ranks) if len(set(column)) > 1]
     # Variables with rows for all ranks (`rank_values`) are not named in the warning: they differ by design.
     names = [variables[position].name for position in differing if variables[position].shape.is_fully_defined()]
-    if ranks.rank == 0 and names and line:
+    if ranks.rank == 0 and names and broadcast_code:
         _LOG.warning(
             "%s: the ranks started from different values of %s; now all ranks have the values of rank 0. To "
             "broadcast yourself, add %s.",
             owner,
             listed(names),
-            line,
+            broadcast_code,
         )
     for chunk in _split_by_memory(differing, variables):
         values = read(chunk)

@@ -21,7 +21,7 @@ from npu_bridge.collective import exchanges, first_run
 from npu_bridge.gradients import collections
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.graph.operators import producers
-from npu_bridge.graph.run import Run, note_gradients
+from npu_bridge.graph.run import SessionRun, note_gradients
 from npu_bridge.graph.variables import VARIABLE_TYPES, changed_variables
 
 # Operators of Horovod, and of TensorFlow's own strategies for several workers.
@@ -49,7 +49,7 @@ def _watch_gradients_once() -> None:
     watch_gradients(note_gradients)
 
 
-class _FirstTrainingCheck(first_run.Check):
+class _FirstTrainingCheck(first_run.FirstRunCheck):
     """Warns, before a graph's first training run, if its updates do not depend on gradients of several ranks."""
 
     def __init__(self):
@@ -71,7 +71,7 @@ class _FirstTrainingCheck(first_run.Check):
             exchanges.warn_ranks_train_apart()
 
 
-def updates_from_several_ranks(graph: tf.Graph, run: Run) -> bool:
+def updates_from_several_ranks(graph: tf.Graph, run: SessionRun) -> bool:
     """Returns whether a run updates variables with values that depend on several ranks.
 
     Gradients can wait in variables between runs, and weights can be averaged in a run of their own. So the search goes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import training
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.keras.own_variables import load_matching_values, store_names
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, make_forwarding_method
 
@@ -42,7 +42,7 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
         is_skipping = skip_gradients_aggregation or not kwargs.pop("experimental_aggregate_gradients", True)
         if not is_skipping:
             pairs = self.aggregate_gradients(pairs)
-        if building_graph():
+        if is_building_graph():
             return self._pipeline.apply(
                 pairs, lambda trained: self._pipeline.inner.apply_gradients(trained, None, name)
             )

@@ -13,12 +13,12 @@ from npu_bridge.base.plain_config import plain_value
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.keras3 import variables_built_with
 from npu_bridge.collective import wire_names
-from npu_bridge.gradients.inner import adapt
+from npu_bridge.gradients.inner import adapt_optimizer
 from npu_bridge.gradients.keras.own_variables import all_shapes_fit, load_matching_values, numbered_names
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, make_forwarding_method
 
-keras = keras3.load(__name__)
+keras = keras3.load_keras3(__name__)
 # The key under which a file holds the names of the stages' variables, as an array of bytes: Keras 3 stores arrays only.
 _NAMES = "npu_bridge_names"
 
@@ -31,7 +31,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
     `scale_loss` was not called there, `apply` expects gradients of the unscaled loss.
     """
 
-    _adapt = staticmethod(functools.partial(adapt, takes_keras3=True))
+    _adapt = staticmethod(functools.partial(adapt_optimizer, takes_keras3=True))
 
     def __init__(self, optimizer, settings):
         super().__init__(optimizer, settings)

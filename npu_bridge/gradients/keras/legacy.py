@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.training import compute_legacy_gradients, create_all_weights, scope_of_variables
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, make_forwarding_method
 
 _Base = tf.keras.optimizers.legacy.Optimizer
@@ -62,7 +62,7 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
 
     def _make_variables(self, pairs):
         """Creates variables outside of the condition that skips steps, so that no name has the condition's scope."""
-        if self._pipeline.pipeline.can_skip_updates and not tf.executing_eagerly() and not building_graph():
+        if self._pipeline.pipeline.can_skip_updates and not tf.executing_eagerly() and not is_building_graph():
             with tf.name_scope(scope_of_variables(self._optimizer)), tf.init_scope():
                 self._create_all_weights([variable for grad, variable in pairs if grad is not None])
 

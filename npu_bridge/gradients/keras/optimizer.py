@@ -25,7 +25,7 @@ _CHANGING_RESULTS = ("weight_decay", "use_ema")
 _ONLY_IN_CURRENT = (*_CHANGING_RESULTS, "ema_momentum", "ema_overwrite_frequency", "jit_compile", "is_legacy_optimizer")
 
 
-def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
+def wrap_keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
     """Wraps a Keras optimizer in a pipeline.
 
     Returns:
@@ -37,7 +37,7 @@ def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
       TypeError: `optimizer` is not a Keras optimizer.
       ValueError: `optimizer` itself averages gradients or scales the loss, or Keras 3 does not run on TensorFlow.
     """
-    generation = _generation_of(optimizer)
+    generation = _keras_generation_of(optimizer)
     if generation is None:
         problem = "the argument is not a Keras optimizer"
         expected = "a tf.keras.optimizers.Optimizer or a tf.keras.optimizers.legacy.Optimizer"
@@ -59,7 +59,7 @@ def keras_optimizer_from_config(config: dict, custom_objects: dict | None = None
     return _wrapper_class(generation, config["manager"]).from_config(config, custom_objects)
 
 
-def _generation_of(optimizer):
+def _keras_generation_of(optimizer):
     if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
         return "legacy"
     if isinstance(optimizer, tf.keras.optimizers.Optimizer):
@@ -88,7 +88,9 @@ def _wrapper_class(generation, manager):
 
 
 def _check_nesting(optimizer, settings, owner):
-    if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer) or keras3.scales_loss(optimizer):
+    if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer) or keras3.is_loss_scaling_optimizer(
+        optimizer
+    ):
         problem = "loss scaling must be outside the reduction, and happen once"
         expected, got = "the optimizer that updates the variables", type(optimizer).__name__
         also = "" if keras3.is_optimizer(optimizer) else "; or write LossScaleOptimizer(npu_keras_optimizer(opt))"

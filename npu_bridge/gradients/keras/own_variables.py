@@ -30,21 +30,24 @@ def numbered_names(inner_count: int, state: Sequence) -> list[str]:
     return [f"{inner_count + number}={name}" for number, name in enumerate(_names_in_files(state))]
 
 
-def load_matching_values(store: Any, inner: Sequence, state: Sequence, noted: Sequence[str] | None = None) -> bool:
+def load_matching_values(
+    store: Any, inner: Sequence, state: Sequence, recorded_names: Sequence[str] | None = None
+) -> bool:
     """Loads the values that fit, and logs the others.
 
     Args:
       store: mapping from numbers to the arrays of a file.
       inner: the variables of the inner optimizer; the file must contain them all, with their shapes.
       state: the variables of the stages.
-      noted: the result of `numbered_names` when the file was saved; None takes the names that `store_names` wrote.
+      recorded_names: the result of `numbered_names` when the file was saved; None takes the names written by
+        `store_names`.
     Returns:
       True if values were loaded; False if Keras can load all values, or the file has another inner optimizer.
     """
     saved = [np.asarray(store[str(number)]) for number in range(len(store.keys())) if str(number) in store]
-    if noted is None:
-        noted = getattr(store, "attrs", {}).get(_NAMES, ())
-    by_name = {name: int(number) for number, _, name in (str(each).partition("=") for each in noted)}
+    if recorded_names is None:
+        recorded_names = getattr(store, "attrs", {}).get(_NAMES, ())
+    by_name = {name: int(number) for number, _, name in (str(each).partition("=") for each in recorded_names)}
     is_alike = len(saved) == len(inner) + len(state) and (not by_name or list(by_name) == _names_in_files(state))
     if (
         is_alike
@@ -61,8 +64,8 @@ def load_matching_values(store: Any, inner: Sequence, state: Sequence, noted: Se
             variable.assign(found.pop(name))
         else:
             begun.append(name)
-    kept_state.warn_about_missing_state(_CHECKPOINT_LABEL, _without_numbers(begun), ())
-    kept_state.warn_about_dropped_state(_CHECKPOINT_LABEL, _without_numbers(found))
+    kept_state.warn_about_missing_state(_CHECKPOINT_LABEL, _names_without_numbers(begun), ())
+    kept_state.warn_about_dropped_state(_CHECKPOINT_LABEL, _names_without_numbers(found))
     return True
 
 
@@ -85,5 +88,5 @@ def _names_in_files(variables):
     return names
 
 
-def _without_numbers(names):
+def _names_without_numbers(names):
     return [name.partition("#")[0] for name in names if kept_state.OF_RANKS not in name]

@@ -16,9 +16,9 @@ from npu_bridge.base.tf_internals.training import steps_per_execution
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import as_gradient
 from npu_bridge.gradients.backward_passes import BackwardPasses
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.open_steps import OpenSteps
-from npu_bridge.gradients.order import name_of
+from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stage import SUMMING_PLACES
 from npu_bridge.gradients.step import Step
@@ -99,12 +99,12 @@ class KerasPipeline:
 
     def close_step(self, grads_and_vars: Sequence) -> bool:
         """Closes the step of these gradients; returns whether the gradients went through the pipeline before."""
-        return self._open_steps.take(list(grads_and_vars)) is not None
+        return self._open_steps.take_step(list(grads_and_vars)) is not None
 
     def apply(self, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
         """Calls `update` with the pairs, unless a stage skips the step; returns the result of `Pipeline.apply`."""
         pairs = list(grads_and_vars)
-        step = self._open_steps.take(pairs) or self._begin_unscaled_step()
+        step = self._open_steps.take_step(pairs) or self._begin_unscaled_step()
         step.grads_and_vars = pairs
         self.inner.prepare([variable for _, variable in pairs])
         return self.pipeline.apply(step, lambda trained: self.inner.stand_ins.update(trained, update))
@@ -122,7 +122,7 @@ class KerasPipeline:
 
         Ranks: collective where the pipeline communicates.
         """
-        needing = [name_of(stage) for stage in self.pipeline.stages if stage.needs_variables]
+        needing = [name_of_stage(stage) for stage in self.pipeline.stages if stage.needs_variables]
         if needing:
             problem = f"{needing[0]} needs the variable of each gradient"
             expected, got = "pairs of gradients and variables", "only the gradients of get_unscaled_gradients"
@@ -143,14 +143,16 @@ class KerasPipeline:
         pairs = list(grads_and_vars)
         if has_variables:  # the variables that `build` would make, so a saved optimizer has the same ones either way
             self.pipeline.create_variables([variable for _, variable in pairs])
-        ready = self._time_after(pairs)
+        ready = self._timestamp_after(pairs)
         combined = self.pipeline.combine(step, pairs)
         if self.moments is not None:
-            self.moments.assign([ready, self._time_after(combined)])
-        self._open_steps.keep(step, [variable for _, variable in pairs] if has_variables else None, may_be_abandoned)
+            self.moments.assign([ready, self._timestamp_after(combined)])
+        self._open_steps.keep_step(
+            step, [variable for _, variable in pairs] if has_variables else None, may_be_abandoned
+        )
         return combined
 
-    def _time_after(self, pairs):
+    def _timestamp_after(self, pairs):
         if self.moments is None:
             return None
         known = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad, _ in pairs if grad is not None]
@@ -182,8 +184,8 @@ class KerasPipeline:
             raise ValueError(message(self._owner, problem, expected, got, fix))
 
     def _check_execution(self):
-        spanning = [name_of(stage) for stage in self.pipeline.stages if stage.place in SUMMING_PLACES]
-        model = model_in_training() if spanning and not building_graph() else None
+        spanning = [name_of_stage(stage) for stage in self.pipeline.stages if stage.place in SUMMING_PLACES]
+        model = model_in_training() if spanning and not is_building_graph() else None
         if model is None:
             return
         with tf.init_scope():

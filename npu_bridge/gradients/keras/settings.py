@@ -49,7 +49,7 @@ class KerasSettings:
     checks_combined: bool = False
 
     def __post_init__(self):
-        if self.is_distributed and environment.overlapped_steps():
+        if self.is_distributed and environment.read_overlapped_steps():
             say_once(
                 logging.WARNING,
                 "NPU_OVERLAPPED_STEPS=1 has no effect here: steps overlap in sessions and Estimators with "

@@ -13,11 +13,11 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import plain_value
 from npu_bridge.base.tf_internals import training
-from npu_bridge.base.tf_internals.savers import delegating_trackable, track
+from npu_bridge.base.tf_internals.savers import delegating_trackable_class, track_part
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import initialise_with_keras
-from npu_bridge.gradients.inner import adapt, mark_as_distributed
+from npu_bridge.gradients.inner import adapt_optimizer, mark_as_distributed
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.stage import variables_of
@@ -39,13 +39,13 @@ def make_forwarding_method(name: str):
     return method
 
 
-def _current_generation_class(name: str) -> type | None:
+def _current_keras_class(name: str) -> type | None:
     """Returns the current class `name` if Keras 2.15 cannot load it because no legacy class has this name."""
     is_alone = not hasattr(tf.keras.optimizers.legacy, name)
     return getattr(tf.keras.optimizers, name, None) if is_alone else None
 
 
-class PipelineMixin(delegating_trackable()):
+class PipelineMixin(delegating_trackable_class()):
     """A mixin that puts a pipeline around an inner optimizer; derived classes add the optimizer class of a generation.
 
     All state belongs to the inner optimizer, and the constructor of the generation's class is never called. Attributes
@@ -59,7 +59,7 @@ class PipelineMixin(delegating_trackable()):
     """
 
     has_stand_ins = True
-    _adapt = staticmethod(adapt)
+    _adapt = staticmethod(adapt_optimizer)
 
     def __init__(self, optimizer: Any, settings: KerasSettings):
         super().__init__(optimizer)
@@ -72,7 +72,7 @@ class PipelineMixin(delegating_trackable()):
         if settings.is_distributed:
             mark_as_distributed(self)
         for name, part in self._state.items():
-            track(optimizer, part, name, overwrite=True)
+            track_part(optimizer, part, name, overwrite=True)
         initialise_with_keras(self.state_variables)
 
     def __repr__(self) -> str:
@@ -135,7 +135,7 @@ class PipelineMixin(delegating_trackable()):
         # In .h5 files Keras mistakes a user's optimizer for the Keras optimizer of the same name.
         made_by = tf.keras.utils.get_registered_object(
             inner.get("registered_name") or inner["class_name"], custom_objects
-        ) or _current_generation_class(inner["class_name"])
+        ) or _current_keras_class(inner["class_name"])
         optimizer = (
             tf.keras.optimizers.deserialize(
                 inner, custom_objects=custom_objects, use_legacy_format="module" not in inner
@@ -246,7 +246,7 @@ class LossScaleMixin:
         Raises:
           ValueError: there was no step, or its loss is unknown because other code computed the gradients.
         """
-        records = self._pipeline.pipeline.of_type(SkipRecord)
+        records = self._pipeline.pipeline.stages_of_type(SkipRecord)
         report = records[0].report if records else LastStepReport()
         return report.read(f"{self.name}.last_step")
 

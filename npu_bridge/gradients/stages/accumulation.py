@@ -9,10 +9,10 @@ from npu_bridge.gradients.accumulated_sums import AccumulationWindow, GradientSu
 from npu_bridge.gradients.arithmetic import (
     gradient_from_parts,
     gradient_parts,
-    in_true_units,
+    gradient_values,
     map_values,
     sum_repeated_rows,
-    values_of,
+    unscale_gradient,
     zero_gradient_like,
 )
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
@@ -98,7 +98,7 @@ class Accumulate(SummingStage):
         for position, variable in enumerate(variables):
             is_known = gradients is not None
             is_sparse = isinstance(gradients[position], tf.IndexedSlices) if is_known else variable.shape.rank > 0
-            self._sums.of(variable, may_be_sparse=is_sparse)
+            self._sums.sum_of(variable, may_be_sparse=is_sparse)
 
     def weighted_batch_term(self, values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
         """Returns the term that a batch adds to the sum of a gradient.
@@ -136,12 +136,12 @@ class Accumulate(SummingStage):
         def total():
             return [part for grad, _ in window.window_sums(step) if grad is not None for part in gradient_parts(grad)]
 
-        def nothing():
+        def skip_update():
             zeros = [zero_gradient_like(grad, variable) for grad, variable in pairs if grad is not None]
             return [part for grad in zeros for part in gradient_parts(grad)]
 
         with tf.name_scope("Accumulate"):
-            tensors = iter(tensors_if(window.is_last, total, nothing) if step.gradients else [])
+            tensors = iter(tensors_if(window.is_last, total, skip_update) if step.gradients else [])
             step.grads_and_vars = [
                 (None if grad is None else gradient_from_parts(grad, variable, tensors), variable)
                 for grad, variable in pairs
@@ -169,7 +169,7 @@ class Accumulate(SummingStage):
                 # Summed while scaled, like a dense gradient: overflows then do not depend on the split into batches.
                 wide = sum_repeated_rows(wide)
             return map_values(
-                in_true_units(wide, step.divisor), lambda values: self.weighted_batch_term(values, counted)
+                unscale_gradient(wide, step.divisor), lambda values: self.weighted_batch_term(values, counted)
             )
 
         with tf.name_scope("Accumulate"):
@@ -177,7 +177,7 @@ class Accumulate(SummingStage):
 
     def _store_sums(self, step):
         """Stores the sums for the next batch, or resets them to 0 after the last batch; returns the op."""
-        used = [values_of(grad) for grad in step.delivered if grad is not None]
+        used = [gradient_values(grad) for grad in step.delivered if grad is not None]
         with tf.name_scope("Accumulate"), tf.control_dependencies(used):
             return step.notes[self].keep()
 

@@ -12,9 +12,9 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import fragments, wire_names
 from npu_bridge.collective.adasum_tree import AdasumTree
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.gradients.arithmetic import average_sparse_rows, in_true_units, map_values, values_of
+from npu_bridge.gradients.arithmetic import average_sparse_rows, gradient_values, map_values, unscale_gradient
 from npu_bridge.gradients.first_step.start_values import compare_before_first_run
-from npu_bridge.gradients.graph_mode import building_graph, value_before_update
+from npu_bridge.gradients.graph_mode import is_building_graph, value_before_update
 from npu_bridge.gradients.stage import FROZEN_UNCHANGED
 from npu_bridge.gradients.stages.all_reduce import AllReduce, static_bytes, wait_for_all_gradients
 
@@ -56,7 +56,7 @@ class Adasum(AllReduce):
         fix = "Leave it out to combine every two ranks."
         if not isinstance(averaged_ranks, str) or averaged_ranks != "host":
             what = "'host', or a number of ranks"
-            averaged_ranks = check_count("Adasum", "averaged_ranks", averaged_ranks, fix, what=what)
+            averaged_ranks = check_count("Adasum", "averaged_ranks", averaged_ranks, fix, value_text=what)
         self._averaged_ranks = averaged_ranks
         fix = "Leave it out to combine gradients."
         self._combines_weights = check_choice("Adasum", "on", on, ("gradients", "weights"), fix) == "weights"
@@ -118,7 +118,7 @@ class Adasum(AllReduce):
         with tf.name_scope(f"{self.transfer_name}_Adasum"), wire_names.recorded_names() as transfers:
             with tf.control_dependencies([updated] if is_op else []):
                 assigned = self._combine_updates(variables, old_values, tree)
-        if building_graph():
+        if is_building_graph():
             # Ranks must start from equal values here, too, even if no gradients are exchanged.
             compare_before_first_run(self.transfer_name, lambda: variables, transfers)
         return tf.group(updated, *assigned) if is_op else updated
@@ -166,7 +166,7 @@ def _count_averaged_ranks(wanted: Any, ranks: Communicator) -> int:
 def _unscale_in_float32(grad, divisor):
     """Divides a gradient by `divisor`, in at least 32 bits."""
     widened = map_values(grad, lambda values: tf.cast(values, tf.float32) if values.dtype.size < 4 else values)
-    return in_true_units(widened, divisor)
+    return unscale_gradient(widened, divisor)
 
 
 def _cast_like(grad, result):
@@ -175,18 +175,18 @@ def _cast_like(grad, result):
     return tf.ensure_shape(tf.cast(result, grad.dtype), grad.shape)
 
 
-def _combine_dense(grads, cut, combined, name):
-    """Applies `combined` to dense tensors, one fragment after the other; returns the results by position."""
-    sizes_bytes = [0 if grad is None else static_bytes(values_of(grad)) for grad in grads]
+def _combine_dense(grads, cut, combine, name):
+    """Applies `combine` to dense tensors, one fragment after the other; returns the results by position."""
+    sizes_bytes = [0 if grad is None else static_bytes(gradient_values(grad)) for grad in grads]
     results = {}
     for number, positions in enumerate(fragments.split_large_fragments(cut, sizes_bytes, collective.current().size)):
-        together = _combine_tensors([grads[position] for position in positions], combined, f"{name}_{number}")
+        together = _combine_tensors([grads[position] for position in positions], combine, f"{name}_{number}")
         results.update(zip(positions, together))
     return results
 
 
-def _combine_tensors(grads, combined, name):
-    """Applies `combined` to tensors: all tensors of one dtype together, but each tensor of unknown shape alone."""
+def _combine_tensors(grads, combine, name):
+    """Applies `combine` to tensors: all tensors of one dtype together, but each tensor of unknown shape alone."""
     results = {}
     for dtype in dict.fromkeys(grad.dtype for grad in grads):
         of_dtype = [number for number, grad in enumerate(grads) if grad.dtype == dtype]
@@ -194,11 +194,11 @@ def _combine_tensors(grads, combined, name):
         sizes = [grads[number].shape.num_elements() for number in known]
         if known:
             flat = tf.concat([tf.reshape(grads[number], [-1]) for number in known], axis=0)
-            parts = tf.split(combined(flat, sizes, f"{name}_{dtype.name}"), sizes)
+            parts = tf.split(combine(flat, sizes, f"{name}_{dtype.name}"), sizes)
             results.update(zip(known, parts))
         for number in set(of_dtype).difference(known):
             flat = tf.reshape(grads[number], [-1])
-            results[number] = combined(flat, None, f"{name}_{dtype.name}_{number}")
+            results[number] = combine(flat, None, f"{name}_{dtype.name}_{number}")
     return [tf.reshape(results[number], tf.shape(grad)) for number, grad in enumerate(grads)]
 
 

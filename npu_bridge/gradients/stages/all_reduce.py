@@ -10,7 +10,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import fragments, groups, wire
-from npu_bridge.gradients.arithmetic import backward_order_key, map_values, sum_repeated_rows, values_of
+from npu_bridge.gradients.arithmetic import backward_order_key, gradient_values, map_values, sum_repeated_rows
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.step import Step
 from npu_bridge.options import of_graph
@@ -41,7 +41,7 @@ class AllReduce(Stage):
         that already have 16 bits keep their dtype.
     Attributes:
       split: the split of this optimizer's gradients into fragments.
-      needs_true_units: whether this stage rejects gradients scaled by the loss scale of another optimizer.
+      needs_unscaled_gradients: whether this stage rejects gradients scaled by the loss scale of another optimizer.
     Graph: name scope `<name>_Allreduce`; the collectives themselves are in the scope `transfers` at the root.
     """
 
@@ -49,7 +49,7 @@ class AllReduce(Stage):
     gives = ("reduced gradients",)
     communicates = True
     keeps_usable = True  # a mean of finite gradients is finite
-    needs_true_units = False
+    needs_unscaled_gradients = False
 
     def __init__(self, name: str, wire_dtype: tf.DType | None = None):
         self.transfer_name = name
@@ -73,8 +73,8 @@ class AllReduce(Stage):
             return {}
         return {
             "wire": "none" if self._wire_dtype is None else self._wire_dtype.name,
-            "hcom_parallel": _overlaps_backward_pass(),
-            "FUSION_TENSOR_SIZE": fragments.all_reduce_bytes(collective.current().size, _steps_can_overlap()),
+            "hcom_parallel": _is_overlapping_backward_pass(),
+            "FUSION_TENSOR_SIZE": fragments.all_reduce_bytes(collective.current().size, _can_overlap_steps()),
             "NPU_TRANSFERS_IN_FLIGHT": fragments.max_concurrent_all_reduces(),
         }
 
@@ -122,7 +122,7 @@ class AllReduce(Stage):
         sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
         last_bytes = sum(sizes_bytes[position] for position in cut[-1]) if cut else 0
         # If a large fragment waited, the network would be idle while the updates occupy the processor.
-        overlaps = _steps_can_overlap()
+        overlaps = _can_overlap_steps()
         is_small = last_bytes <= fragments.all_reduce_bytes(method.size, overlaps)
         waits_for_decision = set(cut[-1]) if cut and is_small else set()
         for number, positions in enumerate(fragments.split_large_fragments(cut, sizes_bytes, method.size, overlaps)):
@@ -184,7 +184,7 @@ class _RoundedMeanReduction(_MeanReduction):
     """A reduction that sends gradients in 16 bits and averages them in float32."""
 
     def reduce(self, tensors, name, after):
-        return wire.mean(self._communicator, tensors, name, after)
+        return wire.average_tensors(self._communicator, tensors, name, after)
 
     def gather(self, grad, name):
         gathered = self._gather_weighted(grad, 1.0, name)
@@ -240,23 +240,23 @@ def wait_for_all_gradients(gradients: Sequence) -> list:
 
     The option `hcom_parallel` comes from the current graph; without options, as in eager execution, it is on.
     """
-    of_graph.record_built_value("hcom_parallel", _overlaps_backward_pass())
-    if _overlaps_backward_pass():
+    of_graph.record_built_value("hcom_parallel", _is_overlapping_backward_pass())
+    if _is_overlapping_backward_pass():
         return list(gradients)
-    with tf.control_dependencies([values_of(grad) for grad in gradients if grad is not None]):
+    with tf.control_dependencies([gradient_values(grad) for grad in gradients if grad is not None]):
         return [grad if grad is None else map_values(grad, tf.identity) for grad in gradients]
 
 
-def _overlaps_backward_pass():
+def _is_overlapping_backward_pass():
     options = of_graph.options_of_current_graph()
     return options is None or options.hcom_parallel
 
 
-def _steps_can_overlap():
+def _can_overlap_steps():
     """Returns whether the options of the run allow consecutive steps to overlap."""
     options = of_graph.options_of_current_graph()
     in_a_row = options is not None and options.iterations_per_loop > 1
-    return in_a_row and environment.overlapped_steps() is not False
+    return in_a_row and environment.read_overlapped_steps() is not False
 
 
 def static_bytes(tensor: tf.Tensor) -> int:
@@ -264,11 +264,11 @@ def static_bytes(tensor: tf.Tensor) -> int:
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
-def replace_gradients(step: Step, reduced: dict) -> None:
+def replace_gradients(step: Step, reduced_by_position: dict) -> None:
     """Replaces the gradients of a step by reduced gradients, given by position, cast to the previous dtypes."""
 
     def cast_to_previous_dtype(position, grad):
-        return map_values(reduced[position], lambda values: tf.cast(values, grad.dtype))
+        return map_values(reduced_by_position[position], lambda values: tf.cast(values, grad.dtype))
 
     step.grads_and_vars = [
         (None if grad is None else cast_to_previous_dtype(position, grad), variable)

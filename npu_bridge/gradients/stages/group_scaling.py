@@ -6,8 +6,8 @@ from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.arithmetic import in_true_units
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.arithmetic import unscale_gradient
+from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.losses import smallest_scale
 from npu_bridge.gradients.stages.loss_scaling import Scaling
 
@@ -33,7 +33,7 @@ class GroupScaling(Scaling):
         (manager,) = self.managers
         groups = [manager.group_of(variable) for _, variable in step.grads_and_vars]
         scales = tf.convert_to_tensor(manager.get_loss_scale())
-        scales = tf.raw_ops.DeepCopy(x=scales) if building_graph() else scales
+        scales = tf.raw_ops.DeepCopy(x=scales) if is_building_graph() else scales
         losses = step.losses
         losses.scales, losses.common_scale = tuple(tf.unstack(scales)), smallest_scale(scales)
         step.record_factor(losses.common_scale)
@@ -44,7 +44,7 @@ class GroupScaling(Scaling):
             losses.record_finiteness(number, of_group, scale)
         ratios = [scale / losses.common_scale for scale in losses.scales]
         step.grads_and_vars = [
-            (grad if grad is None else in_true_units(grad, ratios[group]), variable)
+            (grad if grad is None else unscale_gradient(grad, ratios[group]), variable)
             for group, (grad, variable) in zip(groups, pairs)
         ]
 

@@ -9,7 +9,7 @@ from typing import Any
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.losses import smallest_scale
 from npu_bridge.gradients.stage import Stage
 
@@ -73,7 +73,7 @@ class LossScaling(Scaling):
         self._warn_of_sharing()
         scales = [tf.convert_to_tensor(manager.get_loss_scale()) for manager in self.managers]
         # A TF 1 reference variable exposes its own buffer: a late reader would see the value after the update.
-        scales = tuple(tf.raw_ops.DeepCopy(x=scale) if building_graph() else scale for scale in scales)
+        scales = tuple(tf.raw_ops.DeepCopy(x=scale) if is_building_graph() else scale for scale in scales)
         step.losses.scales = scales
         step.losses.common_scale = scales[0] if len(scales) == 1 else smallest_scale(scales)
         step.record_factor(step.losses.common_scale)
@@ -94,7 +94,7 @@ class LossScaling(Scaling):
         )
 
     def _warn_of_sharing(self):
-        for manager in self.state().values() if building_graph() else ():
+        for manager in self.state().values() if is_building_graph() else ():
             if not manager.variables:
                 continue
             first = _first_users.get(manager, lambda: None)()

@@ -13,8 +13,8 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.collective.this_process import rank_and_size_of_job
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units, values_of
-from npu_bridge.gradients.graph_mode import building_graph, run_if, value_before_update
+from npu_bridge.gradients.arithmetic import gradient_values, has_finite_norm, unscale_gradient
+from npu_bridge.gradients.graph_mode import is_building_graph, run_if, value_before_update
 from npu_bridge.gradients.stage import Stage, changes_gradients_after_check
 from npu_bridge.gradients.stand_ins import is_narrow
 from npu_bridge.gradients.step import RankCheck
@@ -81,7 +81,7 @@ class OverflowCheck(Stage):
         usable = step.losses.usable  # decides how each of several loss scales changes
         if usable and self.is_joint and collective.current().size > 1:
             with tf.name_scope(f"{self._name}_OverflowCheck"):
-                agreed = tf.unstack(self._agree(tf.stack(list(usable.values())), "each"))
+                agreed = tf.unstack(self._agree_on_verdict(tf.stack(list(usable.values())), "each"))
             step.losses.usable = dict(zip(usable, agreed))
 
     def before_reduce(self, step):
@@ -89,11 +89,11 @@ class OverflowCheck(Stage):
             return
         with tf.name_scope(f"{self._name}_Allreduce"):
             # Only values: adding up rows here again would check other tensors than the tensors that are sent.
-            sent = [values_of(grad) for grad in step.on_wire if grad is not None]
+            sent = [gradient_values(grad) for grad in step.on_wire if grad is not None]
             sent = sent if self._combined is None else self._combined.join_tensors(sent)
-            usable = _are_usable([in_true_units(values, step.divisor) for values in sent], step)
+            usable = _are_usable([unscale_gradient(values, step.divisor) for values in sent], step)
             is_early = self._decides_early and bool(step.gradients)
-            step.check = RankCheck(usable, self._agree(usable, "early") if is_early else None)
+            step.check = RankCheck(usable, self._agree_on_verdict(usable, "early") if is_early else None)
 
     def after_reduce(self, step):
         # Later stages can turn unusable gradients into usable ones.
@@ -103,9 +103,9 @@ class OverflowCheck(Stage):
     def gate(self, step, update):
         with tf.name_scope(f"{self._name}_OverflowCheck"):
             (step.should_apply,) = step.tensors_when_due(lambda: [self._decide(step)], lambda: [tf.constant(False)])
-            if building_graph():
+            if is_building_graph():
                 collections.publish_in_graph(collections.STEP_SKIPPED, overflow_of(step))
-        if building_graph():
+        if is_building_graph():
             tf.identity(step.should_apply, name=_FETCHED_NAME)
         return run_if(step.should_apply, update)
 
@@ -125,16 +125,16 @@ class OverflowCheck(Stage):
         is_of_this_batch = stages_can_harm or sources or len(changed) < len(step.gradients)
         earlier = step.check.verdicts if step.check is not None and is_of_this_batch else []
         verdict = functools.reduce(tf.logical_and, earlier, _are_usable(step.gradients + sources, step))
-        return self._agree(verdict, "final")
+        return self._agree_on_verdict(verdict, "final")
 
     def _decide_from_check(self, step):
         if step.check.early_decision is not None:
             return step.check.early_decision
         # From the inputs of an early decision, after all gradients are reduced.
-        with tf.control_dependencies([values_of(grad) for grad in pieces_to_flats(step.gradients)]):
-            return self._agree(tf.identity(step.check.is_usable), "final")
+        with tf.control_dependencies([gradient_values(grad) for grad in pieces_to_flats(step.gradients)]):
+            return self._agree_on_verdict(tf.identity(step.check.is_usable), "final")
 
-    def _agree(self, verdict, moment):
+    def _agree_on_verdict(self, verdict, moment):
         return collective.current().all_true(verdict, f"{self._name}_{moment}_decision") if self.is_joint else verdict
 
 
@@ -221,7 +221,7 @@ class SkipRecord(Stage):
         return None if tf.executing_eagerly() else tf.group(*changed)
 
 
-class DropWarning(Stage):
+class DroppedStepWarning(Stage):
     """Warns on rank 0 when the first step is dropped in a training without loss scaling; changes no gradient.
 
     Skipped steps are normal while a loss scale searches its value, and other code warns if the search fails. Without

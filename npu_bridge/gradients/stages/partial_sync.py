@@ -11,7 +11,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.first_step.start_values import compare_before_first_run
-from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
+from npu_bridge.gradients.graph_mode import is_building_graph, run_if, state_variable
 from npu_bridge.gradients.stage import SynchronisingStage, synced_too_early_error
 
 
@@ -78,7 +78,7 @@ class PartialSync(SynchronisingStage):
                 ]
             with tf.control_dependencies([] if tf.executing_eagerly() else averaged):
                 counted = counter.assign_add(1)
-        if building_graph():
+        if is_building_graph():
             # Ranks must start from equal values here, too, although no gradients are exchanged.
             compare_before_first_run(self.transfer_name, lambda: self._variables, transfers)
         return updated if updated is None or tf.executing_eagerly() else tf.group(updated, *averaged, counted)

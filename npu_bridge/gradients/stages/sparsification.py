@@ -12,7 +12,7 @@ from npu_bridge.base.arguments import check_choice, check_number, check_switch
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import fragments
-from npu_bridge.gradients.arithmetic import average_sparse_rows, in_true_units, map_values
+from npu_bridge.gradients.arithmetic import average_sparse_rows, map_values, unscale_gradient
 from npu_bridge.gradients.graph_mode import run_if, tensors_if, variable_like
 from npu_bridge.gradients.stages.all_reduce import AllReduce, replace_gradients, static_bytes
 
@@ -35,7 +35,9 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
         super().__init__(type(self).__name__)
         error_feedback = check_switch(type(self).__name__, "error_feedback", error_feedback, "Leave it out for True.")
         self._has_feedback = self.needs_variables = error_feedback
-        self.needs_true_units = error_feedback  # else unsent values would be added to gradients of another scale
+        self.needs_unscaled_gradients = (
+            error_feedback  # else unsent values would be added to gradients of another scale
+        )
         self._residuals: tf.Module | None = None
         self._residual_of: dict = {}
 
@@ -67,7 +69,7 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
             return
         ranks = collective.current()
         with tf.name_scope(f"{self.transfer_name}_SparsifyingReduction"):
-            wide = [None if sent is None else _in_float32(sent, step.divisor) for sent in step.on_wire]
+            wide = [None if sent is None else _unscale_in_float32(sent, step.divisor) for sent in step.on_wire]
             variables = [variable for _, variable in step.grads_and_vars]
             means = {
                 position: average_sparse_rows(
@@ -150,8 +152,8 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
         """Returns the positions of the values to send in a vector, int32."""
 
 
-def _in_float32(grad, divisor):
-    return in_true_units(map_values(grad, lambda values: tf.cast(values, tf.float32)), divisor)
+def _unscale_in_float32(grad, divisor):
+    return unscale_gradient(map_values(grad, lambda values: tf.cast(values, tf.float32)), divisor)
 
 
 def _number_of_values(flat):
@@ -255,7 +257,7 @@ class Threshold(_SparsifyingReduction):
     def __init__(self, value: float, error_feedback: bool = True):
         super().__init__(error_feedback)
         self._value = check_number("Threshold", "value", value, "Use 1e-3.", above=0)
-        self.needs_true_units = True
+        self.needs_unscaled_gradients = True
 
     def get_config(self):
         return {"value": self._value, "error_feedback": self._has_feedback}

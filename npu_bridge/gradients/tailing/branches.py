@@ -16,7 +16,7 @@ JOINS = ("HorovodAllgather", "HorovodGroupedAllgather")
 CHANGES_OF_DTYPE = ("Identity", "Cast")
 
 
-class Exchange(NamedTuple):
+class ExchangeBranch(NamedTuple):
     """A branch that only exchanges its inputs with other ranks; the fields are those of a `Transfer`."""
 
     routes: tuple[tuple[int, int], ...]
@@ -25,7 +25,7 @@ class Exchange(NamedTuple):
     adds_up: bool
 
 
-def find_exchange(op: tf.Operation) -> Exchange | None:
+def find_exchange(op: tf.Operation) -> ExchangeBranch | None:
     """Returns the exchange in a condition: one branch sends its inputs between ranks, the other returns its inputs.
 
     `hvd.DistributedOptimizer` builds such conditions with control flow of TensorFlow 2. Integers, such as the indices
@@ -51,7 +51,7 @@ def find_exchange(op: tf.Operation) -> Exchange | None:
         return None
     sums = [node for node in transfers if node.op in SUMS]
     factors = [abs(node.attr["prescale_factor"].f * node.attr["postscale_factor"].f) for node in sums]
-    return Exchange(tuple(routes), max([1.0, *factors]), dtypes.pop(), adds_up=bool(sums))
+    return ExchangeBranch(tuple(routes), max([1.0, *factors]), dtypes.pop(), adds_up=bool(sums))
 
 
 def transfers_inside(op: tf.Operation) -> list[str]:

@@ -86,10 +86,10 @@ class OverflowBounds:
         """
         return self._build_once("bound", tensor, self._build_bound)
 
-    def _build_once(self, what, tensor, build):
+    def _build_once(self, kind, tensor, build):
         while tensor.op.type in ("Switch", "RefSwitch"):  # returns its input, or nothing
             tensor = tensor.op.inputs[0]
-        key = what, tensor.name
+        key = kind, tensor.name
         if key not in self._known:
             self._known[key] = build(tensor)
         return self._known[key]

@@ -34,7 +34,7 @@ _PREDICATE_POSITION = {"If": 0, "StatelessIf": 0, "Switch": 1, "RefSwitch": 1}
 
 
 @contextlib.contextmanager
-def _no_garbage_collection():
+def _pause_garbage_collection():
     """Turns garbage collection off: it would search the whole graph again and again while ops are added."""
     was_on = gc.isenabled()
     gc.disable()
@@ -45,7 +45,7 @@ def _no_garbage_collection():
             gc.enable()
 
 
-@_no_garbage_collection()
+@_pause_garbage_collection()
 def optimize_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
     """Makes a graph decide about overflows before its last all-reduce, and orders the all-reduces of gradients.
 
@@ -59,10 +59,10 @@ def optimize_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
     transfers = find_transfers(index.ops)
     report = TailingReport()
     report.fragments = [Fragment([transfer.op.name], transfer.size_bytes) for transfer in transfers]
-    report.unchanged_because, report.advice = _reason_to_leave_graph(transfers, index, communicator)
+    report.unchanged_because, report.advice = _reason_not_to_change_graph(transfers, index, communicator)
     dependent = index.descendants([transfer.op for transfer in transfers])
     decisions = _find_decisions(index, dependent)
-    if not report.unchanged_because and not _all_ranks_decide_alike(decisions, transfers):
+    if not report.unchanged_because and not _are_decisions_equal_on_ranks(decisions, transfers):
         report.unchanged_because = "ranks would make different decisions"
         report.advice = "Build the same operators on every rank, also operators that read reduced gradients"
     if report.unchanged_because:
@@ -81,11 +81,11 @@ def optimize_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
             )
             report.advice = f"There is nothing to do, unless the script can train without {known_last}"
         else:
-            report.unchanged_because, report.advice = _reason_no_update_waits(index, dependent, bounds)
+            report.unchanged_because, report.advice = _reason_without_decision(index, dependent, bounds)
     return report
 
 
-def _reason_to_leave_graph(transfers, index, communicator):
+def _reason_not_to_change_graph(transfers, index, communicator):
     if communicator.size == 1:
         return "one rank trains alone", "There is nothing to do"
     inside = next((transfer.op for transfer in transfers if control_flow_context(transfer.op) is not None), None)
@@ -97,7 +97,7 @@ def _reason_to_leave_graph(transfers, index, communicator):
     return ("", "") if transfers else (NO_GRADIENTS, "")
 
 
-def _reason_no_update_waits(index, dependent, bounds):
+def _reason_without_decision(index, dependent, bounds):
     for op in index.ops:
         if op.type in branches.CALLS and op.name in dependent and not bounds.is_transfer(op):
             return (
@@ -120,7 +120,7 @@ def _find_decisions(index, dependent):
     return [predicate for predicate in found.values() if predicate.op.type not in ("Merge", *_PREDICATE_POSITION)]
 
 
-def _all_ranks_decide_alike(decisions, transfers):
+def _are_decisions_equal_on_ranks(decisions, transfers):
     """Returns whether all ranks make the same decisions: each decision gets an all-reduce, which every rank must join.
 
     Ranks: collective, in a graph and a session of its own.
@@ -162,8 +162,8 @@ def _decide_step_early(decision, name, index, bounds, communicator, report):
     report.freed[decision.op.name] = [op.name for op, _ in readers]
 
 
-def _make_check_conditional(sure, decision, index, bounds):
-    """Moves a check into a branch that runs only if `sure` is False, with the ops that only the check uses."""
+def _make_check_conditional(is_sure, decision, index, bounds):
+    """Moves a check into a branch that runs only if `is_sure` is False, with the ops that only the check uses."""
     members = bounds.ops_from_transfers_to(decision.op, index)
     serving = set()
     for op in reversed(members):
@@ -178,7 +178,7 @@ def _make_check_conditional(sure, decision, index, bounds):
             for position, tensor in enumerate(op.inputs):
                 if tensor.op.name in reaching:
                     if tensor.name not in switched:
-                        switched[tensor.name], _ = tf.raw_ops.Switch(data=tensor, pred=sure)
+                        switched[tensor.name], _ = tf.raw_ops.Switch(data=tensor, pred=is_sure)
                     update_input(op, position, switched[tensor.name])
 
 
@@ -192,7 +192,7 @@ def _order_all_reduces(transfers, index, world_size):
     ready = sorted(transfers, key=lambda transfer: made[transfer.sent[0].op.name])
     sizes = [transfer.size_bytes for transfer in ready]
     strategy = groups.process_groups().strategies.strategy_of(groups.WORLD)
-    cut = strategy.split(sizes) if strategy.fits(len(sizes)) else [list(range(len(sizes)))]
+    cut = strategy.split(sizes) if strategy.can_split(len(sizes)) else [list(range(len(sizes)))]
     flights = fragments.split_large_fragments(cut, sizes, world_size)
     for earlier, later in zip(flights, flights[fragments.max_concurrent_all_reduces() :]):
         with tf.control_dependencies([ready[position].op for position in earlier]):

@@ -89,7 +89,7 @@ def _extend_to_branch_ends(transfer):
     end, start = transfer.op, transfer.op.inputs[0].op
     while end.type != "Merge":
         users = end.outputs[0].consumers()
-        if len(users) != 1 or not _only_forwards_or_divides(users[0], end):
+        if len(users) != 1 or not _is_forward_or_division(users[0], end):
             return transfer
         end = users[0]
     while start.type in CHANGES_OF_DTYPE:
@@ -99,7 +99,7 @@ def _extend_to_branch_ends(transfer):
     return dataclasses.replace(transfer, op=end, entry=start, routes=((0, 0),))
 
 
-def _only_forwards_or_divides(user, op):
+def _is_forward_or_division(user, op):
     """Returns whether `user` only divides the output of `op` by at least 1, converts its dtype, or merges branches."""
     if user.type == "RealDiv" and user.inputs[0].op is op:
         divisor = tf.get_static_value(user.inputs[1])

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.optimizers.rule import Rule, choice, hyper, patterns
+from npu_bridge.optimizers.rule import Rule, choice_field, hyper_field, patterns_field
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -20,12 +20,12 @@ class Adadelta(Rule):
       weight_decay, decay, exclude_from_weight_decay: see `Rule`.
     """
 
-    learning_rate: Any = hyper(1.0)
-    rho: Any = hyper(0.9, below=1.0)
-    epsilon: Any = hyper(1e-6)
-    weight_decay: Any = hyper(0.0)
-    decay: str = choice("coupled", "decoupled")
-    exclude_from_weight_decay: Any = patterns()
+    learning_rate: Any = hyper_field(1.0)
+    rho: Any = hyper_field(0.9, below=1.0)
+    epsilon: Any = hyper_field(1e-6)
+    weight_decay: Any = hyper_field(0.0)
+    decay: str = choice_field("coupled", "decoupled")
+    exclude_from_weight_decay: Any = patterns_field()
 
     def slots(self):
         return {"accumulated_gradient": 0.0, "accumulated_amount": 0.0}

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, number, patterns
+from npu_bridge.optimizers.rule import Rule, choice_field, flag_field, hyper_field, number_field, patterns_field
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -20,13 +20,13 @@ class Adagrad(Rule):
       weight_decay, decay, exclude_from_weight_decay: see `Rule`.
     """
 
-    learning_rate: Any = hyper(0.01)
-    epsilon: Any = hyper(1e-8)
-    epsilon_inside: bool = flag(True)
-    initial_accumulator: float = number(0.0)
-    weight_decay: Any = hyper(0.0)
-    decay: str = choice("coupled", "decoupled")
-    exclude_from_weight_decay: Any = patterns()
+    learning_rate: Any = hyper_field(0.01)
+    epsilon: Any = hyper_field(1e-8)
+    epsilon_inside: bool = flag_field(True)
+    initial_accumulator: float = number_field(0.0)
+    weight_decay: Any = hyper_field(0.0)
+    decay: str = choice_field("coupled", "decoupled")
+    exclude_from_weight_decay: Any = patterns_field()
 
     def slots(self):
         return {"accumulator": self.initial_accumulator}

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
+from npu_bridge.optimizers.rule import Rule, choice_field, flag_field, hyper_field, patterns_field
 
 
 def next_moments(gradient, slots, hypers):
@@ -16,7 +16,7 @@ def next_moments(gradient, slots, hypers):
     return mean, square
 
 
-def corrections(hypers):
+def bias_corrections(hypers):
     """Returns two factors by which to divide the moments, which start at 0 and so are too small in early updates."""
     return 1.0 - tf.pow(hypers.beta_1, hypers.update), 1.0 - tf.pow(hypers.beta_2, hypers.update)
 
@@ -37,15 +37,15 @@ class Adam(Rule):
       weight_decay, decay, exclude_from_weight_decay: see `Rule`.
     """
 
-    learning_rate: Any = hyper(0.001)
-    beta_1: Any = hyper(0.9, below=1.0)
-    beta_2: Any = hyper(0.999, below=1.0)
-    epsilon: Any = hyper(1e-8)
-    weight_decay: Any = hyper(0.0)
-    epsilon_placement: str = choice("tf", "corrected")
-    amsgrad: bool = flag(False)
-    decay: str = choice("coupled", "decoupled")
-    exclude_from_weight_decay: Any = patterns()
+    learning_rate: Any = hyper_field(0.001)
+    beta_1: Any = hyper_field(0.9, below=1.0)
+    beta_2: Any = hyper_field(0.999, below=1.0)
+    epsilon: Any = hyper_field(1e-8)
+    weight_decay: Any = hyper_field(0.0)
+    epsilon_placement: str = choice_field("tf", "corrected")
+    amsgrad: bool = flag_field(False)
+    decay: str = choice_field("coupled", "decoupled")
+    exclude_from_weight_decay: Any = patterns_field()
 
     def slots(self):
         return {"m": 0.0, "v": 0.0, **({"v_max": 0.0} if self.amsgrad else {})}
@@ -55,7 +55,7 @@ class Adam(Rule):
         new = {"m": mean, "v": square}
         if self.amsgrad:
             square = new["v_max"] = tf.maximum(slots["v_max"], square)
-        of_mean, of_square = corrections(hypers)
+        of_mean, of_square = bias_corrections(hypers)
         if self.epsilon_placement == "tf":
             rate = hypers.learning_rate * tf.sqrt(of_square) / of_mean
             return rate * mean / (tf.sqrt(square) + hypers.epsilon), new
@@ -69,5 +69,5 @@ class AdamW(Adam):
     Args: as in `Adam`.
     """
 
-    weight_decay: Any = hyper(0.01)
-    decay: str = choice("decoupled", "coupled")
+    weight_decay: Any = hyper_field(0.01)
+    decay: str = choice_field("decoupled", "coupled")

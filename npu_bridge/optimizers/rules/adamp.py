@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
-from npu_bridge.optimizers.rules.adam import corrections, next_moments
+from npu_bridge.optimizers.rule import Rule, choice_field, flag_field, hyper_field, patterns_field
+from npu_bridge.optimizers.rules.adam import bias_corrections, next_moments
 
 _SMALLEST_NORM = 1e-8
 
@@ -29,16 +29,16 @@ class AdamP(Rule):
       decay, exclude_from_weight_decay: see `Rule`.
     """
 
-    learning_rate: Any = hyper(0.001)
-    beta_1: Any = hyper(0.9, below=1.0)
-    beta_2: Any = hyper(0.999, below=1.0)
-    epsilon: Any = hyper(1e-8)
-    weight_decay: Any = hyper(0.0)
-    delta: Any = hyper(0.1)
-    wd_ratio: Any = hyper(0.1)
-    nesterov: bool = flag(False)
-    decay: str = choice("projected", "coupled", "decoupled")
-    exclude_from_weight_decay: Any = patterns()
+    learning_rate: Any = hyper_field(0.001)
+    beta_1: Any = hyper_field(0.9, below=1.0)
+    beta_2: Any = hyper_field(0.999, below=1.0)
+    epsilon: Any = hyper_field(1e-8)
+    weight_decay: Any = hyper_field(0.0)
+    delta: Any = hyper_field(0.1)
+    wd_ratio: Any = hyper_field(0.1)
+    nesterov: bool = flag_field(False)
+    decay: str = choice_field("projected", "coupled", "decoupled")
+    exclude_from_weight_decay: Any = patterns_field()
 
     is_elementwise_or_norms = False
     reads_parameter = True
@@ -48,7 +48,7 @@ class AdamP(Rule):
 
     def amount_to_subtract(self, parameter, gradient, slots, hypers, tensors):
         mean, square = next_moments(gradient, slots, hypers)
-        of_mean, of_square = corrections(hypers)
+        of_mean, of_square = bias_corrections(hypers)
         ahead = hypers.beta_1 * mean + (1.0 - hypers.beta_1) * gradient if self.nesterov else mean
         direction = ahead / (tf.sqrt(square / of_square) + hypers.epsilon) / of_mean
         decay_factor = tf.ones([], gradient.dtype)
@@ -79,6 +79,6 @@ def _norm(values, axes):
     return tf.sqrt(tf.reduce_sum(tf.square(values), axes, keepdims=True))
 
 
-def _cosine(one, other, axes):
-    norms = (_norm(one, axes) + _SMALLEST_NORM) * (_norm(other, axes) + _SMALLEST_NORM)
-    return tf.abs(tf.reduce_sum(one * other, axes, keepdims=True)) / norms
+def _cosine(first, second, axes):
+    norms = (_norm(first, axes) + _SMALLEST_NORM) * (_norm(second, axes) + _SMALLEST_NORM)
+    return tf.abs(tf.reduce_sum(first * second, axes, keepdims=True)) / norms

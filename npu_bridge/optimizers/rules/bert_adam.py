@@ -8,7 +8,7 @@ from typing import Any
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.optimizers.rule import Rule, choice, hyper, number, patterns
+from npu_bridge.optimizers.rule import Rule, choice_field, hyper_field, number_field, patterns_field
 from npu_bridge.optimizers.rules.adam import next_moments
 
 
@@ -35,17 +35,17 @@ class BertAdam(Rule):
       max_grad_norm: scale all gradients down so that their global norm is at most this; None for no bound.
     """
 
-    learning_rate: Any = hyper(None)
-    warmup: Any = hyper(0.0, below=1.0)
-    total_steps: Any = number(None, low=1.0, optional=True)
-    schedule: str = choice("linear", "cosine", "constant", "poly")
-    beta_1: Any = hyper(0.9, below=1.0)
-    beta_2: Any = hyper(0.99, below=1.0)
-    epsilon: Any = hyper(1e-6)
-    weight_decay: Any = hyper(0.01)
-    exclude_from_weight_decay: Any = patterns()
-    max_grad_norm: Any = number(None, optional=True)
-    decay: str = choice("in_direction", "coupled", "decoupled")
+    learning_rate: Any = hyper_field(None)
+    warmup: Any = hyper_field(0.0, below=1.0)
+    total_steps: Any = number_field(None, low=1.0, optional=True)
+    schedule: str = choice_field("linear", "cosine", "constant", "poly")
+    beta_1: Any = hyper_field(0.9, below=1.0)
+    beta_2: Any = hyper_field(0.99, below=1.0)
+    epsilon: Any = hyper_field(1e-6)
+    weight_decay: Any = hyper_field(0.01)
+    exclude_from_weight_decay: Any = patterns_field()
+    max_grad_norm: Any = number_field(None, optional=True)
+    decay: str = choice_field("in_direction", "coupled", "decoupled")
 
     def check(self):
         if self.max_grad_norm == 0.0:
@@ -62,7 +62,7 @@ class BertAdam(Rule):
     def gradient_factor(self, global_norm):
         return self.max_grad_norm / tf.maximum(global_norm, self.max_grad_norm)
 
-    def factor(self, hypers):
+    def rate_factor(self, hypers):
         """Returns the factor of the learning rate in this update."""
         if self.total_steps is None:
             return 1.0
@@ -80,4 +80,4 @@ class BertAdam(Rule):
         direction = mean / (tf.sqrt(square) + hypers.epsilon)
         if self.decay == "in_direction" and self.has_weight_decay(hypers):
             direction = direction + hypers.weight_decay * parameter
-        return hypers.learning_rate * self.factor(hypers) * direction, {"m": mean, "v": square}
+        return hypers.learning_rate * self.rate_factor(hypers) * direction, {"m": mean, "v": square}

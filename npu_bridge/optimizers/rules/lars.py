@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
+from npu_bridge.optimizers.rule import Rule, choice_field, flag_field, hyper_field, patterns_field
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,16 +26,16 @@ class LARS(Rule):
         decay.
     """
 
-    learning_rate: Any = hyper(0.1)
-    momentum: Any = hyper(0.9)
-    trust: Any = hyper(0.001)
-    epsilon: Any = hyper(0.0)
-    weight_decay: Any = hyper(0.0)
-    exclude_from_weight_decay: Any = patterns()
-    exclude_from_layer_adaptation: Any = patterns()
-    nesterov: bool = flag(False)
-    lr_in_momentum: bool = flag(True)
-    decay: str = choice("in_direction", "coupled", "decoupled")
+    learning_rate: Any = hyper_field(0.1)
+    momentum: Any = hyper_field(0.9)
+    trust: Any = hyper_field(0.001)
+    epsilon: Any = hyper_field(0.0)
+    weight_decay: Any = hyper_field(0.0)
+    exclude_from_weight_decay: Any = patterns_field()
+    exclude_from_layer_adaptation: Any = patterns_field()
+    nesterov: bool = flag_field(False)
+    lr_in_momentum: bool = flag_field(True)
+    decay: str = choice_field("in_direction", "coupled", "decoupled")
 
     uses_norms = True
     reads_parameter = True

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, number, patterns
+from npu_bridge.optimizers.rule import Rule, choice_field, flag_field, hyper_field, number_field, patterns_field
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,23 +24,23 @@ class RMSProp(Rule):
         `weight_decay * parameter` from the parameter, without the learning rate.
     """
 
-    learning_rate: Any = hyper(0.01)
-    rho: Any = hyper(0.9, below=1.0)
-    momentum: Any = hyper(0.0)
-    epsilon: Any = hyper(1e-8)
-    centered: bool = flag(False)
-    epsilon_inside: bool = flag(True)
-    lr_in_momentum: bool = flag(True)
-    initial_accumulator: float = number(0.0)
-    weight_decay: Any = hyper(0.0)
-    decay: str = choice("coupled", "decoupled", "decoupled_unscaled")
-    exclude_from_weight_decay: Any = patterns()
+    learning_rate: Any = hyper_field(0.01)
+    rho: Any = hyper_field(0.9, below=1.0)
+    momentum: Any = hyper_field(0.0)
+    epsilon: Any = hyper_field(1e-8)
+    centered: bool = flag_field(False)
+    epsilon_inside: bool = flag_field(True)
+    lr_in_momentum: bool = flag_field(True)
+    initial_accumulator: float = number_field(0.0)
+    weight_decay: Any = hyper_field(0.0)
+    decay: str = choice_field("coupled", "decoupled", "decoupled_unscaled")
+    exclude_from_weight_decay: Any = patterns_field()
 
     def slots(self):
         slots = {"rms": self.initial_accumulator}
         if self.centered:
             slots["mean_gradient"] = 0.0
-        if self.is_on("momentum"):
+        if self.is_hyper_on("momentum"):
             slots["momentum"] = 0.0
         return slots
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, is_number, patterns
+from npu_bridge.optimizers.rule import Rule, choice_field, flag_field, hyper_field, is_number, patterns_field
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,31 +24,31 @@ class SGD(Rule):
       weight_decay, decay, exclude_from_weight_decay: see `Rule`.
     """
 
-    learning_rate: Any = hyper(0.01)
-    momentum: Any = hyper(0.0)
-    dampening: Any = hyper(0.0)
-    nesterov: bool = flag(False)
-    weight_decay: Any = hyper(0.0)
-    decay: str = choice("coupled", "decoupled")
-    first_velocity: str = choice("dampened", "gradient")
-    exclude_from_weight_decay: Any = patterns()
+    learning_rate: Any = hyper_field(0.01)
+    momentum: Any = hyper_field(0.0)
+    dampening: Any = hyper_field(0.0)
+    nesterov: bool = flag_field(False)
+    weight_decay: Any = hyper_field(0.0)
+    decay: str = choice_field("coupled", "decoupled")
+    first_velocity: str = choice_field("dampened", "gradient")
+    exclude_from_weight_decay: Any = patterns_field()
 
     def check(self):
         plain_dampening = is_number(self.dampening) and self.dampening == 0.0
-        if self.nesterov and not (self.is_on("momentum") and plain_dampening):
+        if self.nesterov and not (self.is_hyper_on("momentum") and plain_dampening):
             problem, expected = "nesterov=True does not fit the other arguments", "a momentum above 0 and dampening=0"
             got = f"momentum={self.momentum!r}, dampening={self.dampening!r}"
             fix = "Set momentum=0.9, or nesterov=False."
             raise ValueError(message("SGD", problem, expected, got, fix))
 
     def slots(self):
-        return {"momentum": 0.0} if self.is_on("momentum") else {}
+        return {"momentum": 0.0} if self.is_hyper_on("momentum") else {}
 
     def amount_to_subtract(self, parameter, gradient, slots, hypers, tensors):
         if not slots:
             return hypers.learning_rate * gradient, {}
         fresh = gradient
-        if self.is_on("dampening"):
+        if self.is_hyper_on("dampening"):
             fresh = (1.0 - hypers.dampening) * gradient
             if self.first_velocity == "gradient":
                 fresh = tf.where(hypers.update <= 1.0, gradient, fresh)

@@ -15,7 +15,7 @@ import numpy as np
 
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import did_you_mean, message, nearest_word, shown
-from npu_bridge.base.files import check_output, new_file, write_atomically
+from npu_bridge.base.files import check_output_path, new_file, write_atomically
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.tf_internals.savers import keys_in_object_checkpoint
@@ -46,7 +46,7 @@ class Basis:
         """
         path = pathlib.Path(path).with_suffix(".npy")
         described = path.with_suffix(".json")
-        check_output(described, _COLUMNS, "Basis.save:")
+        check_output_path(described, _COLUMNS, "Basis.save:")
         write_atomically(described, json.dumps({"columns": self.columns}), _COLUMNS)
         with new_file(path, "wb") as file:
             np.save(file, np.asarray(self.rows, np.float32))
@@ -144,23 +144,25 @@ def compute_pca_basis(
     seed = check_count("compute_pca_basis", "seed", seed, "Leave seed out for 0.", at_least=0)
     if len(found) < k:
         got, fix = f"{len(found)} in {shown(checkpoints)}", "Keep more checkpoints, or take a smaller k."
-        raise _error(f"there are too few checkpoints for {k} directions", f"at least {k}", got, fix)
+        raise _basis_error(f"there are too few checkpoints for {k} directions", f"at least {k}", got, fix)
     if variables is None:
         variables = [] if tf.executing_eagerly() else tf.compat.v1.trainable_variables()
     names = [variable if isinstance(variable, str) else name_of(variable) for variable in variables]
     if not names:
         fix = "Pass variables=model.trainable_variables, or their names."
-        raise _error("the trained variables are unknown", "their names", "none", fix)
+        raise _basis_error("the trained variables are unknown", "their names", "none", fix)
     points = [_read_values(path, names) for path in found]
     sizes = [array.size for array in points[0]]
     for path, point in zip(found, points):
         for name, array, first in zip(names, point, points[0]):
             if array.shape != first.shape:
                 got, fix = f"{array.shape} in {path}", "Take checkpoints of one model."
-                raise _error(f"the checkpoints have different shapes of {name}", f"{first.shape}", got, fix)
+                raise _basis_error(f"the checkpoints have different shapes of {name}", f"{first.shape}", got, fix)
     matrix = np.stack([np.concatenate([array.ravel().astype(np.float32) for array in point]) for point in points])
     if k > matrix.shape[1]:
-        raise _error("there are more directions than values", f"at most {matrix.shape[1]}", str(k), "Take a smaller k.")
+        raise _basis_error(
+            "there are more directions than values", f"at most {matrix.shape[1]}", str(k), "Take a smaller k."
+        )
     return Basis(principal_directions(matrix, k, seed, is_exact), tuple(zip(names, sizes)))
 
 
@@ -215,10 +217,10 @@ def _list_checkpoints(folder):
     """Returns the checkpoints of a folder, in the order of the numbers in their names."""
     found = [path.with_suffix("") for path in pathlib.Path(folder).glob("*.index")]
 
-    def number_parts(path):
+    def split_at_numbers(path):
         return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
 
-    return [str(path) for path in sorted(found, key=number_parts)]
+    return [str(path) for path in sorted(found, key=split_at_numbers)]
 
 
 def _read_values(path, names):
@@ -228,9 +230,9 @@ def _read_values(path, names):
     for name in names:
         if name not in known:
             fix = did_you_mean(name, known, "Pass names of variables in the checkpoint.")
-            raise _error(f"{path} lacks a variable", f"one of its {len(known)} names", repr(name), fix)
+            raise _basis_error(f"{path} lacks a variable", f"one of its {len(known)} names", repr(name), fix)
     return [reader.get_tensor(known[name]) for name in names]
 
 
-def _error(problem, expected, got, fix):
+def _basis_error(problem, expected, got, fix):
     return ValueError(message("compute_pca_basis", problem, expected, got, fix))

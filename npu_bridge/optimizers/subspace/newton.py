@@ -199,14 +199,14 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         whole = own if ranks.size == 1 else ranks.all_gather(own, f"{self._name}_project_gradient")
         return tf.ensure_shape(whole, [len(self._basis.rows)]), rows, (first, end)
 
-    def _sum_over_ranks(self, tensor, what):
+    def _sum_over_ranks(self, tensor, label):
         ranks = collective.current()
-        return tensor if ranks.size == 1 else ranks.all_reduce([tensor], f"{self._name}_{what}", average=False)[0]
+        return tensor if ranks.size == 1 else ranks.all_reduce([tensor], f"{self._name}_{label}", average=False)[0]
 
-    def _average_over_ranks(self, loss, what):
+    def _average_over_ranks(self, loss, label):
         ranks = collective.current()
         loss = tf.cast(tf.reduce_mean(loss), tf.float32)
-        return loss if ranks.size == 1 else ranks.all_reduce([loss], f"{self._name}_{what}")[0]
+        return loss if ranks.size == 1 else ranks.all_reduce([loss], f"{self._name}_{label}")[0]
 
     def _search_rate(self, direction, slope, variables, start, is_graph):
         """Returns the accepted rate, or 0.0 if no rate is accepted; the last trial's values stay in `variables`."""
@@ -215,7 +215,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         steps = _split_into_shapes(direction, variables)
         kept = list(self._kept())
 
-        def attempt(number, accepted):
+        def try_rate(number, accepted):
             rate = tf.pow(self._rho, tf.cast(number, tf.float32))
             saved = [_copy_value(variable) for variable in kept]
             with tf.control_dependencies([rate, *saved]):
@@ -223,18 +223,18 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
                     variable.assign(tf.cast(tf.cast(value, tf.float32) + rate * step, variable.dtype.base_dtype))
                     for variable, value, step in zip(variables, start, steps)
                 ]
-            with tf.control_dependencies(_ops_in_graph(moved)):
+            with tf.control_dependencies(_keep_ops_if_graph(moved)):
                 loss = tf.identity(evaluate())
             with tf.control_dependencies([loss]):
                 restored = [variable.assign(value) for variable, value in zip(kept, saved)]
-            with tf.control_dependencies(_ops_in_graph(restored)):
+            with tf.control_dependencies(_keep_ops_if_graph(restored)):
                 loss = self._average_over_ranks(loss, "trial")
             is_accepted = loss < loss_before + self._sigma * rate * slope
             return number + 1, tf.where(is_accepted, rate, tf.zeros_like(rate))
 
         return tf.while_loop(
             lambda number, accepted: tf.logical_and(tf.equal(accepted, 0.0), number < self._trials),
-            attempt,
+            try_rate,
             [tf.constant(0), tf.constant(0.0)],
             parallel_iterations=1,
         )[1]
@@ -301,8 +301,8 @@ def _copy_value(variable):
     return tf.identity(value) if tf.executing_eagerly() else tf.raw_ops.DeepCopy(x=value)
 
 
-def _ops_in_graph(assigned):
-    return [] if tf.executing_eagerly() else assigned
+def _keep_ops_if_graph(ops):
+    return [] if tf.executing_eagerly() else ops
 
 
 def _split_into_shapes(flat, variables):

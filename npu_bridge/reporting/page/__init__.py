@@ -11,7 +11,7 @@ _PLACES = {
     "PAGE_FILE": f"{__name__}.document:PAGE_FILE",
     "PAGE_FILES": f"{__name__}.document:PAGE_FILES",
     "RunFolder": f"{__name__}.run_folder:RunFolder",
-    "describe_failure": f"{__name__}.failure:describe",
+    "describe_failure": f"{__name__}.failure:describe_error",
     "note_failure": f"{__name__}.facts:note_failure",
     "note_options": f"{__name__}.facts:note_options",
     "note_run": f"{__name__}.facts:note_run",

@@ -30,31 +30,31 @@ class Axis(NamedTuple):
     ticks: list[float]
     warp: Callable[[float], float] = float
 
-    def place(self, number: float) -> float:
+    def position_of(self, number: float) -> float:
         """Returns the position of a number; a number beyond an end has the position of this end."""
         low, high = self.warp(self.low), self.warp(self.high)
         share = (self.warp(min(max(number, self.low), self.high)) - low) / (high - low)
         return self.start + share * (self.end - self.start)
 
 
-def linear(numbers: Iterable[float], start: float, end: float, from_zero: bool = False) -> Axis:
+def make_linear_axis(numbers: Iterable[float], start: float, end: float, from_zero: bool = False) -> Axis:
     """Makes a linear axis with margins. With `from_zero`, it begins at 0 if no number is negative."""
     low, high = _smallest_and_largest(numbers)
     room = 0.06 * (high - low) or 0.5 * abs(high) or 0.5
     bottom = min(low - room, 0.0) if low < 0 else 0.0 if from_zero or low - room < 0 else low - room
-    return Axis(bottom, high + room, start, end, round_numbers(bottom, high + room))
+    return Axis(bottom, high + room, start, end, round_tick_values(bottom, high + room))
 
 
-def axis_without_margins(low: float, high: float, start: float, end: float) -> Axis:
+def make_axis_without_margins(low: float, high: float, start: float, end: float) -> Axis:
     """Makes a linear axis from `low` to `high` without margins; ticks are whole numbers, and the last is `high`."""
     high = max(high, low + 1)
-    ticks = [tick for tick in round_numbers(low, high, 10) if tick == int(tick)]
+    ticks = [tick for tick in round_tick_values(low, high, 10) if tick == int(tick)]
     distance = ticks[1] - ticks[0] if len(ticks) > 1 else high - low
     ticks = [tick for tick in ticks if high - tick >= 0.6 * distance] + [high]
     return Axis(low, high, start, end, ticks)
 
 
-def logarithmic(numbers: Iterable[float], start: float, end: float) -> Axis:
+def make_logarithmic_axis(numbers: Iterable[float], start: float, end: float) -> Axis:
     """Makes a logarithmic axis for positive numbers, with ticks at 1, 2 and 5 times powers of ten.
 
     If these are too many, the ticks are at 1 and 3 times powers of ten, or at powers of ten only.
@@ -67,13 +67,13 @@ def logarithmic(numbers: Iterable[float], start: float, end: float) -> Axis:
         ticks = [digit * 10.0**power for power in powers for digit in digits if low <= digit * 10.0**power <= high]
         if len(ticks) <= _MOST_TICKS + 1:
             break
-    return Axis(low, high, start, end, _thin_out(ticks), math.log10)
+    return Axis(low, high, start, end, _thin_out_ticks(ticks), math.log10)
 
 
-def axis_for_losses(numbers: Iterable[float], start: float, end: float) -> Axis:
+def make_loss_axis(numbers: Iterable[float], start: float, end: float) -> Axis:
     """Makes a logarithmic axis if all numbers are positive and their range is wide, else a linear axis."""
     ends = _smallest_and_largest(numbers)
-    return (logarithmic if needs_logarithm(*ends) else linear)(ends, start, end)
+    return (make_logarithmic_axis if needs_logarithm(*ends) else make_linear_axis)(ends, start, end)
 
 
 def needs_logarithm(low: float, high: float) -> bool:
@@ -81,20 +81,20 @@ def needs_logarithm(low: float, high: float) -> bool:
     return low > 0 and _LOG_FROM < high / low < _LOG_TO
 
 
-def powers_of_two(numbers: Iterable[float], start: float = 0.0, end: float = 1.0) -> Axis:
+def make_power_of_two_axis(numbers: Iterable[float], start: float = 0.0, end: float = 1.0) -> Axis:
     """Makes a logarithmic axis between powers of two, with one power of margin, so that a constant is in the middle."""
     low, high = _smallest_and_largest(numbers)
     first, last = math.floor(math.log2(low)) - 1, math.ceil(math.log2(high)) + 1
     return Axis(
-        2.0**first, 2.0**last, start, end, _thin_out([2.0**power for power in range(first, last + 1)]), math.log2
+        2.0**first, 2.0**last, start, end, _thin_out_ticks([2.0**power for power in range(first, last + 1)]), math.log2
     )
 
 
-def round_numbers(low: float, high: float, most: int = _MOST_TICKS) -> list[float]:
-    """Returns about `most` round numbers from `low` to `high`: the multiples of 1, 2 or 5 times a power of ten."""
+def round_tick_values(low: float, high: float, most_ticks: int = _MOST_TICKS) -> list[float]:
+    """Returns about `most_ticks` round numbers from `low` to `high`: multiples of 1, 2 or 5 times a power of ten."""
     span = high - low
-    power = 10.0 ** math.floor(math.log10(span / most))
-    step = next(digit * power for digit in (1, 2, 5, 10, 20) if span / (digit * power) <= most)
+    power = 10.0 ** math.floor(math.log10(span / most_ticks))
+    step = next(digit * power for digit in (1, 2, 5, 10, 20) if span / (digit * power) <= most_ticks)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{number * step:.10g}") for number in range(first, last + 1)]
 
@@ -104,5 +104,5 @@ def _smallest_and_largest(numbers: Iterable[float]) -> tuple[float, float]:
     return (min(known), max(known)) if known else _EMPTY
 
 
-def _thin_out(ticks: list[float]) -> list[float]:
+def _thin_out_ticks(ticks: list[float]) -> list[float]:
     return ticks[:: max(1, math.ceil(len(ticks) / _MOST_TICKS))]

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from npu_bridge.reporting.page import axes
 from npu_bridge.reporting.page.axes import Axis
-from npu_bridge.reporting.page.curves import Bucket, Curves, Range, can_be_drawn, trend_of
+from npu_bridge.reporting.page.curves import Curves, StepBucket, ValueRange, can_be_drawn, smooth_trend
 from npu_bridge.reporting.progress_line import format_loss, format_rate, format_scale, format_steps
 
 WIDTH, LEFT, RIGHT = 1000, 66, 916  # units of the drawing; curves are between LEFT and RIGHT
@@ -52,7 +52,7 @@ def draw_charts(curves: Curves) -> list[str]:
       end of its curve.
     """
     buckets = curves.buckets
-    x = axes.axis_without_margins(buckets[0].first, max(buckets[-1].last, buckets[0].first + 1), LEFT, RIGHT)
+    x = axes.make_axis_without_margins(buckets[0].first, max(buckets[-1].last, buckets[0].first + 1), LEFT, RIGHT)
     made = [_draw_loss(curves, x), *_draw_metrics(curves, x)]
     if any(bucket.loss_scale for bucket in buckets):
         made.append(_draw_loss_scale(curves, x))
@@ -70,15 +70,15 @@ def _draw_loss(curves: Curves, x: Axis) -> str:
     numbers = [end for bucket in buckets if bucket.loss for end in (bucket.loss.low, bucket.loss.high)]
     evaluated = _evaluation_points(curves).pop("loss", {})
     numbers += [number for points in evaluated.values() for _, _, number in points]
-    y = axes.axis_for_losses(numbers, _TOP + _TALL, _TOP)
+    y = axes.make_loss_axis(numbers, _TOP + _TALL, _TOP)
     runs = _split_at_gaps(buckets, x, lambda bucket: bucket.loss)
     body = [
         *_draw_low_precision_steps(buckets, x, y),
         *_draw_bands(runs, y),
         *(_draw_path(run, y, "raw") for run in runs),
     ]
-    body += [_draw_path(_trend_points(run), y, "line") for run in runs if len(run) > 1]
-    dots = [(run[0].x, y.place(run[0].mean)) for run in runs if len(run) == 1]
+    body += [_draw_path(_make_trend_points(run), y, "line") for run in runs if len(run) > 1]
+    dots = [(run[0].x, y.position_of(run[0].mean)) for run in runs if len(run) == 1]
     body += [f'<circle class="dot" cx="{left:.1f}" cy="{top:.1f}" r="3"/>' for left, top in dots]
     body += _draw_marks(buckets, x, y)
     note = "lowest, highest and mean of each bucket" if curves.steps_per_bucket > 1 else "each step, and the trend"
@@ -93,12 +93,14 @@ def _draw_loss(curves: Curves, x: Axis) -> str:
     ends = []
     for bucket in buckets[::-1]:
         if bucket.loss is not None:
-            ends.append(EndLabel(bucket.loss.mean, _format_short(bucket.loss.mean), _end_note(bucket, buckets[-1])))
+            ends.append(
+                EndLabel(bucket.loss.mean, _format_short(bucket.loss.mean), _describe_end_value(bucket, buckets[-1]))
+            )
             break
     return _draw_curve_figure("loss", "Loss", curves, x, y, body, format_tick, legend, ends)
 
 
-def _end_note(bucket: Bucket, last: Bucket) -> str:
+def _describe_end_value(bucket: StepBucket, last: StepBucket) -> str:
     """Returns the note below the number at the end of a curve: over how many steps it is a mean, or its step."""
     if bucket.recorded > 1:
         return f"mean of {bucket.recorded}"
@@ -119,12 +121,13 @@ def _evaluation_points(curves: Curves) -> dict[str, dict[str, list[tuple[int, in
 def _draw_evaluations(points: Sequence[tuple[int, int, float]], x: Axis, y: Axis, name: str) -> list[str]:
     """Draws evaluations as dots, connected by lines."""
     said = f"evaluation {name}".strip()
+    dots = [(x.position_of(place), y.position_of(number), step, number) for place, step, number in points]
     return [
-        f'<path class="evaluation" d="{path_data((x.place(place), y.place(number)) for place, _, number in points)}"/>',
+        f'<path class="evaluation" d="{svg_path_data((cx, cy) for cx, cy, _, _ in dots)}"/>',
         *(
-            f'<circle class="evaluation" cx="{x.place(place):.1f}" cy="{y.place(number):.1f}" r="3.5"><title>'
+            f'<circle class="evaluation" cx="{cx:.1f}" cy="{cy:.1f}" r="3.5"><title>'
             f"{escape(said)} at step {step}: {format_loss(number)}</title></circle>"
-            for place, step, number in points
+            for cx, cy, step, number in dots
         ),
     ]
 
@@ -142,7 +145,7 @@ def _draw_metrics(curves: Curves, x: Axis) -> list[str]:
                 for name, [(_, step, n)] in by_name.items()
             ]
             continue
-        y = axes.axis_for_losses([number for points in by_name.values() for *_, number in points], _TOP + _LOW, _TOP)
+        y = axes.make_loss_axis([number for points in by_name.values() for *_, number in points], _TOP + _LOW, _TOP)
         body = [part for name, points in by_name.items() for part in _draw_evaluations(points, x, y, name)]
         ends = [EndLabel(points[-1][2], _format_short(points[-1][2]), name) for name, points in by_name.items()]
         title = f"Evaluation: {metric}"
@@ -162,10 +165,10 @@ def html_tiles(rows: Iterable[tuple[str, str, str]]) -> str:
 def _draw_loss_scale(curves: Curves, x: Axis) -> str:
     runs = _split_at_gaps(curves.buckets, x, lambda bucket: bucket.loss_scale)
     numbers = [number for run in runs for point in run for number in (point.low, point.high) if number > 0]
-    y = axes.powers_of_two(numbers or [1.0], _TOP + _LOW, _TOP)
+    y = axes.make_power_of_two_axis(numbers or [1.0], _TOP + _LOW, _TOP)
     # A mean of loss scales is no loss scale: the line is at the lowest loss scale of each bucket.
     lowest = [[point._replace(mean=point.low) for point in run] for run in runs]
-    body = [*_draw_bands(runs, y), *(_draw_path(_stair_points(run), y, "line") for run in lowest)]
+    body = [*_draw_bands(runs, y), *(_draw_path(_make_stair_points(run), y, "line") for run in lowest)]
     last = runs[-1][-1].low
     return _draw_curve_figure(
         "scale", "Loss scale", curves, x, y, body, format_scale, [], [EndLabel(last, format_scale(last))]
@@ -176,10 +179,10 @@ def _draw_skipped(curves: Curves, x: Axis) -> str:
     points, total = [_Point(x.start, 0, 0, 0)], 0
     for bucket in curves.buckets:
         total += bucket.skipped
-        points.append(_single_value_point(x.place(bucket.last), total))
-    y = axes.linear([0, total], _TOP + _LOW, _TOP, from_zero=True)
+        points.append(_single_value_point(x.position_of(bucket.last), total))
+    y = axes.make_linear_axis([0, total], _TOP + _LOW, _TOP, from_zero=True)
     y = y._replace(ticks=[tick for tick in y.ticks if tick == int(tick)])
-    body = [_draw_path(_stair_points(points), y, "line")]
+    body = [_draw_path(_make_stair_points(points), y, "line")]
     return _draw_curve_figure(
         "skipped", "Skipped steps so far", curves, x, y, body, format_tick, [], [EndLabel(total, str(total))]
     )
@@ -187,7 +190,7 @@ def _draw_skipped(curves: Curves, x: Axis) -> str:
 
 def _draw_learning_rate(curves: Curves, x: Axis) -> str:
     runs = _split_at_gaps(curves.buckets, x, lambda bucket: bucket.learning_rate)
-    y = axes.linear([point.high for run in runs for point in run], _TOP + _LOW, _TOP, from_zero=True)
+    y = axes.make_linear_axis([point.high for run in runs for point in run], _TOP + _LOW, _TOP, from_zero=True)
     body = [*_draw_bands(runs, y), *(_draw_path(run, y, "line") for run in runs)]
     last = runs[-1][-1].mean
     return _draw_curve_figure(
@@ -196,13 +199,13 @@ def _draw_learning_rate(curves: Curves, x: Axis) -> str:
 
 
 def _draw_speed(curves: Curves, x: Axis) -> str:
-    y = axes.linear([speed.steps_per_sec for speed in curves.speeds], _TOP + _LOW, _TOP, from_zero=True)
+    y = axes.make_linear_axis([speed.steps_per_sec for speed in curves.speeds], _TOP + _LOW, _TOP, from_zero=True)
     runs: list[list[_Point]] = []
     for number, speed in enumerate(curves.speeds):
         if not number or curves.speeds[number - 1].last != speed.first:
-            runs.append([_single_value_point(x.place(speed.first), speed.steps_per_sec)])
-        runs[-1].append(_single_value_point(x.place(speed.last), speed.steps_per_sec))
-    body = [_draw_path(_stair_points(run, ahead=True), y, "line") for run in runs]
+            runs.append([_single_value_point(x.position_of(speed.first), speed.steps_per_sec)])
+        runs[-1].append(_single_value_point(x.position_of(speed.last), speed.steps_per_sec))
+    body = [_draw_path(_make_stair_points(run, ahead=True), y, "line") for run in runs]
     last, steps = curves.speeds[-1].steps_per_sec, curves.speeds[-1].last - curves.speeds[-1].first
     note = f"last {format_steps(steps)}"
     return _draw_curve_figure(
@@ -221,7 +224,9 @@ def _format_short(number: float) -> str:
     return text if len(text) <= _END_CHARACTERS else f"{number:.3g}"
 
 
-def _split_at_gaps(buckets: Sequence[Bucket], x: Axis, pick: Callable[[Bucket], Range | None]) -> list[list[_Point]]:
+def _split_at_gaps(
+    buckets: Sequence[StepBucket], x: Axis, pick: Callable[[StepBucket], ValueRange | None]
+) -> list[list[_Point]]:
     """Returns the points of a curve, divided into pieces without gaps."""
     runs: list[list[_Point]] = [[]]
     for bucket in buckets:
@@ -229,10 +234,10 @@ def _split_at_gaps(buckets: Sequence[Bucket], x: Axis, pick: Callable[[Bucket], 
         if found is None:
             runs.append([])
         else:
-            runs[-1].append(_Point(x.place((bucket.first + bucket.last) / 2), found.low, found.mean, found.high))
+            runs[-1].append(_Point(x.position_of((bucket.first + bucket.last) / 2), found.low, found.mean, found.high))
     runs = [run for run in runs if run]
     if runs and buckets and pick(buckets[-1]) is not None:  # the curve ends at the last step, also in a broad bucket
-        runs[-1][-1] = runs[-1][-1]._replace(x=x.place(buckets[-1].last))
+        runs[-1][-1] = runs[-1][-1]._replace(x=x.position_of(buckets[-1].last))
     return runs
 
 
@@ -240,7 +245,7 @@ def _single_value_point(x: float, number: float) -> _Point:
     return _Point(x, number, number, number)
 
 
-def _stair_points(points: Sequence[_Point], ahead: bool = False) -> list[_Point]:
+def _make_stair_points(points: Sequence[_Point], ahead: bool = False) -> list[_Point]:
     """Adds points for a stair shape: steps have the level of the earlier point, or with `ahead` of the later point."""
     stairs = [points[0]]
     for before, after in zip(points, points[1:]):
@@ -248,8 +253,8 @@ def _stair_points(points: Sequence[_Point], ahead: bool = False) -> list[_Point]
     return stairs
 
 
-def _trend_points(run: Sequence[_Point]) -> list[_Point]:
-    means = trend_of([point.mean for point in run])
+def _make_trend_points(run: Sequence[_Point]) -> list[_Point]:
+    means = smooth_trend([point.mean for point in run])
     return [_single_value_point(point.x, mean) for point, mean in zip(run, means.tolist())]
 
 
@@ -258,16 +263,16 @@ def _draw_bands(runs: Iterable[Sequence[_Point]], y: Axis) -> list[str]:
     bands = []
     for run in runs:
         if any(point.low != point.high for point in run):
-            edge = [(p.x, y.place(p.high)) for p in run] + [(p.x, y.place(p.low)) for p in reversed(run)]
-            bands.append(f'<path class="band" d="{path_data(edge)}Z"/>')
+            edge = [(p.x, y.position_of(p.high)) for p in run] + [(p.x, y.position_of(p.low)) for p in reversed(run)]
+            bands.append(f'<path class="band" d="{svg_path_data(edge)}Z"/>')
     return bands
 
 
 def _draw_path(points: Iterable[_Point], y: Axis, kind: str) -> str:
-    return f'<path class="{kind}" d="{path_data((point.x, y.place(point.mean)) for point in points)}"/>'
+    return f'<path class="{kind}" d="{svg_path_data((point.x, y.position_of(point.mean)) for point in points)}"/>'
 
 
-def path_data(places: Iterable[tuple[float, float]]) -> str:
+def svg_path_data(places: Iterable[tuple[float, float]]) -> str:
     """Returns positions as the data of an SVG path, to a tenth of a unit; leaves out repeated points."""
     words: list[str] = []
     for x, y in places:
@@ -277,14 +282,14 @@ def path_data(places: Iterable[tuple[float, float]]) -> str:
     return f"M{'L'.join(words)}"
 
 
-def _draw_low_precision_steps(buckets: Sequence[Bucket], x: Axis, y: Axis) -> list[str]:
+def _draw_low_precision_steps(buckets: Sequence[StepBucket], x: Axis, y: Axis) -> list[str]:
     """Draws the background of steps that were computed in another dtype than float32."""
     boxes, at = [], 0
     for precision, run in itertools.groupby(bucket.precision for bucket in buckets):
-        begin = x.place(buckets[at].first)
+        begin = x.position_of(buckets[at].first)
         at += len(list(run))
         if precision not in (None, "float32"):
-            end = x.place(buckets[at].first) if at < len(buckets) else x.end
+            end = x.position_of(buckets[at].first) if at < len(buckets) else x.end
             boxes.append(
                 f'<rect class="lowered" x="{begin:.1f}" y="{y.end}" width="{max(end - begin, 1):.1f}" '
                 f'height="{y.start - y.end}"><title>{escape(precision)}</title></rect>'
@@ -292,11 +297,11 @@ def _draw_low_precision_steps(buckets: Sequence[Bucket], x: Axis, y: Axis) -> li
     return boxes
 
 
-def _draw_marks(buckets: Iterable[Bucket], x: Axis, y: Axis) -> list[str]:
+def _draw_marks(buckets: Iterable[StepBucket], x: Axis, y: Axis) -> list[str]:
     """Draws a triangle for each bucket with skipped steps, and a cross for a bucket with a loss that is not finite."""
     marks = []
     for bucket in buckets:
-        place = x.place(bucket.last)
+        place = x.position_of(bucket.last)
         if bucket.skipped:
             said = f"{format_steps(bucket.skipped)} skipped after step {bucket.step}"
             marks.append(
@@ -312,8 +317,8 @@ def _draw_marks(buckets: Iterable[Bucket], x: Axis, y: Axis) -> list[str]:
 
 def _draw_curve_figure(name, title, curves, x, y, body, format_y, legend, ends) -> str:
     restarts = [
-        f'<path class="restart" d="M{x.place(place):.1f} {y.end}V{y.start}"><title>training resumed here</title></path>'
-        for place in curves.restarts
+        f'<path class="restart" d="M{place:.1f} {y.end}V{y.start}"><title>training resumed here</title></path>'
+        for place in map(x.position_of, curves.restarts)
     ]
     return draw_figure(name, title, curves.buckets[-1].step, x, y, [*restarts, *body], format_y, legend, ends)
 
@@ -343,12 +348,13 @@ def draw_figure(
     """
     height = y.start + _BELOW
     grid = [
-        f'<path class="grid" d="M{LEFT} {y.place(tick):.1f}H{RIGHT}"/>'
-        f'<text x="{LEFT - 8}" y="{y.place(tick) + 4:.1f}" text-anchor="end">{escape(format_y(tick))}</text>'
+        f'<path class="grid" d="M{LEFT} {y.position_of(tick):.1f}H{RIGHT}"/>'
+        f'<text x="{LEFT - 8}" y="{y.position_of(tick) + 4:.1f}" text-anchor="end">{escape(format_y(tick))}</text>'
         for tick in y.ticks
     ]
     grid += [
-        f'<text x="{x.place(tick):.1f}" y="{y.start + 18}" text-anchor="middle">{tick:,.0f}</text>' for tick in x.ticks
+        f'<text x="{x.position_of(tick):.1f}" y="{y.start + 18}" text-anchor="middle">{tick:,.0f}</text>'
+        for tick in x.ticks
     ]
     body += _draw_end_labels(ends, y)
     keys = "".join(f'<span class="key {kind}">{escape(text)}</span>' for kind, text in legend)
@@ -365,10 +371,10 @@ def draw_figure(
 def _draw_end_labels(ends: Sequence[EndLabel], y: Axis) -> list[str]:
     """Draws the labels on the right of the curves, without overlaps, and not below the axis."""
     tops: list[float] = []
-    ends = sorted(ends, key=lambda end: y.place(end.number))
+    ends = sorted(ends, key=lambda end: y.position_of(end.number))
     for before, end in zip([None, *ends], ends):
         least = float("-inf") if before is None else tops[-1] + _label_height(before)
-        tops.append(max(y.place(end.number) + 4, least))
+        tops.append(max(y.position_of(end.number) + 4, least))
     limit = y.start + 2
     for at in range(len(ends) - 1, -1, -1):
         limit -= _label_height(ends[at]) - 16

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npu_bridge.reporting.history import Evaluation, History, StepRow, list_steps
+from npu_bridge.reporting.history import Evaluation, History, StepRow, list_rows_and_starts
 
 # A screen shows no more (ours); their edges and means stay far below a megabyte.
 MOST_BUCKETS = 800
@@ -20,7 +20,7 @@ _LARGEST = 1e150
 _SMALLEST = 1e-150  # smallest loss scale, as scales are drawn by powers of two
 
 
-class Range(NamedTuple):
+class ValueRange(NamedTuple):
     """The range and mean of a number in a bucket, over the steps in which the number was finite."""
 
     low: float
@@ -28,7 +28,7 @@ class Range(NamedTuple):
     mean: float
 
 
-class Bucket(NamedTuple):
+class StepBucket(NamedTuple):
     """Consecutive steps of a history.
 
     Attributes:
@@ -45,9 +45,9 @@ class Bucket(NamedTuple):
     first: int
     last: int
     step: int
-    loss: Range | None
-    loss_scale: Range | None
-    learning_rate: Range | None
+    loss: ValueRange | None
+    loss_scale: ValueRange | None
+    learning_rate: ValueRange | None
     skipped: int
     not_finite: int
     precision: str | None
@@ -73,7 +73,7 @@ class Curves(NamedTuple):
       evaluations: evaluations with their positions on the horizontal axis.
     """
 
-    buckets: list[Bucket]
+    buckets: list[StepBucket]
     speeds: list[Speed]
     restarts: list[int]
     steps_per_bucket: int
@@ -86,7 +86,7 @@ def make_curves(history: History) -> Curves:
     Args:
       history: the history of a run, which can have several sessions.
     """
-    rows, places, starts = list_steps(history)
+    rows, places, starts = list_rows_and_starts(history)
     edges = sorted({0, *starts, len(rows)})
     size = max(1, math.ceil(len(rows) / MOST_BUCKETS))
     buckets = [_make_bucket(rows[at : at + size], places[at : at + size]) for at in range(0, len(rows), size)]
@@ -118,15 +118,15 @@ def smooth(values: Sequence[float], reach: int) -> np.ndarray:
     return np.divide(total, share, out=np.full(len(raw), np.nan), where=share > 1e-9)
 
 
-def trend_of(values: Sequence[float]) -> np.ndarray:
+def smooth_trend(values: Sequence[float]) -> np.ndarray:
     """Smooths a curve for pictures and pages, over a fortieth of its length on each side."""
     return smooth(values, reach=len(values) // 40)
 
 
-def _make_bucket(rows: Sequence[StepRow], places: Sequence[int]) -> Bucket:
-    return Bucket(
-        places[0],
-        places[-1],
+def _make_bucket(rows: Sequence[StepRow], steps_tried: Sequence[int]) -> StepBucket:
+    return StepBucket(
+        steps_tried[0],
+        steps_tried[-1],
         rows[-1].step,
         _make_range(row.loss for row in rows),
         _make_range(row.loss_scale for row in rows if row.loss_scale is not None and row.loss_scale > _SMALLEST),
@@ -138,9 +138,9 @@ def _make_bucket(rows: Sequence[StepRow], places: Sequence[int]) -> Bucket:
     )
 
 
-def _make_range(values) -> Range | None:
+def _make_range(values) -> ValueRange | None:
     known = [value for value in values if value is not None and can_be_drawn(value)]
-    return Range(min(known), max(known), math.fsum(known) / len(known)) if known else None
+    return ValueRange(min(known), max(known), math.fsum(known) / len(known)) if known else None
 
 
 def can_be_drawn(value: float) -> bool:
@@ -148,13 +148,13 @@ def can_be_drawn(value: float) -> bool:
     return abs(value) < _LARGEST
 
 
-def _compute_speeds(rows, places, edges) -> list[Speed]:
+def _compute_speeds(rows, steps_tried, session_starts) -> list[Speed]:
     """Computes the speed in parts of each session, without the session's first step, which includes the start-up.
 
     A part has several steps, as one of them can include saving a checkpoint. The last part takes the remaining steps.
     """
     found = []
-    for begin, end in zip(edges, edges[1:]):
+    for begin, end in zip(session_starts, session_starts[1:]):
         count, last = end - begin - 1, end - 1
         if count > 4 * _RATE_STEPS:  # the second step is slow, too
             begin, count = begin + 1, count - 1
@@ -167,6 +167,8 @@ def _compute_speeds(rows, places, edges) -> list[Speed]:
             firsts.pop()
         for first, after in zip(firsts, [*firsts[1:], last]):
             secs = rows[after].time - rows[first].time
-            if secs > 0 and places[after] > places[first]:
-                found.append(Speed(places[first], places[after], (places[after] - places[first]) / secs))
+            if secs > 0 and steps_tried[after] > steps_tried[first]:
+                found.append(
+                    Speed(steps_tried[first], steps_tried[after], (steps_tried[after] - steps_tried[first]) / secs)
+                )
     return found

@@ -16,7 +16,7 @@ from npu_bridge.base.files import write_atomically
 from npu_bridge.base.terminal import escape_controls
 from npu_bridge.reporting.history import Evaluation, History, StepRow
 from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, draw_charts, html_tiles
-from npu_bridge.reporting.page.curves import Bucket, Curves, make_curves
+from npu_bridge.reporting.page.curves import Curves, StepBucket, make_curves
 from npu_bridge.reporting.page.failure import describe_stop, render_failure
 from npu_bridge.reporting.page.run_folder import RunFolder, Timeline, read_run_folder
 from npu_bridge.reporting.page.script import SCRIPT
@@ -29,7 +29,7 @@ from npu_bridge.reporting.progress_line import (
     format_secs,
     format_steps,
 )
-from npu_bridge.reporting.stragglers import lost_share, slow_periods
+from npu_bridge.reporting.stragglers import list_slow_periods, time_share_lost_to_rank
 from npu_bridge.reporting.summary import LAST_LOSS_STEPS, Summary, summarize
 
 PAGE_FILE = "report.html"
@@ -77,7 +77,7 @@ def render_page(run: RunFolder) -> str:
     title = f"{name}: {format_steps(summary.steps)}{ending}"
     sections = [
         render_failure(failure, summary.ranks) if failure else "",
-        section("", "".join(draw_charts(curves)) + _curve_notes(curves, summary)) if curves.buckets else "",
+        html_section("", "".join(draw_charts(curves)) + _curve_notes(curves, summary)) if curves.buckets else "",
         _evaluations_section(run.history),
         _command_section(run),
         _options_section(run),
@@ -184,10 +184,12 @@ def _evaluations_section(history: History) -> str:
         for each in done[-_TABLE_ROWS:]
     ]
     used = [column for column in range(len(header)) if any(row[column] for row in rows)]
-    shown = table([header[column] for column in used], [[row[column] for column in used] for row in rows], numbers=True)
+    shown = html_table(
+        [header[column] for column in used], [[row[column] for column in used] for row in rows], numbers=True
+    )
     left = len(done) - len(rows)
     note = f'<p class="quiet">The last {len(rows)} of {len(done)}.</p>' if left else ""
-    return section("Evaluations", note + shown)
+    return html_section("Evaluations", note + shown)
 
 
 def _command_section(run: RunFolder) -> str:
@@ -196,18 +198,18 @@ def _command_section(run: RunFolder) -> str:
         return ""
     place = run.facts.get("folder")
     where = f'<p class="quiet">in {escape(str(place))}</p>' if place else ""
-    return section("To repeat it", f"{where}<pre>{escape(str(command))}</pre>")
+    return html_section("To repeat it", f"{where}<pre>{escape(str(command))}</pre>")
 
 
 def _options_section(run: RunFolder) -> str:
     rows, parts = run.facts.get("options"), []
     if rows:
-        parts.append(table(("option", "value", "default", "what it does here"), rows))
+        parts.append(html_table(("option", "value", "default", "what it does here"), rows))
     elif rows is not None:
         parts.append("<p>Every option has its default.</p>")
     if run.facts.get("variables"):
-        parts.append(table(("environment variable", "value", "what it does here"), run.facts["variables"]))
-    return section("Options", "".join(parts)) if parts else ""
+        parts.append(html_table(("environment variable", "value", "what it does here"), run.facts["variables"]))
+    return html_section("Options", "".join(parts)) if parts else ""
 
 
 def _ranks_section(run: RunFolder, summary: Summary) -> str:
@@ -223,10 +225,10 @@ def _ranks_section(run: RunFolder, summary: Summary) -> str:
     rows = []
     for number in range(max(len(known), summary.ranks, *(rank + 1 for rank in (*times, *memory["peak memory"])), 1)):
         rank = {"rank": number, **(known[number] if number < len(known) else {})}
-        rank.update((name, _gigabytes(peaks.get(number))) for name, peaks in memory.items())
-        rank.update((name, _ms(times.get(number, (None, None))[place])) for name, place in of_times.items())
+        rank.update((name, _format_gigabytes(peaks.get(number))) for name, peaks in memory.items())
+        rank.update((name, _format_ms(times.get(number, (None, None))[place])) for name, place in of_times.items())
         rows.append([str(rank.get(name, "")) for name in header])
-    return section("Ranks", table(header, rows))
+    return html_section("Ranks", html_table(header, rows))
 
 
 def _slow_ranks_section(history: History) -> str:
@@ -234,23 +236,23 @@ def _slow_ranks_section(history: History) -> str:
     if not history.comparisons:
         return ""
     last = history.comparisons[-1]
-    of_ranks = [[rank, _ms(own), f"{last.waiting[rank]:.0%}"] for rank, own in enumerate(last.own_ms)]
+    of_ranks = [[rank, _format_ms(own), f"{last.waiting[rank]:.0%}"] for rank, own in enumerate(last.own_ms)]
     said = f"In the steps before step {last.step:,}. Waiting is time spent on other ranks and on the network."
-    body = table(("rank", "its own work in a step", "waiting"), of_ranks) + f'<p class="quiet">{said}</p>'
+    body = html_table(("rank", "its own work in a step", "waiting"), of_ranks) + f'<p class="quiet">{said}</p>'
     rows = [
-        [rank, f"{found.step:,}", "" if end is None else f"{end:,}", _ms(found.own_ms[rank])]
-        + [f"{lost_share(found, rank):.0%}"]
-        for found, rank, end in slow_periods(history)
+        [rank, f"{found.step:,}", "" if end is None else f"{end:,}", _format_ms(found.own_ms[rank])]
+        + [f"{time_share_lost_to_rank(found, rank):.0%}"]
+        for found, rank, end in list_slow_periods(history)
     ]
-    slow = table(("slow rank", "from step", "to step", "its own work in a step", "the others wait for it"), rows)
-    return section("Own work and waiting", body + (slow if rows else "<p>No rank was slow.</p>"))
+    slow = html_table(("slow rank", "from step", "to step", "its own work in a step", "the others wait for it"), rows)
+    return html_section("Own work and waiting", body + (slow if rows else "<p>No rank was slow.</p>"))
 
 
-def _gigabytes(count: int | None) -> str:
+def _format_gigabytes(count: int | None) -> str:
     return "" if count is None else f"{count / 1e9:.2f} GB"
 
 
-def _ms(number: float | None) -> str:
+def _format_ms(number: float | None) -> str:
     return "" if number is None else f"{number:.1f} ms"
 
 
@@ -268,12 +270,12 @@ def _timeline_section(timeline: Timeline | None) -> str:
     else:  # as an image, so that scripts inside do not run
         source = base64.b64encode(picture).decode("ascii")
         shown = f'<img class="timeline" alt="Timeline of one step" src="data:image/svg+xml;base64,{source}">'
-    return section("Timeline", f"<p>{escape(said)}</p>{shown}")
+    return html_section("Timeline", f"<p>{escape(said)}</p>{shown}")
 
 
 def _environment_section(run: RunFolder) -> str:
     rows = run.facts.get("environment")
-    return section("Environment", table(("", ""), rows), is_folded=True) if rows else ""
+    return html_section("Environment", html_table(("", ""), rows), is_folded=True) if rows else ""
 
 
 def _numbers_section(curves: Curves) -> str:
@@ -282,20 +284,20 @@ def _numbers_section(curves: Curves) -> str:
     size = -(-len(buckets) // _TABLE_ROWS)
     groups = [buckets[max(end - size, 0) : end] for end in range(len(buckets), 0, -size)][::-1]
     header = ("step", "loss", "lowest", "highest", "loss scale", "skipped")
-    rows = [_number_row(group) for group in groups]
-    return section("Numbers", table(header, rows, numbers=True), is_folded=True)
+    rows = [_make_number_row(group) for group in groups]
+    return html_section("Numbers", html_table(header, rows, numbers=True), is_folded=True)
 
 
-def _number_row(group: Sequence[Bucket]) -> list[str]:
-    losses = [bucket.loss for bucket in group if bucket.loss]
-    scales = [bucket.loss_scale for bucket in group if bucket.loss_scale]
+def _make_number_row(buckets: Sequence[StepBucket]) -> list[str]:
+    losses = [bucket.loss for bucket in buckets if bucket.loss]
+    scales = [bucket.loss_scale for bucket in buckets if bucket.loss_scale]
     return [
-        str(group[-1].step),
+        str(buckets[-1].step),
         format_loss(losses[-1].mean) if losses else "",
         format_loss(min(loss.low for loss in losses)) if losses else "",
         format_loss(max(loss.high for loss in losses)) if losses else "",
         format_scale(scales[-1].low) if scales else "",
-        str(sum(bucket.skipped for bucket in group)),
+        str(sum(bucket.skipped for bucket in buckets)),
     ]
 
 
@@ -304,9 +306,9 @@ def _script_data(curves: Curves) -> str:
     rows = [
         [
             *(bucket.first, bucket.last, bucket.step),
-            *(_rounded_attribute(bucket.loss, part) for part in ("low", "mean", "high")),
-            *(_rounded_attribute(bucket.loss_scale, part) for part in ("low", "high")),
-            *(_rounded_attribute(bucket.learning_rate, "mean"), bucket.skipped, bucket.not_finite, bucket.precision),
+            *(_round_attribute(bucket.loss, part) for part in ("low", "mean", "high")),
+            *(_round_attribute(bucket.loss_scale, part) for part in ("low", "high")),
+            *(_round_attribute(bucket.learning_rate, "mean"), bucket.skipped, bucket.not_finite, bucket.precision),
             bucket.recorded,
         ]
         for bucket in curves.buckets
@@ -329,11 +331,11 @@ def _describe_evaluation(evaluation: Evaluation) -> str:
     return "\n  ".join([f"{what} at step {evaluation.step}", *shown])
 
 
-def _rounded_attribute(holder: Any, attribute: str) -> float | None:
-    return None if holder is None else float(f"{getattr(holder, attribute):.6g}")
+def _round_attribute(range_or_none: Any, attribute: str) -> float | None:
+    return None if range_or_none is None else float(f"{getattr(range_or_none, attribute):.6g}")
 
 
-def section(title: str, body: str, is_folded: bool = False) -> str:
+def html_section(title: str, body: str, is_folded: bool = False) -> str:
     """Returns a section as HTML; `body` is HTML, `title` is text."""
     if is_folded:
         return f"<section><details><summary>{escape(title)}</summary>{body}</details></section>\n"
@@ -341,7 +343,7 @@ def section(title: str, body: str, is_folded: bool = False) -> str:
     return f"<section>{heading}{body}</section>\n"
 
 
-def table(header: Iterable[str], rows: Iterable[Sequence[Any]], numbers: bool = False) -> str:
+def html_table(header: Iterable[str], rows: Iterable[Sequence[Any]], numbers: bool = False) -> str:
     """Returns an HTML table of texts."""
     kind = ' class="number"' if numbers else ""
     heads = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name in header)

@@ -59,7 +59,7 @@ def note_run(
         "began": round(time.time(), 3),
         "history": os.path.relpath(history, folder),
         "options": None if options is None else _changed_options(options),
-        "variables": _variable_rows(),
+        "variables": _list_environment_variables(),
         "environment": [*version_rows(), *machine_rows(None if gpus is None else list(gpus))],
         "ranks": [dict(rank) for rank in ranks],
     }
@@ -115,10 +115,10 @@ def command_line(arguments: Sequence[str], ranks: int, hosts: Sequence[str] = ()
         if len(set(hosts)) > 1:
             start += ["-H", ",".join(f"{host}:{count}" for host, count in collections.Counter(hosts).items())]
         start += [word for setting in environment.launcher_settings() for word in ("--set", setting)]
-    return shlex.join([*start, *_without_secrets(arguments)])
+    return shlex.join([*start, *_mask_secrets(arguments)])
 
 
-def _without_secrets(arguments: Sequence[str]) -> list[str]:
+def _mask_secrets(arguments: Sequence[str]) -> list[str]:
     shown, hides_next = [], False
     for argument in arguments:
         name, equals, _ = argument.partition("=")
@@ -156,7 +156,7 @@ def _changed_options(options: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _variable_rows() -> list[list[str]]:
+def _list_environment_variables() -> list[list[str]]:
     return [[v.name, _shorten(v.value), v.effect.in_words] for v in VARIABLES if v.value is not None]
 
 

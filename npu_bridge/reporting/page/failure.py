@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from npu_bridge.base.machine import is_installed
+from npu_bridge.base.machine import is_installed_code
 
 _MESSAGE_CHARACTERS, _MOST_FRAMES = 2000, 20
 _INTERRUPTED = "KeyboardInterrupt"
@@ -24,7 +24,7 @@ _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 _FRAME_IN_TEXT = re.compile(r'^ *File "([^"]+)", line (\d+), in (.+)\n *(.*)', re.MULTILINE)
 
 
-def describe(error: BaseException, step: int | None, rank: int, is_secondary: bool = False) -> dict[str, Any]:
+def describe_error(error: BaseException, step: int | None, rank: int, is_secondary: bool = False) -> dict[str, Any]:
     """Returns a description of an error for the report, as plain data.
 
     Args:
@@ -36,14 +36,14 @@ def describe(error: BaseException, step: int | None, rank: int, is_secondary: bo
     frames = [[frame.filename, frame.lineno, frame.name, frame.line or ""] for frame in _user_frames(error)]
     called = str(error).partition("Traceback (most recent call last):")[2].partition("Original stack trace")[0]
     for file, line, name, text in _FRAME_IN_TEXT.findall(called):
-        if not is_installed(file):
+        if not is_installed_code(file):
             frames.append([file, int(line), name, text])
     op, node = getattr(error, "op", None), _NODE.search(str(error))  # for an error of a graph
     if op is not None:
         made = [(frame.filename, frame.lineno) for frame in op.traceback or ()]
     else:
         made = _PLACE.findall(node[2]) if node else []
-    made = [place for place in made if not is_installed(place[0])]
+    made = [place for place in made if not is_installed_code(place[0])]
     return {
         "type": type(error).__name__,
         "message": _extract_reason(str(error))[:_MESSAGE_CHARACTERS],
@@ -103,7 +103,7 @@ def _user_frames(error: BaseException) -> traceback.StackSummary:
     first = error.__traceback__
     walked = list(traceback.walk_stack(first.tb_frame.f_back))[::-1] if first and first.tb_frame.f_back else []
     walked += traceback.walk_tb(first)
-    return traceback.StackSummary.extract(each for each in walked if not is_installed(each[0].f_code.co_filename))
+    return traceback.StackSummary.extract(each for each in walked if not is_installed_code(each[0].f_code.co_filename))
 
 
 def _relative_path(file: str) -> str:

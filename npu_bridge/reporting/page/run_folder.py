@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from npu_bridge.base.reading import RefusedFileError, open_file, read_json, read_text, whole_number
+from npu_bridge.base.reading import RefusedFileError, open_file, read_json, read_text, to_whole_number
 from npu_bridge.options.rank_table import MOST_RANKS
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.page.facts import FACTS_FILE
@@ -130,11 +130,11 @@ def _read_timeline(folder: str) -> Timeline | None:
         by_rank: dict[int, list[tuple[float, float]]] = {}
         for trace in facts["traces"]:
             times = float(trace["duration_ms"]), float(trace["exposed_ms"])
-            by_rank.setdefault(whole_number(trace["rank"], most=MOST_RANKS - 1), []).append(times)
+            by_rank.setdefault(to_whole_number(trace["rank"], maximum=MOST_RANKS - 1), []).append(times)
         medians = {
             rank: tuple(statistics.median(column) for column in zip(*pairs)) for rank, pairs in sorted(by_rank.items())
         }
-        steps = [whole_number(step) for step in facts["steps"]]
+        steps = [to_whole_number(step) for step in facts["steps"]]
         if not steps:
             return None
         return Timeline(picture, steps, float(facts["step_ms"]), float(facts["exposed_ms"]), medians)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from npu_bridge.reporting.picture_style import COLOURS, GRID, INK
 
 
-def _colours_of(place: int) -> str:
-    return " ".join(f"--{name}: {shades[place]};" for name, shades in COLOURS.items())
+def _css_colours(shade_number: int) -> str:
+    return " ".join(f"--{name}: {shades[shade_number]};" for name, shades in COLOURS.items())
 
 
-_LIGHT = f"--ink: {INK}; --quiet: #5f6c7b; --grid: {GRID}; --page: #f5f7fa; --sheet: #fff; {_colours_of(0)}"
-_DARK = f"--ink: #e3e8ee; --quiet: #9aa7b6; --grid: #2b3440; --page: #12161c; --sheet: #1a2029; {_colours_of(1)}"
+_LIGHT = f"--ink: {INK}; --quiet: #5f6c7b; --grid: {GRID}; --page: #f5f7fa; --sheet: #fff; {_css_colours(0)}"
+_DARK = f"--ink: #e3e8ee; --quiet: #9aa7b6; --grid: #2b3440; --page: #12161c; --sheet: #1a2029; {_css_colours(1)}"
 STYLE = f"""
 :root {{ color-scheme: light dark; {_LIGHT} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}
-@media print {{ :root {{ color-scheme: light; {_colours_of(0)} --ink: #000; --quiet: #444; --grid: #ccc; --page: #fff;
+@media print {{ :root {{ color-scheme: light; {_css_colours(0)} --ink: #000; --quiet: #444; --grid: #ccc; --page: #fff;
   --sheet: #fff; }} }}
 """
 STYLE += """

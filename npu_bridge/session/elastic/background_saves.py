@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from npu_bridge.base.held_folders import Hold
+from npu_bridge.base.held_folders import FolderHold
 from npu_bridge.base.memory_folders import folder_of_job
 from npu_bridge.base.tf_internals.sessions import session_interface
 from npu_bridge.session.checkpoints import CarefulSaver, copy_checkpoint, write_checkpoint_file
@@ -32,7 +32,7 @@ class BackgroundWriter:
           write: function that writes the copy to the disk.
         """
         in_use = contextlib.ExitStack()
-        in_use.enter_context(copies.keeping_copy(path))  # entered here, as the thread can start later
+        in_use.enter_context(copies.keep_copy_during_block(path))  # entered here, as the thread can start later
         self._thread = threading.Thread(
             target=self._write_in_thread, args=(copies, in_use, write), name="npu_bridge checkpoint"
         )
@@ -74,7 +74,7 @@ class BackgroundSaver:
       waits: whether `save` returns only when the checkpoint is on the disk.
     """
 
-    def __init__(self, copies: MemoryCheckpoints | None, hold: Hold | None = None):
+    def __init__(self, copies: MemoryCheckpoints | None, hold: FolderHold | None = None):
         self._copies, self._hold = copies, hold
         self._writer = BackgroundWriter()
         self._meta_graph: tuple[int, bytes] | None = None

@@ -76,7 +76,7 @@ class GlobalBatches:
 
     def stages(self) -> list:
         """Returns new stages for an optimizer: they make one update from every `batch` rows, and count the updates."""
-        share = _Share(self.batch // self.micro, collective.current().size, collective.current().rank)
+        share = _RankShare(self.batch // self.micro, collective.current().size, collective.current().rank)
         return [*([] if share.is_whole else [_AccumulateShares(share)]), _CountUpdates()]
 
     def indices(self, after: Any = None) -> tf.data.Dataset:
@@ -156,7 +156,9 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
     """
     ranks, dealt = collective.current(), 0
     if not isinstance(after, (str, os.PathLike)):
-        stages = [stage for pipeline in list_pipelines(after.optimizer) for stage in pipeline.of_type(_CountUpdates)]
+        stages = [
+            stage for pipeline in list_pipelines(after.optimizer) for stage in pipeline.stages_of_type(_CountUpdates)
+        ]
         counts = [stage.state()["dealt"].updates for stage in stages]
         # Each step was an update. More steps than updates: a training without a count was restored.
         dealt = gather_values(max(int(after.optimizer.iterations), *map(int, counts), 0), "updates_dealt")[0]
@@ -184,7 +186,7 @@ def _initial_update_count() -> tf.Tensor:
     return tf.cond(is_known, lambda: tf.cast(step, tf.int64), lambda: tf.zeros([], tf.int64))
 
 
-class _Share:
+class _RankShare:
     """The micro-batches of an update that one rank computes.
 
     Attributes:
@@ -207,7 +209,7 @@ class _AccumulateShares(Accumulate, RestartingStage):
     If a checkpoint was saved in the middle of an update, a resumed training computes the whole update again.
     """
 
-    def __init__(self, share: _Share):
+    def __init__(self, share: _RankShare):
         super().__init__(share.runs)
         self._share = share
         self.keeps_usable = share.weight == 1.0

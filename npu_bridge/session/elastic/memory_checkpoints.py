@@ -115,7 +115,7 @@ class MemoryCheckpoints:
             with contextlib.suppress(OSError):
                 _remove_copy(unfinished)
             return None
-        self._remove_copies_if(lambda number, process: process == own or 0 <= number < step, except_place=place)
+        self._remove_copies_if(lambda number, process: process == own or 0 <= number < step, kept_folder=place)
         return path
 
     def find_newest(self) -> tuple[int, str] | None:
@@ -129,7 +129,7 @@ class MemoryCheckpoints:
         return max(found, default=None)
 
     @contextlib.contextmanager
-    def keeping_copy(self, path: str) -> Iterator[None]:
+    def keep_copy_during_block(self, path: str) -> Iterator[None]:
         """Keeps a copy for the duration of a block, even if a newer copy is written."""
         place = os.path.dirname(path)
         self._in_use.add(place)
@@ -145,13 +145,13 @@ class MemoryCheckpoints:
             if not os.listdir(self._folder):
                 _remove_copy(self._folder)
 
-    def _remove_copies_if(self, is_outdated, except_place=""):
-        """Removes each copy for which `is_outdated(step, process)` is True, except the folder `except_place`."""
+    def _remove_copies_if(self, is_outdated, kept_folder=""):
+        """Removes each copy for which `is_outdated(step, process)` is True, except the folder `kept_folder`."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._folder):
                 place, (step, _, process) = os.path.join(self._folder, name), name.rpartition("-")
                 step_number = int(step) if step.isdecimal() else -1  # -1: unfinished
-                if place != except_place and place not in self._in_use and is_outdated(step_number, int(process)):
+                if place != kept_folder and place not in self._in_use and is_outdated(step_number, int(process)):
                     _remove_copy(place)
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import listed, message
-from npu_bridge.base.files import UNFINISHED, flush, rename_unfinished, temporary_folder
+from npu_bridge.base.files import UNFINISHED, flush_to_disk, rename_unfinished, temporary_folder
 from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.base.tf_internals.callers import callbacks_in_training
 from npu_bridge.collective.apart import run_in_separate_graph
@@ -244,7 +244,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
 
     def _copy_to_disk(self, path, unfinished):
         tf.io.gfile.copy(path, unfinished, overwrite=True)
-        flush(unfinished)
+        flush_to_disk(unfinished)
         if not _is_intact_zip(unfinished):
             problem, fix = "a saved model cannot be read back", "Check the disk; the previous file is still there."
             raise OSError(message("ResumeCallback", problem, f"{self._path} as it was written", "other bytes", fix))

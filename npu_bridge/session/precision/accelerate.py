@@ -20,7 +20,7 @@ _WHOLE = re.compile(r"\s*([0-9]+)\s*")
 _LARGEST_STEP = 2**32 - 1
 
 
-class Progress(NamedTuple):
+class TrainingProgress(NamedTuple):
     """The progress of a training, in steps or as a loss, depending on the trigger.
 
     Attributes:
@@ -44,7 +44,7 @@ class SwitchDecision(NamedTuple):
     is_expected: bool = True
 
 
-def read_progress(trigger: str, goal_text: str | None, now_text: str | None) -> Progress:
+def read_progress(trigger: str, goal_text: str | None, now_text: str | None) -> TrainingProgress:
     """Parses the two environment variables of a trigger: its goal, and the present step or loss.
 
     A text is None if its variable is unset.
@@ -54,7 +54,7 @@ def read_progress(trigger: str, goal_text: str | None, now_text: str | None) -> 
     """
     goal_name, now_name = VARIABLES[trigger]
     read = _parse_step if trigger == "step" else _parse_loss
-    return Progress(read(goal_name, goal_text), read(now_name, now_text))
+    return TrainingProgress(read(goal_name, goal_text), read(now_name, now_text))
 
 
 def step_threshold(total_steps: int, ratio: float) -> int:
@@ -68,7 +68,7 @@ def loss_threshold(target_loss: float, ratio: float) -> np.float32:
         return np.float32(target_loss) * np.float32(ratio)
 
 
-def decide_switch(plan: AccelerateTrainMode, progress: Progress, steps_per_run: int = 1) -> SwitchDecision:
+def decide_switch(plan: AccelerateTrainMode, progress: TrainingProgress, steps_per_run: int = 1) -> SwitchDecision:
     """Decides whether the switch to the original precision is due before a run that starts at `progress`.
 
     With a step trigger the switch is due when the threshold is reached, or before the last run, which must use the
@@ -87,7 +87,7 @@ def decide_switch(plan: AccelerateTrainMode, progress: Progress, steps_per_run: 
 
 
 def describe_plan(
-    plan: AccelerateTrainMode, progress: Progress, steps_per_run: int, original: str, low: str | None = None
+    plan: AccelerateTrainMode, progress: TrainingProgress, steps_per_run: int, original: str, low: str | None = None
 ) -> str:
     """Returns a line of text: which steps of a training that starts at `progress` run in which precision.
 
@@ -101,13 +101,13 @@ def describe_plan(
         return f"{low} until the loss is at most {threshold:g}, then {original}"
     start, total = int(progress.now), int(progress.goal)
     first = start + steps_per_run  # the first run is never judged
-    switch = first + steps_per_run * decide_switch(plan, Progress(total, first), steps_per_run).runs_left
+    switch = first + steps_per_run * decide_switch(plan, TrainingProgress(total, first), steps_per_run).runs_left
     if switch >= total:
         return f"steps {start}-{max(total, switch) - 1} in {low}: there is no run after the first to switch at"
     return f"steps {start}-{switch - 1} in {low}, {switch}-{total - 1} in {original}"
 
 
-def _is_loss_reached(plan: AccelerateTrainMode, progress: Progress) -> bool:
+def _is_loss_reached(plan: AccelerateTrainMode, progress: TrainingProgress) -> bool:
     with np.errstate(over="ignore"):
         loss = np.float32(progress.now)
     return bool(loss != 0 and loss <= loss_threshold(progress.goal, plan.ratio))

@@ -15,11 +15,11 @@ from typing import Any, Callable
 
 from npu_bridge.base import environment
 from npu_bridge.base.errors import say_once
-from npu_bridge.base.tf_internals.functions import redirect_calls, redirected_calls
+from npu_bridge.base.tf_internals.functions import redirect_calls, redirect_calls_in_block
 from npu_bridge.base.tf_internals.sessions import (
+    copy_with_changed_config,
     function_call_settings,
     set_function_call_settings,
-    with_changed_config,
 )
 from npu_bridge.session.precision import executed
 from npu_bridge.session.precision.modes import Policy
@@ -32,13 +32,13 @@ _FOLLOWS = "_npu_bridge_precision"  # attribute of a function: the precision tha
 def apply_policy_to_functions(precision: Precision, policy: Policy) -> Iterator[None]:
     """Applies a policy (`precision.configured` or `precision.low`) to functions that this thread calls in a block."""
     if precision.imitation is not None:
-        with redirected_calls(functools.partial(precision.imitation.rounded_function_name, policy)):
+        with redirect_calls_in_block(functools.partial(precision.imitation.rounded_function_name, policy)):
             yield
         return
     before = function_call_settings()
     # An executor may be built in any step: the last batch of an epoch can have another shape.
     with environment.temporary_variables(functools.partial(precision.rewriter_variables, policy, None)):
-        set_function_call_settings(with_changed_config(before, precision.prepare))
+        set_function_call_settings(copy_with_changed_config(before, precision.prepare))
         try:
             yield
         finally:
@@ -50,41 +50,41 @@ def call_under_policy(
 ) -> Any:
     """Calls a function under a precision policy; counts the lowered operators if this is the first call that trains."""
     with apply_policy_to_functions(precision, policy):
-        if not trains or not precision.needs_count(policy):
+        if not trains or not precision.needs_operator_count(policy):
             precision.log_plan()
             return function(*inputs)
         if precision.imitation is not None:
             results = function(*inputs)
-            precision.record_counts(policy, precision.imitation.count_rounded_functions())
+            precision.record_operator_counts(policy, precision.imitation.count_rounded_functions())
             return results
         with executed.collecting_graphs() as answer:
             results = function(*inputs)
-        precision.record_counts(policy, answer.count(policy.low_dtype))
+        precision.record_operator_counts(policy, answer.count(policy.low_dtype))
         return results
 
 
 def apply_precision_to_model(model: Any, precision: Precision) -> None:
     """Makes `fit`, `evaluate` and `predict` of a Keras model follow the configured policy; affects nothing else."""
     for name in ("make_train_function", "make_test_function", "make_predict_function"):
-        setattr(model, name, _with_policy_applied(getattr(model, name), precision, "train" in name))
+        setattr(model, name, _wrap_function_maker(getattr(model, name), precision, "train" in name))
 
 
-def _with_policy_applied(make: Callable, precision: Precision, trains: bool) -> Callable:
+def _wrap_function_maker(make_function: Callable, precision: Precision, is_training: bool) -> Callable:
     """Wraps a Keras method such as `make_train_function`: the function that it makes follows the configured policy."""
 
-    @functools.wraps(make)
-    def make_following(*arguments, **keywords):
-        function = make(*arguments, **keywords)
+    @functools.wraps(make_function)
+    def make_function_under_policy(*arguments, **keywords):
+        function = make_function(*arguments, **keywords)
         if getattr(function, _FOLLOWS, None) is precision:  # made before: Keras keeps the function
             return function
 
         def call_with_policy(*inputs):
-            return call_under_policy(precision, precision.configured, function, *inputs, trains=trains)
+            return call_under_policy(precision, precision.configured, function, *inputs, trains=is_training)
 
         setattr(call_with_policy, _FOLLOWS, precision)
         return call_with_policy
 
-    return make_following
+    return make_function_under_policy
 
 
 def lower_functions(precision: Precision) -> None:
@@ -107,4 +107,4 @@ def lower_functions(precision: Precision) -> None:
         return
     for name, text in precision.rewriter_variables(precision.configured, None).items():
         environment.write_variable(name, text)
-    set_function_call_settings(with_changed_config(function_call_settings(), precision.prepare))
+    set_function_call_settings(copy_with_changed_config(function_call_settings(), precision.prepare))

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from npu_bridge.base.arguments import check_count
 from npu_bridge.graph.variables import global_step_of
-from npu_bridge.session.precision.accelerate import Progress
+from npu_bridge.session.precision.accelerate import TrainingProgress
 from npu_bridge.session.precision.live_session import attach_precision, policy_of_last_step
 from npu_bridge.session.precision.policy import Precision
 
@@ -54,7 +54,7 @@ class PrecisionHook(tf.estimator.SessionRunHook):
         total = self._max_steps
         if total is None:
             total = int(session.run(self._global_step)) + self._steps
-        return lambda: Progress(total, int(session.run(self._global_step)))
+        return lambda: TrainingProgress(total, int(session.run(self._global_step)))
 
 
 class PrecisionSummaryHook(tf.estimator.SessionRunHook):

@@ -69,12 +69,12 @@ class Imitation:
 
     def rounding_flag_feeds(self, policy: Policy, graph: tf.Graph) -> dict[tf.Tensor, Any]:
         """Returns the values to feed, by tensor, in a run that must round as `policy` says."""
-        layer = self._layer(policy, graph)
+        layer = self._make_rounding_layer(policy, graph)
         return {} if layer is None else {layer.guard: np.bool_(True)}
 
     def replace_elements(self, policy: Policy, graph: tf.Graph, elements: Iterable[Any]) -> list[Any]:
         """Returns the tensors or operators that a run under a policy uses instead of the given ones."""
-        layer = self._layer(policy, graph)
+        layer = self._make_rounding_layer(policy, graph)
         if layer is None:
             return list(elements)
         return [layer.replaced_calls.get(each.ref() if tf.is_tensor(each) else each, each) for each in elements]
@@ -82,7 +82,7 @@ class Imitation:
     def count_rounded(self, policy: Policy, ops: Iterable[tf.Operation]) -> OperatorCounts:
         """Counts a run's floating-point operators: those rounded under a policy, and all."""
         ops = [op for op in ops if not rounding.is_rounding_op(op)]
-        layer = self._layer(policy, ops[0].graph) if ops else None
+        layer = self._make_rounding_layer(policy, ops[0].graph) if ops else None
         if layer is None:
             return OperatorCounts(0, 0)
         computing = [op for op in ops if op.type not in PASSING_TYPES and any(map(_is_float32, op.inputs))]
@@ -138,7 +138,7 @@ class Imitation:
             for op in ops
         }
 
-    def _layer(self, policy, graph):
+    def _make_rounding_layer(self, policy, graph):
         return rounding.layers_of(graph).get(self._layers.get(policy))
 
     def _functions_of_graph(self, policy, graph):

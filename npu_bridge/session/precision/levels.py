@@ -14,7 +14,7 @@ LOW_DTYPES = (FLOAT16, BFLOAT16)
 BATCH_NORM_TYPES = ("FusedBatchNormV2", "FusedBatchNormV3", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
 
 
-class Properties(NamedTuple):
+class LevelProperties(NamedTuple):
     """The properties of a level.
 
     Attributes:
@@ -56,14 +56,14 @@ class Properties(NamedTuple):
 
 
 LEVELS = {
-    "O0": Properties("float32", False, None, False, 1.0, "float32"),
-    "O1": Properties(None, True, None, None, DYNAMIC, None),
-    "O2": Properties("float16", False, True, True, DYNAMIC, "float32"),
-    "O3": Properties("float16", False, False, False, 1.0, "float32"),
+    "O0": LevelProperties("float32", False, None, False, 1.0, "float32"),
+    "O1": LevelProperties(None, True, None, None, DYNAMIC, None),
+    "O2": LevelProperties("float16", False, True, True, DYNAMIC, "float32"),
+    "O3": LevelProperties("float16", False, False, False, 1.0, "float32"),
 }
 
 
-def level_properties(owner: str, level: Any, overrides: dict[str, Any]) -> Properties:
+def level_properties(owner: str, level: Any, overrides: dict[str, Any]) -> LevelProperties:
     """Returns the properties of a level after overrides, given by name; an override of None keeps the property.
 
     Raises:
@@ -82,7 +82,7 @@ def level_properties(owner: str, level: Any, overrides: dict[str, Any]) -> Prope
     return properties
 
 
-def _check_consistency(owner: str, level: str, given: dict[str, Any], properties: Properties) -> None:
+def _check_consistency(owner: str, level: str, given: dict[str, Any], properties: LevelProperties) -> None:
     """Raises ValueError if properties contradict each other."""
     if properties.patch_functions and level != "O1":
         reason = "the whole model is cast, not operator by operator"
@@ -123,15 +123,15 @@ def read_dtype(owner: str, name: str, value: Any) -> str:
     return str(text)
 
 
-def read_low_dtype(owner: str, level: str, properties: Properties, asked: Any) -> str:
-    """Returns the 16-bit dtype of a level's operators; `asked` overrides the default dtype unless it is None."""
-    if asked is None:
+def read_low_dtype(owner: str, level: str, properties: LevelProperties, requested_dtype: Any) -> str:
+    """Returns the 16-bit dtype of a level's operators; `requested_dtype` overrides the default unless it is None."""
+    if requested_dtype is None:
         return str(properties.cast_model_type) if properties.is_cast else FLOAT16
-    dtype = read_dtype(owner, "low_dtype", asked)
+    dtype = read_dtype(owner, "low_dtype", requested_dtype)
     if not properties.patch_functions or dtype == "float32":
         fix = "Pass cast_model_type instead, or use O1."
         problem = f"low_dtype does not fit {level}: it is the 16-bit dtype of operator lists"
-        raise ValueError(message(owner, problem, "no low_dtype", shown(asked), fix))
+        raise ValueError(message(owner, problem, "no low_dtype", shown(requested_dtype), fix))
     return dtype
 
 

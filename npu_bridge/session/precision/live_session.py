@@ -22,10 +22,10 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine, add_engine, find_engine
-from npu_bridge.base.tf_internals.graphs import opened_for_changes
+from npu_bridge.base.tf_internals.graphs import allow_graph_changes
 from npu_bridge.base.tf_internals.sessions import can_build_without_running, is_remote, read_content, run_options_buffer
 from npu_bridge.gradients.collections import LOSS_SCALE
-from npu_bridge.graph.run import Run, run_of, run_of_call
+from npu_bridge.graph.run import SessionRun, run_of, run_of_call
 from npu_bridge.session.precision import executed
 from npu_bridge.session.precision.modes import FLOAT16, Policy
 from npu_bridge.session.precision.policy import Precision
@@ -127,7 +127,7 @@ class _PrecisionEngine(SessionEngine):
         self.precision = precision
         self._unscaled: Policy | None = None  # of a training without loss scaling, until the warning
         self._marker = _find_or_make_marker(graph) if precision.switch is not None else None
-        self._runs: dict[tuple, Run] = {}
+        self._runs: dict[tuple, SessionRun] = {}
         self._built: set[tuple] = set()  # runs with an executor, if the session builds executors only in runs
         self._targets: dict[tuple, list[tf.Operation]] = {}
 
@@ -137,16 +137,16 @@ class _PrecisionEngine(SessionEngine):
         if not run.trained:
             return self._execute_or_build(session, request, policy)
         imitation = self.precision.imitation
-        if not self.precision.needs_count(policy):
+        if not self.precision.needs_operator_count(policy):
             self.precision.log_plan()
             results = self._execute_or_build(session, request, policy)
         elif imitation is not None:
-            self.precision.record_counts(policy, imitation.count_rounded(policy, run.ops))
+            self.precision.record_operator_counts(policy, imitation.count_rounded(policy, run.ops))
             results = self._execute_or_build(session, request, policy)
         else:
             with executed.request_executed_graphs(request.options, request.metadata) as (options, metadata, answer):
                 results = self._execute_or_build(session, request._replace(options=options, metadata=metadata), policy)
-            self.precision.record_counts(policy, answer.count(policy.low_dtype))
+            self.precision.record_operator_counts(policy, answer.count(policy.low_dtype))
         if self._unscaled == policy:
             self._unscaled = None
             if not self.precision.has_no_effect:
@@ -186,8 +186,8 @@ class _PrecisionEngine(SessionEngine):
         def current_call():
             policy = self.policy_of(run)
             imitation = self.precision.imitation
-            if imitation is not None and run.trained and self.precision.needs_count(policy):
-                self.precision.record_counts(policy, imitation.count_rounded(policy, run.ops))
+            if imitation is not None and run.trained and self.precision.needs_operator_count(policy):
+                self.precision.record_operator_counts(policy, imitation.count_rounded(policy, run.ops))
             self.precision.log_plan()
             with self.lock:
                 if policy not in made:
@@ -219,7 +219,7 @@ class _PrecisionEngine(SessionEngine):
         """Changes a request so that it uses the executor of the right precision; builds this executor if needed.
 
         Returns:
-          The request, the policy, and the `Run` that describes the request.
+          The request, the policy, and the `SessionRun` that describes the request.
         """
         debug_options = b""  # executors depend on these run options only
         if request.options is not None:
@@ -274,7 +274,7 @@ class _PrecisionEngine(SessionEngine):
         with self.lock:
             self.precision.round_new_operators(self.graph)
 
-    def policy_of(self, run: Run) -> Policy:
+    def policy_of(self, run: SessionRun) -> Policy:
         """Returns the policy of a run that is about to start; can wait for other ranks, so call it without the lock."""
         decided = self.decided if self.decided is not None else {}
         policy = decided.get(run.trained)
@@ -284,7 +284,7 @@ class _PrecisionEngine(SessionEngine):
             self.last_training = policy
         return policy
 
-    def build(self, run: Run, policy: Policy, build_with: Callable[[list[tf.Operation]], Any]) -> Any:
+    def build(self, run: SessionRun, policy: Policy, build_with: Callable[[list[tf.Operation]], Any]) -> Any:
         """Builds an executor under a policy by calling `build_with` with additional targets; returns its result."""
         precision = self.precision
         if run.trained and policy == precision.configured and policy.low_dtype == FLOAT16:
@@ -311,7 +311,7 @@ class _PrecisionEngine(SessionEngine):
         return environment.temporary_variables(functools.partial(self.precision.rewriter_variables, policy, self.graph))
 
 
-def _is_scaled(training: Run) -> bool:
+def _is_scaled(training: SessionRun) -> bool:
     """Returns whether a training scales its loss; recognizes a hand-made loss scale by its name."""
     names = (op.name.lower() for op in training.ops)
     return bool(training.ops[0].graph.get_collection(LOSS_SCALE)) or any("loss_scale" in name for name in names)
@@ -330,6 +330,6 @@ def _find_or_make_marker(graph: tf.Graph) -> tf.Operation:
     try:
         return graph.get_operation_by_name(MARKER)
     except KeyError:
-        with opened_for_changes(graph), graph.as_default(), tf.name_scope(""), tf.control_dependencies(None):
+        with allow_graph_changes(graph), graph.as_default(), tf.name_scope(""), tf.control_dependencies(None):
             with tf.device(None):
                 return tf.no_op(name=MARKER)

@@ -22,7 +22,7 @@ _PASSING_TYPES = ("Enter", "Identity", "Switch")
 _VARIABLES = ("VariableV2", "Variable", "TemporaryVariable")
 
 
-class Node(NamedTuple):
+class OperatorNode(NamedTuple):
     """An operator of a graph or function.
 
     Attributes:
@@ -39,7 +39,7 @@ class Node(NamedTuple):
     may_change: bool = True
 
 
-def lowered_ops(nodes: Mapping[str, Node], lists: TypeLists, low_dtype: str) -> frozenset[str]:
+def lowered_ops(nodes: Mapping[str, OperatorNode], lists: TypeLists, low_dtype: str) -> frozenset[str]:
     """Returns the names of the operators that are lowered.
 
     Args:
@@ -59,7 +59,7 @@ def lowered_ops(nodes: Mapping[str, Node], lists: TypeLists, low_dtype: str) -> 
     def ops_of_types(types: Collection[str], among: Iterable[str] = nodes) -> set[str]:
         return {name for name in among if nodes[name].type in types}
 
-    def ops_reached(
+    def find_reachable_ops(
         starts: Collection[str], ways: Iterable[Mapping[str, list[str]]], inside: Collection[str]
     ) -> set[str]:
         """Returns `starts`, and all operators within `inside` that are reachable along `ways` (neighbours by name)."""
@@ -71,12 +71,12 @@ def lowered_ops(nodes: Mapping[str, Node], lists: TypeLists, low_dtype: str) -> 
         return frozenset()
     clear, infer = ops_of_types(lists.clear), ops_of_types(lists.infer)
     # Denied types deny the infer types after them, also through clear ones.
-    before_infer = ops_reached(ops_of_types(lists.deny) | infer, [before], clear)
-    denied = ops_reached(ops_of_types(lists.deny), [after], before_infer)
+    before_infer = find_reachable_ops(ops_of_types(lists.deny) | infer, [before], clear)
+    denied = find_reachable_ops(ops_of_types(lists.deny), [after], before_infer)
     open_ones = can_change - denied
     # Infer and clear types between two allowed operators are lowered.
-    behind = ops_reached(allowed, [after], (clear | infer) & open_ones - allowed)
-    result = allowed | ops_reached(allowed, [before], behind)
+    behind = find_reachable_ops(allowed, [after], (clear | infer) & open_ones - allowed)
+    result = allowed | find_reachable_ops(allowed, [before], behind)
     if low_dtype == BFLOAT16:  # infer types right after lowered operators, too
         for name in nodes:
             if (
@@ -88,10 +88,10 @@ def lowered_ops(nodes: Mapping[str, Node], lists: TypeLists, low_dtype: str) -> 
                 result.add(name)
     # Clear types beside lowered operators, but not those that read variables: other readers get exact values.
     free = {name for name in clear & open_ones if not _passes_on_variable(name, nodes)}
-    return frozenset(ops_reached(result, [before, after], free))
+    return frozenset(find_reachable_ops(result, [before, after], free))
 
 
-def argument_of_each_value(arguments: Sequence[Any], attribute: Callable[[str], Any]) -> list[Any]:
+def list_argument_of_each_value(arguments: Sequence[Any], attribute: Callable[[str], Any]) -> list[Any]:
     """Returns a list with an item for each input, or output, of an operator: the argument that declares it.
 
     Args:
@@ -122,14 +122,14 @@ def low_attributes(op_type: str) -> frozenset[str]:
     return attributes - {"U"} if "BatchNorm" in op_type else attributes
 
 
-def node_of_op(op: tf.Operation, source: Callable[[tf.Tensor], tf.Tensor], may_change: bool) -> Node:
+def node_of_op(op: tf.Operation, source: Callable[[tf.Tensor], tf.Tensor], may_change: bool) -> OperatorNode:
     """Returns an operator of a graph as a node; `source` maps an input tensor to the tensor before rounding."""
     definition, attributes = op.op_def, low_attributes(op.type)
 
     def low_positions(arguments, tensors):
         if all(tensor.dtype.base_dtype != tf.float32 for tensor in tensors):
             return ()
-        flat = argument_of_each_value(arguments, op.get_attr)
+        flat = list_argument_of_each_value(arguments, op.get_attr)
         return tuple(
             place
             for place, (argument, tensor) in enumerate(zip(flat, tensors))
@@ -138,10 +138,10 @@ def node_of_op(op: tf.Operation, source: Callable[[tf.Tensor], tf.Tensor], may_c
 
     sources = tuple((tensor.op.name, tensor.value_index) for tensor in map(source, op.inputs))
     inputs, outputs = low_positions(definition.input_arg, op.inputs), low_positions(definition.output_arg, op.outputs)
-    return Node(op.type, sources, inputs, outputs, may_change)
+    return OperatorNode(op.type, sources, inputs, outputs, may_change)
 
 
-def _passes_on_variable(name: str, nodes: Mapping[str, Node]) -> bool:
+def _passes_on_variable(name: str, nodes: Mapping[str, OperatorNode]) -> bool:
     """Returns whether an operator passes on the value of a TF 1 reference variable."""
     node = nodes[name]
     if node.type not in _PASSING_TYPES or not node.sources or node.sources[0][0] not in nodes:

@@ -17,10 +17,11 @@ _ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
 
 
 @contextlib.contextmanager
-def get_variable_stored_in(dtype: str, stays: Callable[[str], bool] = lambda name: False) -> Iterator[None]:
+def get_variable_stored_in(dtype: str, stays_float32: Callable[[str], bool] = lambda name: False) -> Iterator[None]:
     """Makes `tf.get_variable`, in a block, store float32 variables in "float16" or "bfloat16".
 
-    The variables start with rounded float32 values. Variables for whose name `stays` returns True remain float32.
+    The variables start with rounded float32 values. Variables remain float32 if `stays_float32` returns True
+    for their name.
     `tf.Variable` and Keras layers are not affected.
 
     Graph: a cast for each variable.
@@ -30,7 +31,7 @@ def get_variable_stored_in(dtype: str, stays: Callable[[str], bool] = lambda nam
         if initializer is not None and not callable(initializer):  # then its own dtype counts
             initializer = tf.convert_to_tensor(initializer)
             dtype = initializer.dtype
-        if dtype is None or tf.as_dtype(dtype).base_dtype != tf.float32 or stays(name):
+        if dtype is None or tf.as_dtype(dtype).base_dtype != tf.float32 or stays_float32(name):
             return getter(name, dtype=dtype, initializer=initializer, regularizer=regularizer, **arguments)
         variable = getter(
             name,

@@ -39,15 +39,15 @@ class OpLists(NamedTuple):
 
     def with_half(self, *op_types: str) -> OpLists:
         """Returns lists with `op_types` added to `half`; raises ValueError for a type that cannot be lowered."""
-        return self._with_types_in("register_half_function", "half", op_types)
+        return self._with_types_in_list("register_half_function", "half", op_types)
 
     def with_float(self, *op_types: str) -> OpLists:
         """Returns lists with `op_types` added to `floats`; raises ValueError for a type that cannot be lowered."""
-        return self._with_types_in("register_float_function", "floats", op_types)
+        return self._with_types_in_list("register_float_function", "floats", op_types)
 
     def with_promote(self, *op_types: str) -> OpLists:
         """Returns lists with `op_types` added to `promote`; raises ValueError for a type that cannot be lowered."""
-        return self._with_types_in("register_promote_function", "promote", op_types)
+        return self._with_types_in_list("register_promote_function", "promote", op_types)
 
     def register(self, graph: tf.Graph | None = None) -> None:
         """Adds these lists to the lists of a graph; None means the default graph."""
@@ -74,12 +74,12 @@ class OpLists(NamedTuple):
         rules = (f"OpType::{name}:InputDtype:{dtype},OutputDtype:{dtype}\n" for name, dtype in dtypes.items())
         write_atomically(path, "".join(rules))
 
-    def _with_types_in(self, where: str, name: str, op_types: Iterable[str]) -> OpLists:
+    def _with_types_in_list(self, function: str, list_name: str, op_types: Iterable[str]) -> OpLists:
         for op_type in op_types:
-            _check_op_type(where, op_type)
+            _check_op_type(function, op_type)
         moved = frozenset(op_types)
         return OpLists(
-            **{field: getattr(self, field) - moved | (moved if field == name else set()) for field in self._fields}
+            **{field: getattr(self, field) - moved | (moved if field == list_name else set()) for field in self._fields}
         )
 
 

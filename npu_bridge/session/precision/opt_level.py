@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from npu_bridge.base.errors import message, unknown_keyword
 from npu_bridge.session.precision.levels import (
     DYNAMIC,
-    Properties,
+    LevelProperties,
     contradiction_error,
     level_properties,
     read_low_dtype,
@@ -105,13 +105,13 @@ def from_opt_level(level: str, **overrides: Any) -> OptLevel:
         if name not in _OVERRIDES:
             raise unknown_keyword(_OWNER, name, _OVERRIDES)
     given = {name: value for name, value in overrides.items() if value is not None}
-    of_level = {name: value for name, value in given.items() if name in Properties._fields}
+    of_level = {name: value for name, value in given.items() if name in LevelProperties._fields}
     properties = level_properties(_OWNER, level, of_level)
     mode = properties.precision_mode(read_low_dtype(_OWNER, level, properties, given.get("low_dtype")))
     return OptLevel(level, mode, _op_lists(level, properties, given), _choose_loss_scale(properties.loss_scale))
 
 
-def _op_lists(level: str, properties: Properties, given: dict[str, Any]) -> OpLists:
+def _op_lists(level: str, properties: LevelProperties, given: dict[str, Any]) -> OpLists:
     for name in _TYPES:
         if name in given and level != "O1":
             raise contradiction_error(_OWNER, name, given, level, "this level does not choose operators by type", "O1")

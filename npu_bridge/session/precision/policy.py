@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
-from npu_bridge.base.machine import missing_units
+from npu_bridge.base.machine import missing_cpu_units
 from npu_bridge.options import AccelerateTrainMode, TrainingOptions, parse_accelerate_train_mode
 from npu_bridge.session.precision import exemptions, rewriter, rounding
 from npu_bridge.session.precision.executed import OperatorCounts
@@ -105,7 +105,7 @@ class Precision:
                 f"{name}: examined operators keep their dtype, so these steps do not compute in "
                 f"{self.low_dtype}, and overflows of {self.low_dtype} do not show. Leave {name} out to use this dtype.",
             )
-        missing = missing_units(BFLOAT16) if is_on_cpu and self.low_dtype == BFLOAT16 else None
+        missing = missing_cpu_units(BFLOAT16) if is_on_cpu and self.low_dtype == BFLOAT16 else None
         if missing:
             say_once(logging.INFO, f"precision: {self.low_dtype} saves no time here, because {missing}.")
 
@@ -124,11 +124,11 @@ class Precision:
             say_once(logging.WARNING, "precision: float16 in all operators is meant for inference, not for training.")
         return self.configured
 
-    def needs_count(self, policy: Policy) -> bool:
+    def needs_operator_count(self, policy: Policy) -> bool:
         """Returns whether to count the lowered operators: in the first training step under a low-precision policy."""
         return policy.low_dtype is not None and self._executed is None
 
-    def record_counts(self, policy: Policy, executed: OperatorCounts | None) -> None:
+    def record_operator_counts(self, policy: Policy, executed: OperatorCounts | None) -> None:
         """Stores the count of lowered operators in the first training step, and warns if no operator is lowered."""
         self._executed = executed or OperatorCounts(1, 1)  # without a count, assume that operators are lowered
         if self.has_no_effect and environment.probable_rank() == 0:

@@ -14,7 +14,7 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.base.tf_internals.graphs import operator_definition
 from npu_bridge.graph.functions import called_functions
 from npu_bridge.session.precision.executed import PASSING_TYPES, OperatorCounts
-from npu_bridge.session.precision.lowering import Node, argument_of_each_value, low_attributes, lowered_ops
+from npu_bridge.session.precision.lowering import OperatorNode, list_argument_of_each_value, low_attributes, lowered_ops
 from npu_bridge.session.precision.type_lists import EXACT, TypeLists
 
 _FLOAT32 = tf.float32.as_datatype_enum
@@ -33,9 +33,9 @@ def functions_run_by(op: tf.Operation) -> list[str]:
 
 
 class _FunctionNode(NamedTuple):
-    """An operator of a function definition, as a `Node`, and the names that the definition gives to its outputs."""
+    """An operator of a function definition, as an `OperatorNode`, and the names of its outputs in the definition."""
 
-    node: Node
+    node: OperatorNode
     outputs: tuple[str, ...]
 
 
@@ -194,7 +194,7 @@ def _nodes_by_name(nodes: Iterable[Any], is_exempt: Callable[[Any], bool]) -> di
             else [_low_positions(node, definition, part) for part in ("input_arg", "output_arg")]
         )
         is_stateful = definition is not None and definition.is_stateful
-        single = Node(node.op, sources, *low, may_change=not is_stateful and not is_exempt(node))
+        single = OperatorNode(node.op, sources, *low, may_change=not is_stateful and not is_exempt(node))
         places[node.name] = _FunctionNode(single, outputs[node.name])
     return places
 
@@ -205,7 +205,8 @@ def _output_names(node: Any) -> tuple[str, ...]:
     if definition is None:
         return ()
     flat = [
-        argument.name for argument in argument_of_each_value(definition.output_arg, _attribute_reader(node, definition))
+        argument.name
+        for argument in list_argument_of_each_value(definition.output_arg, _attribute_reader(node, definition))
     ]
     return tuple(f"{node.name}:{name}:{place - flat.index(name)}" for place, name in enumerate(flat))
 
@@ -214,7 +215,7 @@ def _low_positions(node, definition, part):
     attributes, value_of = low_attributes(node.op), _attribute_reader(node, definition)
     return tuple(
         place
-        for place, argument in enumerate(argument_of_each_value(getattr(definition, part), value_of))
+        for place, argument in enumerate(list_argument_of_each_value(getattr(definition, part), value_of))
         if argument.type_attr in attributes and value_of(argument.type_attr) == _FLOAT32
     )
 

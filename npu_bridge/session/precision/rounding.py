@@ -18,11 +18,11 @@ import tensorflow as tf
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.tf_internals.graphs import (
     add_control_inputs,
+    allow_graph_changes,
     control_flow_context,
     control_outputs,
+    enter_control_flow_context,
     function_definitions,
-    inside_control_flow_context,
-    opened_for_changes,
     remove_control_inputs,
     set_attribute,
     update_input,
@@ -194,7 +194,7 @@ def new_operators(
     """Yields a rounding layer of a graph and the operators new to this layer; in the block the graph can be changed."""
     layers = layers_of(graph)
     if name not in layers:
-        with opened_for_changes(graph):
+        with allow_graph_changes(graph):
             layers[name] = RoundingLayer(name, make_guard())
     layer = layers[name]
     ops = graph.get_operations()
@@ -202,7 +202,7 @@ def new_operators(
     if not new_ops:
         yield layer, ()
         return
-    with opened_for_changes(graph):
+    with allow_graph_changes(graph):
         yield layer, new_ops
     layer.seen_ops = len(graph.get_operations())
 
@@ -251,7 +251,7 @@ def _placing_ops_like(op: tf.Operation) -> Iterator[None]:
     """Creates the operators of a block on an operator's device and in its control-flow context, without name scope."""
     graph = op.graph
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""), tf.device(op.device or None):
-        with inside_control_flow_context(graph, control_flow_context(op)):
+        with enter_control_flow_context(graph, control_flow_context(op)):
             yield
 
 

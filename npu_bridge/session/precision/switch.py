@@ -15,8 +15,8 @@ from npu_bridge.collective.apart import SeparateGraph
 from npu_bridge.options import AccelerateTrainMode
 from npu_bridge.session.precision.accelerate import (
     VARIABLES,
-    Progress,
     SwitchDecision,
+    TrainingProgress,
     decide_switch,
     describe_plan,
     read_progress,
@@ -45,12 +45,12 @@ class Switch:
         self._plan_text = ""
         self._lock = threading.RLock()
         self._started: set[frozenset[str]] = set()
-        self._fallback: Callable[[], Progress] | None = None
+        self._fallback: Callable[[], TrainingProgress] | None = None
         self._has_warned = False
         self._maximum: SeparateGraph | None = None
         self._runs_to_skip = 0
 
-    def set_step_fallback(self, fallback: Callable[[], Progress] | None) -> None:
+    def set_step_fallback(self, fallback: Callable[[], TrainingProgress] | None) -> None:
         """Sets a function that returns the progress if neither environment variable of a step trigger is set."""
         self._fallback = fallback if self.plan.trigger == "step" else None
 
@@ -73,7 +73,7 @@ class Switch:
                     self._plan_text = describe_plan(self.plan, progress, self._steps_per_run, self._original, self._low)
                 self._started.add(training)
                 return False
-            decision = self._decide()
+            decision = self._decide_switch()
             if self._agree_on_runs_left(decision.runs_left) > 0:
                 return False
             self.has_happened = True
@@ -93,7 +93,7 @@ class Switch:
         if text and not has_no_effect:
             self._log_on_rank_0("precision: %s.", text)
 
-    def log_switch(self, secs: float, what_took: str = "building it") -> None:
+    def log_switch(self, secs: float, timed_work: str = "building it") -> None:
         """Logs that the switch has happened, and how long building the new executor took."""
         texts = {trigger: environment.read_variable(now) for trigger, (_, now) in VARIABLES.items()}
         where = ", ".join(f"{trigger} {text}" for trigger, text in texts.items() if text)
@@ -101,11 +101,11 @@ class Switch:
             "precision: %s from here on (%s); %s took %.2f s.",
             self._original,
             where or "progress counted by the global step",
-            what_took,
+            timed_work,
             secs,
         )
 
-    def _decide(self) -> SwitchDecision:
+    def _decide_switch(self) -> SwitchDecision:
         try:
             return decide_switch(self.plan, self._read_progress(), self._steps_per_run)
         except ValueError as error:
@@ -114,7 +114,7 @@ class Switch:
                 _LOG.warning("accelerate_train_mode: training continues in %s. %s", self._low, error)
             return SwitchDecision(1)
 
-    def _read_progress(self) -> Progress:
+    def _read_progress(self) -> TrainingProgress:
         texts = self._progress_texts()
         if self._fallback is not None and texts == (None, None):
             return self._fallback()

@@ -34,7 +34,10 @@ class SubGraphView:
     def remap(self, new_input_indices=None, new_output_indices=None):
         """Returns a view of the same operations with other inputs and outputs, given as positions or tensors."""
         made = copy.copy(self)
-        made.inputs, made.outputs = _select(self.inputs, new_input_indices), _select(self.outputs, new_output_indices)
+        made.inputs, made.outputs = (
+            _select_by_index(self.inputs, new_input_indices),
+            _select_by_index(self.outputs, new_output_indices),
+        )
         return made
 
     def remap_inputs(self, new_input_indices):
@@ -70,8 +73,8 @@ class SubGraphView:
         return made
 
 
-def _select(tensors, places):
-    return tensors if places is None else [tensors[each] if isinstance(each, int) else each for each in places]
+def _select_by_index(tensors, indices):
+    return tensors if indices is None else [tensors[each] if isinstance(each, int) else each for each in indices]
 
 
 def sgv(*args, **kwargs):

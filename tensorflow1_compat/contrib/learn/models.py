@@ -47,13 +47,15 @@ class MetricSpec:
     def create_metric_ops(self, inputs, labels, predictions):
         """Calls `metric_fn` with the predictions, labels and weights of the given keys; returns the result."""
 
-        def pick(values, key):
+        def pick_value(values, key):
             if isinstance(values, dict):
                 return next(iter(values.values())) if key is None and len(values) == 1 else values[key]
             return values
 
         arguments = {"weights": inputs[self.weight_key]} if self.weight_key else {}
-        return self.metric_fn(pick(predictions, self.prediction_key), pick(labels, self.label_key), **arguments)
+        return self.metric_fn(
+            pick_value(predictions, self.prediction_key), pick_value(labels, self.label_key), **arguments
+        )
 
 
 def ModelFnOps(

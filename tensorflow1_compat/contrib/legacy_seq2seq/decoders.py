@@ -162,10 +162,10 @@ def embedding_attention_decoder(
         )  # fmt: skip
 
 
-def _make_feedback(table, projection, is_trained):
+def _make_feedback(embedding_table, projection, is_trained):
     def next_input(previous, _):
         logits = previous if projection is None else tf.nn.xw_plus_b(previous, projection[0], projection[1])
-        embedded = tf.nn.embedding_lookup(table, tf.argmax(logits, 1))
+        embedded = tf.nn.embedding_lookup(embedding_table, tf.argmax(logits, 1))
         return embedded if is_trained else tf.stop_gradient(embedded)
 
     return next_input

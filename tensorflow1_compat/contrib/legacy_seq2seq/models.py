@@ -25,12 +25,12 @@ def _decode_with_feedback(feed_previous, decoder):
         return decoder(feed_previous, True)
     made = []
 
-    def branch(feeds_back):
+    def decode_in_branch(feeds_back):
         with tf.variable_scope(tf.get_variable_scope(), reuse=True if made else None):
             made.append(decoder(feeds_back, False))
         return tf.nest.flatten(made[-1])
 
-    found = tf.cond(feed_previous, lambda: branch(True), lambda: branch(False))
+    found = tf.cond(feed_previous, lambda: decode_in_branch(True), lambda: decode_in_branch(False))
     return tf.nest.pack_sequence_as(made[-1], found)
 
 

@@ -12,10 +12,10 @@ def _elapsed_fraction(step, decay_steps):
     return tf.minimum(tf.cast(step, tf.float32), decay_steps) / decay_steps
 
 
-def _compute_cosine_decay(turns, stage, zero_after):
-    """Returns 0.5 * (1 + cos(pi * turns)), but 0 from the time at which `stage` reaches `zero_after`."""
-    wave = 0.5 * (1 + tf.cos(math.pi * turns))
-    return wave if zero_after is None else tf.where(stage >= zero_after, tf.zeros_like(wave), wave)
+def _compute_cosine_decay(full_turns, elapsed_fraction, zero_after):
+    """Returns 0.5 * (1 + cos(pi * turns)), but 0 from the time at which `elapsed_fraction` reaches `zero_after`."""
+    wave = 0.5 * (1 + tf.cos(math.pi * full_turns))
+    return wave if zero_after is None else tf.where(elapsed_fraction >= zero_after, tf.zeros_like(wave), wave)
 
 
 def get_linear_decay_fn(decay_steps):

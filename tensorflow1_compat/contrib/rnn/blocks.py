@@ -14,7 +14,7 @@ from tensorflow1_compat.contrib.rnn.loops import FusedRNNCell
 LSTMStateTuple = tf.nn.rnn_cell.LSTMStateTuple
 
 
-class _LSTMBlock:
+class _LSTMBlockOptions:
     """A mixin with the variables of an LSTM cell: `kernel`, `bias` and optional peepholes."""
 
     def _set_options(self, num_units, forget_bias, cell_clip, use_peephole):
@@ -33,7 +33,7 @@ class _LSTMBlock:
         self.built = True
 
 
-class LSTMBlockCell(_LSTMBlock, _TwoStateCell):
+class LSTMBlockCell(_LSTMBlockOptions, _TwoStateCell):
     """An LSTM cell with optional peepholes.
 
     Its variables are `kernel` [input + units, 4 * units] and `bias`, with the gates in the order i, c, f, o.
@@ -102,7 +102,7 @@ class LSTMBlockWrapper(tf.layers.Layer, FusedRNNCell):
         return (tf.unstack(outputs) if is_list else outputs), final
 
 
-class LSTMBlockFusedCell(_LSTMBlock, LSTMBlockWrapper):
+class LSTMBlockFusedCell(_LSTMBlockOptions, LSTMBlockWrapper):
     """An LSTM like `LSTMBlockCell` that runs all time steps in one operator."""
 
     def __init__(

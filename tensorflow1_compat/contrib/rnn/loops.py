@@ -74,11 +74,11 @@ def stack_bidirectional_dynamic_rnn(
     return _run_stack(where, run_layer, cells_fw, cells_bw, inputs, initial_states_fw, initial_states_bw, scope)
 
 
-def _run_stack(where, run_layer, cells_fw, cells_bw, layer, initial_states_fw, initial_states_bw, scope):
+def _run_stack(function_name, run_layer, cells_fw, cells_bw, layer, initial_states_fw, initial_states_bw, scope):
     """Runs each layer on the outputs of the layer before; `run_layer` returns outputs and two final states."""
     are_lists = isinstance(cells_fw, list) and isinstance(cells_bw, list)
     if not are_lists or len(cells_fw) != len(cells_bw) or not cells_fw:
-        raise ValueError(f"{where}: cells_fw and cells_bw must be lists of the same length, at least 1.")
+        raise ValueError(f"{function_name}: cells_fw and cells_bw must be lists of the same length, at least 1.")
     states_fw, states_bw = [], []
     with tf.variable_scope(scope or "stack_bidirectional_rnn"):
         for depth, (cell_fw, cell_bw) in enumerate(zip(cells_fw, cells_bw)):

@@ -18,11 +18,11 @@ def _project(tensor, width, activation):
     return activation(result) if activation else result
 
 
-def check_cell(where, cell):
+def check_cell(function_name, cell):
     """Raises TypeError for an object that lacks the methods of an RNN cell."""
     is_stateful = hasattr(cell, "zero_state") or hasattr(cell, "get_initial_state")
     if not (hasattr(cell, "output_size") and hasattr(cell, "state_size") and is_stateful and callable(cell)):
-        raise TypeError(f"{where}: cell must be an RNNCell; got {cell!r} of type {type(cell).__name__}.")
+        raise TypeError(f"{function_name}: cell must be an RNNCell; got {cell!r} of type {type(cell).__name__}.")
 
 
 class _WrappingCell(RNNCell):

@@ -14,9 +14,9 @@ def _prepare_memory(memory, lengths):
     if lengths is None:
         return memory
 
-    def mask_padding(each):
-        mask = tf.sequence_mask(lengths, tf.shape(each)[1], each.dtype)
-        return each * tf.reshape(mask, tf.concat([tf.shape(mask), tf.ones([tf.rank(each) - 2], tf.int32)], 0))
+    def mask_padding(tensor):
+        mask = tf.sequence_mask(lengths, tf.shape(tensor)[1], tensor.dtype)
+        return tensor * tf.reshape(mask, tf.concat([tf.shape(mask), tf.ones([tf.rank(tensor) - 2], tf.int32)], 0))
 
     return tf.nest.map_structure(mask_padding, memory)
 
@@ -215,7 +215,7 @@ def _monotonic_alignments(score, previous, sigmoid_noise, mode, seed=None):
     return monotonic_attention(p, previous, mode)
 
 
-class _Monotonic:
+class _MonotonicAttentionMixin:
     """A mixin of monotonic attention: adds the variable `attention_score_bias` to scores; starts at the first entry."""
 
     def _set_monotonic(self, sigmoid_noise, sigmoid_noise_seed, score_bias_init, mode):
@@ -234,7 +234,7 @@ class _Monotonic:
         return tf.one_hot(tf.zeros([batch_size], tf.int32), self._alignments_size, dtype=dtype)
 
 
-class BahdanauMonotonicAttention(_Monotonic, BahdanauAttention):
+class BahdanauMonotonicAttention(_MonotonicAttentionMixin, BahdanauAttention):
     """A monotonic `BahdanauAttention`, which only moves forward in the memory."""
 
     _scope = "bahdanau_monotonic_attention"
@@ -249,7 +249,7 @@ class BahdanauMonotonicAttention(_Monotonic, BahdanauAttention):
         self._set_monotonic(sigmoid_noise, sigmoid_noise_seed, score_bias_init, mode)
 
 
-class LuongMonotonicAttention(_Monotonic, LuongAttention):
+class LuongMonotonicAttention(_MonotonicAttentionMixin, LuongAttention):
     """A monotonic `LuongAttention`, which only moves forward in the memory."""
 
     _scope = "luong_monotonic_attention"

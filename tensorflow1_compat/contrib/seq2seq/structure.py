@@ -16,11 +16,11 @@ def unstack_ta(tensor):
     return array.unstack(tensor)
 
 
-def select_rows(condition, chosen, other):
-    """Returns the rows of `chosen` where `condition` [batch] is true, else the rows of `other`."""
-    rank = chosen.shape.rank
+def select_rows(condition, rows_if_true, rows_if_false):
+    """Returns the rows of `rows_if_true` where `condition` [batch] is true, else the rows of `rows_if_false`."""
+    rank = rows_if_true.shape.rank
     shape = tf.concat([tf.shape(condition), tf.ones([max(rank - 1, 0)], tf.int32)], 0)
     mask = tf.reshape(condition, shape) if rank else condition
-    result = tf.compat.v2.where(mask, chosen, other)
-    result.set_shape(other.shape)
+    result = tf.compat.v2.where(mask, rows_if_true, rows_if_false)
+    result.set_shape(rows_if_false.shape)
     return result

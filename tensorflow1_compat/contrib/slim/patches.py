@@ -26,7 +26,7 @@ class _ModuleWithNames(types.ModuleType):
         return getattr(self._module, name)
 
 
-def _gradient_of_a_lower_bound(op, grad):
+def _gradient_of_lower_bound(op, grad):
     """Returns the gradients of `maximum(inputs, bound)`; None for the bound.
 
     An input below the bound gets a gradient only if the update then increases the input.
@@ -38,7 +38,7 @@ def _gradient_of_a_lower_bound(op, grad):
 def add_missing_names() -> None:
     """Adds missing names to the modules of TF-Slim; the modules of TensorFlow do not change."""
     with contextlib.suppress(KeyError):  # registered by an earlier call
-        tf.RegisterGradient("GDNLowerBound")(_gradient_of_a_lower_bound)  # TF-Slim's `gdn` looks it up by name
+        tf.RegisterGradient("GDNLowerBound")(_gradient_of_lower_bound)  # TF-Slim's `gdn` looks it up by name
     missing = {**missing_names_by_module(), variable_scope_module(): ()}
     completed = {
         module: _ModuleWithNames(module, {name: getattr(tf, name) for name in names})

@@ -72,8 +72,8 @@ def bucket(
         return found, dict(zip(tensors, outputs)) if isinstance(tensors, dict) else outputs
 
 
-def _as_list(found):
-    return found if isinstance(found, (list, tuple)) else [found]
+def _as_list(tensor_or_list):
+    return tensor_or_list if isinstance(tensor_or_list, (list, tuple)) else [tensor_or_list]
 
 
 def bucket_by_sequence_length(

@@ -190,7 +190,9 @@ def test_names_that_are_given(base, tmp_path):
         path.rename(path.with_name(path.name.replace("two_relu", "activation_7")))
     assert "two/relu" in compare_dumps(base, read_dumps(str(tmp_path / "npu")))[1].matching.only_a
     (tmp_path / "names.csv").write_text("two/relu,activation_7\n")
-    done = compare_dumps(base, read_dumps(str(tmp_path / "npu")), given=read_csv_pairs(str(tmp_path / "names.csv")))[1]
+    done = compare_dumps(
+        base, read_dumps(str(tmp_path / "npu")), given_pairs=read_csv_pairs(str(tmp_path / "names.csv"))
+    )[1]
     assert done.matching.pairs["two/relu"] == "activation_7" and not done.matching.only_a
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from npu_run.trials.search import Operator, OutOfRuns, find_minimal_float32_set
+from npu_run.trials.search import Operator, OutOfRunsError, find_minimal_float32_set
 
 TYPES = ("MatMul", "Add", "Softmax", "Exp", "Mean", "Mul")
 
@@ -29,7 +29,7 @@ class Simulated:
 
     def passes(self, kept):
         if self.runs == self.most:
-            raise OutOfRuns
+            raise OutOfRunsError
         self.runs += 1
         return self.fragile <= kept
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from npu_bridge.options import AccelerateTrainMode, parse_accelerate_train_mode
 from npu_bridge.session.precision.accelerate import (
-    Progress,
+    TrainingProgress,
     decide_switch,
     describe_plan,
     loss_threshold,
@@ -54,7 +54,7 @@ def test_step_thresholds_are_float32(total, ratio, threshold):
 )
 def test_runs_by_step(total, ratio, steps_per_run, low, first_original):
     def is_due(step):
-        return decide_switch(by_step(ratio), Progress(total, step), steps_per_run).runs_left == 0
+        return decide_switch(by_step(ratio), TrainingProgress(total, step), steps_per_run).runs_left == 0
 
     assert not any(is_due(step) for step in low)
     assert is_due(first_original)
@@ -62,7 +62,7 @@ def test_runs_by_step(total, ratio, steps_per_run, low, first_original):
 
 @pytest.mark.parametrize("ratio", [0.2, 0.5, 0.9])
 def test_a_training_of_one_run_has_no_switch(ratio):
-    assert "no run" in describe_plan(by_step(ratio), Progress(10, 0), 10, "float32")
+    assert "no run" in describe_plan(by_step(ratio), TrainingProgress(10, 0), 10, "float32")
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_a_training_of_one_run_has_no_switch(ratio):
     ],
 )
 def test_runs_by_loss(target, ratio, loss, is_due):
-    assert (decide_switch(by_loss(ratio), Progress(target, loss)).runs_left == 0) == is_due
+    assert (decide_switch(by_loss(ratio), TrainingProgress(target, loss)).runs_left == 0) == is_due
 
 
 def test_only_the_threshold_itself_is_expected():
-    assert decide_switch(by_step(0.5), Progress(10, 5)).is_expected
-    assert not decide_switch(by_step(0.5), Progress(10, 6)).is_expected
-    assert not decide_switch(by_step(0.9), Progress(10, 8), 4).is_expected
-    assert decide_switch(by_loss(1.5), Progress(1.0, 1.2)).is_expected
+    assert decide_switch(by_step(0.5), TrainingProgress(10, 5)).is_expected
+    assert not decide_switch(by_step(0.5), TrainingProgress(10, 6)).is_expected
+    assert not decide_switch(by_step(0.9), TrainingProgress(10, 8), 4).is_expected
+    assert decide_switch(by_loss(1.5), TrainingProgress(1.0, 1.2)).is_expected
 
 
 @given(
@@ -103,7 +103,7 @@ def test_due_by_step_as_in_a_table(total, ratio, step, steps_per_run):
     threshold = int(struct.unpack("f", struct.pack("f", single * ratio))[0])
     table = {(True, True): 0, (True, False): 0, (False, True): 0}
     is_due = (step >= threshold, step + steps_per_run >= total) in table
-    assert (decide_switch(by_step(ratio), Progress(total, step), steps_per_run).runs_left == 0) == is_due
+    assert (decide_switch(by_step(ratio), TrainingProgress(total, step), steps_per_run).runs_left == 0) == is_due
 
 
 @given(
@@ -114,9 +114,9 @@ def test_due_by_step_as_in_a_table(total, ratio, step, steps_per_run):
 )
 def test_runs_left_are_what_a_walk_counts(total, ratio, step, steps_per_run):
     plan, walked = by_step(ratio), 0
-    while decide_switch(plan, Progress(total, step + walked * steps_per_run), steps_per_run).runs_left:
+    while decide_switch(plan, TrainingProgress(total, step + walked * steps_per_run), steps_per_run).runs_left:
         walked += 1
-    assert decide_switch(plan, Progress(total, step), steps_per_run).runs_left == walked
+    assert decide_switch(plan, TrainingProgress(total, step), steps_per_run).runs_left == walked
 
 
 @given(target=st.floats(-1e30, 1e30), ratio=st.floats(1.03125, 1.46875, width=32), loss=st.floats(allow_nan=True))
@@ -126,7 +126,7 @@ def test_due_by_loss_as_in_a_table(target, ratio, loss):
         single = float(np.float32(loss))
     table = {(True, True): True}  # reported, and at or below the threshold
     is_due = table.get((single != 0.0, single <= threshold), False)
-    assert (decide_switch(by_loss(ratio), Progress(target, loss)).runs_left == 0) == is_due
+    assert (decide_switch(by_loss(ratio), TrainingProgress(target, loss)).runs_left == 0) == is_due
     assert loss_threshold(target, ratio) == np.float32(threshold)
 
 
@@ -172,4 +172,6 @@ def test_unusable_progress_is_blamed_in_order(trigger, goal, now, blamed):
     ],
 )
 def test_the_plan_in_words(text, progress, steps_per_run, line):
-    assert describe_plan(parse_accelerate_train_mode(text), Progress(*progress), steps_per_run, "float32") == line
+    assert (
+        describe_plan(parse_accelerate_train_mode(text), TrainingProgress(*progress), steps_per_run, "float32") == line
+    )

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
-from npu_bridge.base.machine import missing_units
+from npu_bridge.base.machine import missing_cpu_units
 from npu_bridge.options import read_session_config, with_optimizer_entry
 from npu_bridge.options.table_precision import PRECISION_MODES, PRECISION_MODES_V2
 from npu_bridge.session.precision import Precision, rewriter
@@ -117,4 +117,4 @@ def test_a_type_is_added_to_one_list_and_removed_from_the_others(monkeypatch):
     ],
 )
 def test_units_of_the_processor(low_dtype, description, is_missing):
-    assert (missing_units(low_dtype, f"processor : 0\n{description}\n") is not None) == is_missing
+    assert (missing_cpu_units(low_dtype, f"processor : 0\n{description}\n") is not None) == is_missing
