@@ -23,8 +23,8 @@ from npu_run.predict.units import parse_count
 def explain(file: str, ranks: int, params: str, out: str | None, as_json: bool):
     """Lists the stages between backward pass and update: their order, needs and results, and the bytes a rank sends.
 
-    FILE is a TOML file for NPURunConfig.from_file. Its stages are shown in an NPUOptimizer that averages gradients over
-    the ranks and scales the loss.
+    FILE is a TOML file for NPURunConfig.from_file. The command assumes an NPUOptimizer with the stages of FILE. This
+    optimizer averages gradients over the ranks and scales the loss.
     """
     with exit_on_errors(LaunchError, OSError, TypeError, ValueError):
         count = parse_count(params, "--params")

@@ -88,7 +88,7 @@ class TensorFlowChoice(NamedTuple):
         """
         from tensorflow1_compat import child, era, journal, start
 
-        start.mark_version_as_known()
+        start.mark_script_version_as_known()
         roots = self.find_roots(script)
         found = self.era
         older: dict = {}

@@ -52,7 +52,7 @@ def fix_old_names() -> None:
 def _main_script() -> str | None:
     """Returns the real path of the running script if it belongs to the user and is not examined yet; else None."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
-    if start.is_version_known() or not path or not path.endswith(".py") or not os.path.isfile(path):
+    if start.is_script_version_known() or not path or not path.endswith(".py") or not os.path.isfile(path):
         return None
     path = os.path.realpath(path)
     return path if SourceTree([os.path.dirname(path)]).contains_file(path) else None

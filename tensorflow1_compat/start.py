@@ -15,20 +15,20 @@ from tensorflow1_compat.tables import OF_1
 from tensorflow1_compat.tables_of_2 import tables_of
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["mark_version_as_known", "prepare_process", "is_version_known", "switch_v2_off"]
+__all__ = ["mark_script_version_as_known", "prepare_process", "is_script_version_known", "switch_v2_off"]
 
-_is_version_known = False
+_is_script_version_known = False
 
 
-def mark_version_as_known() -> None:
+def mark_script_version_as_known() -> None:
     """Records that the TensorFlow version of the script is known, so that `plain.py` does not examine the script."""
-    global _is_version_known
-    _is_version_known = True
+    global _is_script_version_known
+    _is_script_version_known = True
 
 
-def is_version_known() -> bool:
-    """Returns whether `mark_version_as_known` was called in this process."""
-    return _is_version_known
+def is_script_version_known() -> bool:
+    """Returns whether `mark_script_version_as_known` was called in this process."""
+    return _is_script_version_known
 
 
 def prepare_process(
@@ -46,7 +46,7 @@ def prepare_process(
     Returns:
       The user's source tree.
     """
-    mark_version_as_known()
+    mark_script_version_as_known()
     tree = SourceTree(roots, known_paths)
     proxies.serve_proxies(tree, OF_1 if era == 1 else tables_of(older))
     tree.install_import_hook(UserLoader, UserExtensionLoader)

@@ -84,6 +84,6 @@ def _check_can_leave_out_variables(stages, owner):
                 f"{name_of_stage(leaving)} leaves variables out of some steps, but {name_of_stage(stage)} needs all "
                 f"variables in every step"
             )
-            expected = f"one of the two stages, in the order {leaving.place}, reduce, verdict, update"
+            expected = "only one of these two stages"
             got = f"{name_of_stage(leaving)} ({leaving.place}) and {name_of_stage(stage)} ({stage.place})"
-            raise ValueError(message(owner, problem, expected, got, "Leave one of the two out."))
+            raise ValueError(message(owner, problem, expected, got, "Remove one of the two."))

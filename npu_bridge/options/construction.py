@@ -10,7 +10,7 @@ from typing import Any, Callable
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, option_error, say_once, shortened, shown
 from npu_bridge.options.catalogue import OPTIONS
-from npu_bridge.options.reading import DEFAULT_CHECKPOINT_STEPS, check_helper
+from npu_bridge.options.reading import DEFAULT_CHECKPOINT_STEPS, check_helper_object
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, OptionTable
 
 # Parameters of tf.estimator.RunConfig, in the order in which it checks them.
@@ -70,7 +70,7 @@ class DeclaredConfig:
     _option_table = OPTIONS
 
     def _set_up(self, values: Mapping[str, Any]) -> None:
-        check_helper(self._declared_as, values, self._option_table)
+        check_helper_object(self._declared_as, values, self._option_table)
         for option in self._option_table.options_of(self._declared_as):
             setattr(self, option.attribute, values[option.name])
 

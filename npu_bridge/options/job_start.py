@@ -24,7 +24,7 @@ class JobStart(NamedTuple):
     Attributes:
       restore_from: checkpoint or folder to start from; None for the initial values of the model.
       origin: the variable or file that named the checkpoint, for messages.
-      rank_size: number of ranks in the file; None without a file.
+      rank_size: number of ranks that the job-start file states; None without such a file.
     """
 
     restore_from: str | None

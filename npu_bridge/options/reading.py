@@ -123,7 +123,7 @@ def find_option_table(config: Any) -> OptionTable:
     return getattr(type(config), "_option_table", OPTIONS)
 
 
-def check_helper(owner: str, values: Mapping[str, Any], table: OptionTable) -> None:
+def check_helper_object(owner: str, values: Mapping[str, Any], table: OptionTable) -> None:
     """Checks the values of one helper object: first each value, then combinations within the object.
 
     Raises:

@@ -30,7 +30,7 @@ OLD_MODES = frozenset({"U", "Ub", "Ur", "Urb", "bU", "rU", "rUb", "rbU", "rtU"})
 _NUMPY = re.compile(r"^numpy-(\d+)\.(\d+).*\.(?:dist|egg)-info$", re.MULTILINE)
 _CONVERSION = re.compile(r"%(?:\((.*?)\))?[-#0 +]*(\*|\d*)(\.\*|\.\d*)?[hlL]?([a-zA-Z%])")
 _PLAIN = frozenset({bool, float, int, str})
-_NUMBERS = "refused since numpy 2.4; its only element is used, as it was"
+_NUMBERS = "refused since numpy 2.4; its only element is used, as before"
 
 
 @functools.cache

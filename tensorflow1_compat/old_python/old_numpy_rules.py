@@ -33,19 +33,19 @@ def _accepting_old_arguments(name: str) -> Any:
             return real(*arguments, **options)
         except ValueError as error:
             if _IS_2 and options.get("copy") is False and "avoid copy" in str(error):
-                say_once(f"numpy.{name}(copy=False)", "refused since numpy 2 where a copy is needed; it copies")
+                say_once(f"numpy.{name}(copy=False)", "refused since numpy 2 where a copy is needed; the copy is made")
                 return make(*arguments, **{**options, "copy": None})
             if "inhomogeneous" not in str(error) or len(arguments) > 1 or options.get("dtype") is not None:
                 raise
             say_once(
                 f"numpy.{name} of rows of different lengths",
-                "refused since numpy 1.24; dtype=object is used, as it was",
+                "refused since numpy 1.24; dtype=object is used, as before",
             )
             return real(*arguments, **{**options, "dtype": object})
         except OverflowError as error:
             if "out of bounds" not in str(error):
                 raise
-            say_once(f"numpy.{name} of numbers beyond the type", "refused since numpy 2; they wrap around, as they did")
+            say_once(f"numpy.{name} of numbers beyond the type", "refused since numpy 2; they wrap around, as before")
             kind = arguments[1] if len(arguments) > 1 else options.pop("dtype")
             return real(arguments[0], None, *arguments[2:], **options).astype(kind)
 
@@ -163,7 +163,7 @@ def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axi
     lengths = first.shape[-1], second.shape[-1]
     if 2 not in lengths or not {2, 3}.issuperset(lengths) or not _IS_2:
         return numpy.cross(a, b, axisa, axisb, axisc, axis)
-    say_once("numpy.cross of vectors with 2 components", "deprecated since numpy 2; the result is as it was")
+    say_once("numpy.cross of vectors with 2 components", "deprecated since numpy 2; the result is unchanged")
     if lengths == (2, 2):
         return first[..., 0] * second[..., 1] - first[..., 1] * second[..., 0]
     first, second = (
@@ -198,7 +198,9 @@ def linspace(start: Any, stop: Any, num: Any = 50, *arguments: Any, **options: A
     try:
         num = operator.index(num)
     except TypeError:
-        say_once("numpy.linspace with a float as number of points", "refused since numpy 1.18; it is rounded down")
+        say_once(
+            "numpy.linspace with a float as number of points", "refused since numpy 1.18; the float is rounded down"
+        )
         num = int(num)
     return numpy.linspace(start, stop, num, *arguments, **options)
 
@@ -233,7 +235,7 @@ def loadtxt(*arguments: Any, **options: Any) -> Any:
     delimiter = _decode(given.get("delimiter"))
     if not isinstance(delimiter, str) or len(delimiter) < 2:
         return numpy.loadtxt(**given)
-    say_once("numpy.loadtxt(delimiter=) of several characters", "refused since numpy 1.23; it splits as it did")
+    say_once("numpy.loadtxt(delimiter=) of several characters", "refused since numpy 1.23; lines are split as before")
     one_character = "\x1f"  # ASCII's separator, which texts do not contain
     with contextlib.ExitStack() as files:
         lines, encoding = given.pop("fname"), given["encoding"]

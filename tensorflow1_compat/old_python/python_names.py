@@ -138,7 +138,8 @@ def seed(a: Any = None, version: int = 2) -> None:
     """Calls `random.seed`; also accepts other hashable values, such as numpy integers and tuples."""
     if not isinstance(a, (type(None), int, float, str, bytes, bytearray)):
         say_once(
-            "random.seed of other than numbers and texts", "refused since Python 3.11; its hash is used, as it was"
+            "random.seed of other than numbers and texts",
+            "refused since Python 3.11; the value's hash is used, as before",
         )
         a = hash(a)
     random.seed(a, version)
@@ -149,7 +150,7 @@ def shuffle(x: Any, random_function: Callable[[], float] | None = None, **option
     draw = options.get("random", random_function)
     if draw is None:
         return random.shuffle(x)
-    say_once("random.shuffle(x, random)", "gone since Python 3.11; the order is as it was")
+    say_once("random.shuffle(x, random)", "gone since Python 3.11; the order is unchanged")
     for i in reversed(range(1, len(x))):
         j = int(draw() * (i + 1))
         x[i], x[j] = x[j], x[i]

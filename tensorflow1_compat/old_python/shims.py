@@ -60,13 +60,13 @@ def json_loads(text: Any, **options: Any) -> Any:
 def _drop_encoding(name: str, options: dict[str, Any]) -> None:
     if "encoding" in options:
         del options["encoding"]
-        say_once(f"{name}(encoding=)", "gone since Python 3.9; it had no effect")
+        say_once(f"{name}(encoding=)", "gone since Python 3.9; the argument had no effect")
 
 
 def sample(population: Any, k: int, **options: Any) -> list:
     """Calls `random.sample`; also accepts a set."""
     if isinstance(population, (set, frozenset)):
-        say_once("random.sample of a set", "refused since Python 3.11; a tuple of it is used")
+        say_once("random.sample of a set", "refused since Python 3.11; a tuple of the set is used")
         population = tuple(population)
     return random.sample(population, k, **options)
 

@@ -125,7 +125,7 @@ class RemoteSlots:
         return tf.group(*self.distribution_ops())
 
     def distribution_ops(self) -> list[tf.Operation]:
-        """Returns the ops that `distribute` groups, one for each part."""
+        """Returns one op per slot group: the ops that `distribute` runs together."""
         return [part.distributed for part in self._parts]
 
     def note_update(self) -> tf.Operation:
