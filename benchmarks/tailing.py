@@ -184,7 +184,7 @@ def build_steps(options):
     import tensorflow as tf
 
     from npu_bridge import collective
-    from npu_bridge.base.environment import temporary_variables
+    from npu_bridge.base.environment import set_variables_temporarily
     from npu_bridge.collective.engine_of_ranks import choose_engine
     from npu_bridge.collective.fragments import all_reduce_bytes
     from npu_bridge.session.iterations import name_step
@@ -197,8 +197,8 @@ def build_steps(options):
         with tf1.variable_scope(f"contender_{number}", use_resource=True):
             loss = MODELS[options.models](tf1)
             # As with options that request steps in a row.
-            pieces = str(all_reduce_bytes(collective.current().size, overlaps=name == OVERLAPPED))
-            with temporary_variables(lambda pieces=pieces: {"FUSION_TENSOR_SIZE": pieces}):
+            pieces = str(all_reduce_bytes(collective.current().size, overlaps_next_step=name == OVERLAPPED))
+            with set_variables_temporarily(lambda pieces=pieces: {"FUSION_TENSOR_SIZE": pieces}):
                 optimizer = wrap()
                 steps[name] = optimizer.apply_gradients(optimizer.compute_gradients(loss))
             if name == OVERLAPPED:

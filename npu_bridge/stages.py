@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from npu_bridge.base.files import write_atomically
-from npu_bridge.base.lazy import import_place
+from npu_bridge.base.lazy import import_module_or_object
 from npu_bridge.gradients.checkpoints.sync import SyncBeforeSavingHook, sync_all
 from npu_bridge.gradients.explanation import format_stage_rows, list_stages
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
@@ -98,6 +98,8 @@ def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) ->
     """
     stops = list_stages(optimizer, ranks)
     if svg is not None:
-        draw_stages = import_place("npu_bridge.reporting.stages_picture:draw_stages")
-        write_atomically(svg, draw_stages(stops), import_place("npu_bridge.reporting.picture_style:PICTURE_FILES"))
+        draw_stages = import_module_or_object("npu_bridge.reporting.stages_picture:draw_stages")
+        write_atomically(
+            svg, draw_stages(stops), import_module_or_object("npu_bridge.reporting.picture_style:PICTURE_FILES")
+        )
     return format_stage_rows(stops)

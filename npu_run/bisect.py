@@ -100,7 +100,7 @@ class Bisection:
             return self._search()
 
     def _search(self) -> int:
-        self._load_earlier_runs()
+        self._load_runs_of_earlier_search()
         self._train_float32_runs()
         operators = self._read_operators()
         self._is_by_type = all(operator.name == operator.type for operator in operators)  # those of model.fit
@@ -123,7 +123,7 @@ class Bisection:
 
     def _read_operators(self) -> list[Operator]:
         try:
-            return [Operator(**each) for each in read_json(_OPERATORS, within=self.folder)]
+            return [Operator(**each) for each in read_json(_OPERATORS, within_folder=self.folder)]
         except (OSError, ValueError, TypeError) as error:
             path = os.path.join(self._shown_folder, _OPERATORS)
             raise LaunchError(
@@ -134,13 +134,13 @@ class Bisection:
     def _shown_folder(self) -> str:
         return path_for_message(self.folder)
 
-    def _load_earlier_runs(self) -> None:
+    def _load_runs_of_earlier_search(self) -> None:
         """Loads the runs of an earlier search in this folder; raises LaunchError if that search had other settings."""
         path = Path(self.folder, _STATE)
         if not path.exists():
             return
         try:
-            state = read_json(path, within=self.folder)
+            state = read_json(path, within_folder=self.folder)
             before, runs = dict(state["asked"]), [{**run, "kept": list(run["kept"])} for run in state["runs"]]
             if not all(isinstance(run["passes"], bool) for run in runs):
                 raise TypeError("a run has neither passed nor failed")

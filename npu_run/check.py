@@ -38,7 +38,7 @@ def check(
             )
         choice._replace(report=os.path.abspath(out) if out else "").announce()
         _run_script([*["-q"] * is_quiet(), *([] if size is None else ["-np", str(size)]), script, *arguments])
-    found = choice.survey(script)
+    found = choice.survey_script(script)
     facts = findings_as_facts(script, found)
     if out is not None:
         write_atomically(out, json.dumps(facts, indent=1), REPORT_FILES)

@@ -33,15 +33,15 @@ from npu_run.command_line import (
     print_unless_quiet,
 )
 from npu_run.commands import COMMANDS, GROUPS, describe_missing_script, find_command
-from npu_run.errors import LaunchError, check_thread
+from npu_run.errors import LaunchError, check_is_main_thread
 from npu_run.job.elastic import WAIT_SECS, RankBounds, determine_rank_bounds
 from npu_run.job.hosts import JobPlan, plan_job
 from npu_run.job.output import LOG_FILES
-from npu_run.job.rank_process import rank_command, rank_defaults
+from npu_run.job.rank_process import default_rank_environment, rank_command
 from npu_run.job.starts import RestartableJob
 from npu_run.outputs import check_output_file, claim_command_output
 from npu_run.remote.task_agent import find_task, serve_task_0
-from npu_run.remote.tasks import lead_tasks
+from npu_run.remote.tasks import become_launcher_of_tasks
 from npu_run.repeat import WAYS, Repeats
 from npu_run.tensorflow_choice import TensorFlowChoice
 from npu_run.timeline import FILES, Recording
@@ -221,7 +221,7 @@ def run_script(
             task = None if any((size, hosts, hostfile, rank_table, hosts_from)) else find_task(sys.argv[1:])
             if task is not None and task.number > 0:
                 serve_task_0(task, tasks_wait_secs, _print_progress)
-            tasks = task and outputs.enter_context(lead_tasks(task, tasks_wait_secs, _print_progress))
+            tasks = task and outputs.enter_context(become_launcher_of_tasks(task, tasks_wait_secs, _print_progress))
             if not os.path.isfile(script):
                 raise LaunchError(describe_missing_script(script))
             announce_settings(settings)
@@ -237,7 +237,7 @@ def run_script(
             _reserve_outputs(outputs, plan, log_dir, repeats, recording)
             TensorFlowChoice(era or 0, tuple(map(os.path.abspath, trees))).announce()
             if recording is not None:
-                recording.announce(plan.size)
+                recording.announce_to_ranks(plan.size)
             if restarts or elastic:
                 environment.write_variable(environment.RESTARTS, restarts or 1)
                 outputs.enter_context(memory_folders.memory_folder_for_job())
@@ -341,6 +341,6 @@ def _announce_start(script: str, plan: JobPlan, elastic: RankBounds | None) -> N
 
 def _run_alone(script: str, arguments: list[str], plan: JobPlan) -> None:
     """Replaces this process with the script, so that the script gets signals and terminal and sets the exit code."""
-    check_thread()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", rank_defaults(1)["TF_CPP_MIN_LOG_LEVEL"])
+    check_is_main_thread()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", default_rank_environment(1)["TF_CPP_MIN_LOG_LEVEL"])
     os.execv(sys.executable, rank_command(script, arguments, plan.devices))

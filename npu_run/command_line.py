@@ -274,7 +274,7 @@ def _complete_option(context: click.Context, parameter: click.Parameter, incompl
     from npu_bridge.options.catalogue import OPTIONS
     from npu_bridge.options.table import RUN_CONFIG
 
-    names = (option.name for option in OPTIONS.options_of(RUN_CONFIG) if option.is_plain)
+    names = (option.name for option in OPTIONS.options_of(RUN_CONFIG) if option.has_plain_value)
     return [CompletionItem(f"{name}=") for name in names if name.startswith(incomplete)]
 
 
@@ -310,7 +310,7 @@ def complete_script_path(incomplete: str, endings: Sequence[str] = (".py",)) -> 
     return [CompletionItem(incomplete, type="dir"), *map(CompletionItem, found)]
 
 
-def make_command_reading_script(command: Callable, endings: Sequence[str] = (".py",)) -> click.Command:
+def make_command_reading_script(command: Callable, file_endings: Sequence[str] = (".py",)) -> click.Command:
     """Makes a command that reads SCRIPT without running it, with the options of `add_source_options` and `--json`.
 
     The function gets `script` (an existing path), `arguments` and `choice`. It returns the exit code, facts for
@@ -319,7 +319,7 @@ def make_command_reading_script(command: Callable, endings: Sequence[str] = (".p
 
     @add_source_options
     @add_json_option
-    @functools.partial(add_script_arguments, endings=endings)
+    @functools.partial(add_script_arguments, endings=file_endings)
     @functools.wraps(command)
     def with_choice(*given: Any, era: int | None, trees: tuple[str, ...], as_json: bool, **others: Any) -> NoReturn:
         check_script(others["script"])

@@ -44,7 +44,7 @@ class OptionRow(NamedTuple):
     place: str = ""
 
 
-@functools.partial(make_command_reading_script, endings=(".py", ".toml"))
+@functools.partial(make_command_reading_script, file_endings=(".py", ".toml"))
 def effects(
     choice: TensorFlowChoice, script: str, arguments: tuple[str, ...]
 ) -> tuple[int, dict[str, Any], Callable[[], None]]:
@@ -137,7 +137,7 @@ def _default_note(level: str) -> str:
 
 def _rows_of_script(path: str, choice: TensorFlowChoice) -> Iterator[OptionRow]:
     known = {name: option for option in OPTIONS for name in (option.name, option.key) if name}
-    for finding in choice.survey(path).findings:
+    for finding in choice.survey_script(path).findings:
         kind, _, name = finding.what.partition(" ")
         if kind != "option":
             continue
@@ -163,7 +163,7 @@ def _read_rows_of_training(folder: str) -> Iterator[OptionRow]:
     from npu_bridge.reporting.page.facts import FACTS_FILE
 
     try:
-        listed = read_json(FACTS_FILE, within=folder)["options"] or []
+        listed = read_json(FACTS_FILE, within_folder=folder)["options"] or []
         rows = [(*map(str, (name, value, default, said)),) for name, value, default, said in listed]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LaunchError(

@@ -9,7 +9,7 @@ class LaunchError(RuntimeError):
     """Raised if a job cannot start as requested; the message is one sentence with the reason and the cure."""
 
 
-def check_thread() -> None:
+def check_is_main_thread() -> None:
     """Raises an error outside of the main thread, because only the main thread gets the signals that stop a job.
 
     Raises:

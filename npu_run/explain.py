@@ -31,10 +31,10 @@ def explain(file: str, ranks: int, params: str, out: str | None, as_json: bool):
         check_output_file(out, "--out", PICTURE_FILES)
         if read_variable("TF_CPP_MIN_LOG_LEVEL") is None:
             write_variable("TF_CPP_MIN_LOG_LEVEL", 2)
-        _explain(file, ranks, count, out, as_json)
+        _explain_config_file(file, ranks, count, out, as_json)
 
 
-def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: bool) -> None:
+def _explain_config_file(path: str, ranks: int, parameters: int, svg: str | None, as_json: bool) -> None:
     from npu_bridge import stages
     from npu_bridge.estimator.npu.npu_config import NPURunConfig
     from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager

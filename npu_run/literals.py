@@ -150,7 +150,7 @@ class ExpressionEvaluator:
             is_number = is_known(value) and isinstance(value, (int, float))
             return -value if is_number and isinstance(node.op, ast.USub) else UnknownValue()
         pair, compute = (self.value_of(node.left), self.value_of(node.right)), _OPERATORS.get(type(node.op))
-        return compute(*pair) if compute and all(map(_is_small, pair)) else UnknownValue()
+        return compute(*pair) if compute and all(map(_is_small_number, pair)) else UnknownValue()
 
     def _evaluate_call(self, node: ast.Call) -> Any:
         """Evaluates a call; a later evaluation returns the same object only for a loss-scale manager.
@@ -184,7 +184,7 @@ def _encode_or_decode(value: Any, name: str) -> Any:
     return text.encode() if name.endswith(("as_bytes", "encode")) else text
 
 
-def _is_small(value: Any) -> bool:
+def _is_small_number(value: Any) -> bool:
     """Returns whether a value is a number small enough for powers."""
     return is_known(value) and isinstance(value, (int, float)) and abs(value) <= _LARGEST_OPERAND
 

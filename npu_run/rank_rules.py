@@ -128,7 +128,7 @@ def _find_loops_over_rank(script: _ScriptFacts) -> Iterator[SourcePlace]:
             for node in ast.walk(facts.tree)
             if isinstance(node, (ast.For, ast.While)) and _trains_inside(node)
         }
-        yield from _find_dependent_lines(facts, lengths, functools.partial(_is_rank_call, facts))
+        yield from _find_lines_using_source(facts, lengths, functools.partial(_is_rank_call, facts))
 
 
 def _find_loops_over_own_rows(script: _ScriptFacts) -> Iterator[SourcePlace]:
@@ -140,10 +140,10 @@ def _find_loops_over_own_rows(script: _ScriptFacts) -> Iterator[SourcePlace]:
             elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "fit" and node.args:
                 if not any(keyword.arg in ("steps_per_epoch", None) for keyword in node.keywords):
                     rows[node.lineno] = node.args[0]
-        yield from _find_dependent_lines(facts, rows, _selects_own_rows)
+        yield from _find_lines_using_source(facts, rows, _selects_rows_of_rank)
 
 
-def _find_dependent_lines(
+def _find_lines_using_source(
     facts: FileFacts, lines: dict[int, ast.expr], is_source: Callable[[ast.AST], bool]
 ) -> Iterator[SourcePlace]:
     """Yields the places of those `lines` whose expression contains a source, or a variable computed from one.
@@ -180,7 +180,7 @@ def _is_rank_call(facts: FileFacts, node: ast.AST) -> bool:
     return False
 
 
-def _selects_own_rows(node: ast.AST) -> bool:
+def _selects_rows_of_rank(node: ast.AST) -> bool:
     """Returns whether a node selects a rank's rows: `shard`, or a slice such as `rows[rank::size]`."""
     if isinstance(node, ast.Slice):
         return node.step is not None and not isinstance(node.step, (ast.Constant, ast.UnaryOp))

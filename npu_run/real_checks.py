@@ -21,7 +21,7 @@ from typing import Any, Callable
 
 from npu_bridge.base.errors import did_you_mean, shown
 from npu_bridge.options.catalogue import OPTIONS
-from npu_bridge.options.kinds import Helper
+from npu_bridge.options.kinds import HelperObject
 from npu_bridge.options.rules import HELPER_RULES, RULES, DirectoryError, Settings
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG
 from npu_run.literals import CallArguments, UndecidedError, UnknownValue, is_known
@@ -65,7 +65,7 @@ def simulated_run(era: int) -> Iterator[None]:
             from npu_bridge.collective import groups
             from npu_bridge.collective.fragments import SplitStrategies
 
-            here = groups.process_groups()
+            here = groups.groups_of_process()
             strategies, here.strategies = here.strategies, SplitStrategies()
             try:
                 with tf.Graph().as_default() if era == 1 else contextlib.nullcontext():
@@ -163,7 +163,7 @@ def find_call_error(function: Callable[..., Any], arguments: CallArguments) -> E
     try:
         bound = (signature.bind_partial if is_open else signature.bind)(*positional, **named)
     except TypeError:
-        return try_call(function, *positional, **named)  # the call fails before the function does anything
+        return catch_refusal(function, *positional, **named)  # the call fails before the function does anything
     if not _can_be_checked(function):
         return None
     if getattr(function, "_declared_as", None):
@@ -171,7 +171,7 @@ def find_call_error(function: Callable[..., Any], arguments: CallArguments) -> E
     return _find_argument_error(function, _replace_job_arguments(bound), is_open)
 
 
-def try_call(function: Callable[..., Any], *positional: Any, **named: Any) -> Exception | None:
+def catch_refusal(function: Callable[..., Any], *positional: Any, **named: Any) -> Exception | None:
     """Calls a function and returns the error with which it refuses its arguments.
 
     Returns None if the function works, needs an unknown value, or fails for another reason.
@@ -193,7 +193,7 @@ def find_broken_rules(settings: Settings, unknown: Mapping[str, Any], rules: tup
     """Yields an error for each broken rule between options, if no value of the `unknown` options can fix it."""
     values = {**settings.values, **unknown}
     settings = settings._replace(values=values, given=_GivenOptionNames(settings.given.difference(unknown), unknown))
-    yield from filter(None, (try_call(rule, settings) for rule in rules))
+    yield from filter(None, (catch_refusal(rule, settings) for rule in rules))
 
 
 class _GivenOptionNames(frozenset):
@@ -230,20 +230,24 @@ def _replace_job_arguments(bound_arguments: inspect.BoundArguments) -> inspect.B
     return inspect.BoundArguments(bound_arguments.signature, result)
 
 
-def _find_argument_error(function: Any, arguments: inspect.BoundArguments, is_open: bool) -> Exception | None:
+def _find_argument_error(
+    function: Any, arguments: inspect.BoundArguments, has_unknown_arguments: bool
+) -> Exception | None:
     parameters = arguments.signature.parameters.values()
-    error = try_call(function, *arguments.args, **arguments.kwargs)
+    error = catch_refusal(function, *arguments.args, **arguments.kwargs)
     more = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), "")
     named = {**arguments.arguments, **arguments.arguments.get(more, {})}
     known = {name: value for name, value in named.items() if is_known(value)}
-    is_sure = not is_open and len(known) == len(named)
+    is_sure = not has_unknown_arguments and len(known) == len(named)
     if error is not None and (is_sure or isinstance(error, NotImplementedError) or _mentions_argument(error, known)):
         return error
     plain = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     needed = [each.name for each in parameters if each.default is each.empty and each.name in plain]
     for name, value in () if is_sure else known.items():  # one by one: another argument can hide the error
         error = (
-            try_call(function, **{**{each: UnknownValue() for each in needed}, name: value}) if name != more else None
+            catch_refusal(function, **{**{each: UnknownValue() for each in needed}, name: value})
+            if name != more
+            else None
         )
         if error is not None and _mentions_argument(error, {name: value}):
             return error
@@ -260,24 +264,29 @@ def _mentions_argument(error: Exception, known_arguments: Mapping[str, Any]) -> 
     return False
 
 
-def _find_config_error(cls: Any, given: dict[str, Any], is_open: bool) -> Exception | None:
+def _find_config_error(
+    config_class: Any, given_arguments: dict[str, Any], has_unknown_arguments: bool
+) -> Exception | None:
     """Returns the error with which a configuration class refuses its options; None if they can work."""
-    owner, known = cls._declared_as, {name: value for name, value in given.items() if is_known(value)}
-    if not is_open and len(known) == len(given):
-        return try_call(cls, **given)
+    owner = config_class._declared_as
+    known = {name: value for name, value in given_arguments.items() if is_known(value)}
+    if not has_unknown_arguments and len(known) == len(given_arguments):
+        return catch_refusal(config_class, **given_arguments)
     for name, value in known.items():
-        if (error := try_call(OPTIONS[name].check, value, IN_OBJECT)) is not None:
+        if (error := catch_refusal(OPTIONS[name].check, value, IN_OBJECT)) is not None:
             return error
     values = {option.name: known.get(option.name, option.default) for option in OPTIONS.options_of(owner)}
     from npu_bridge.options.construction import check_run_config
     from npu_bridge.options.reading import collect_settings
 
     if owner == RUN_CONFIG:
-        error = try_call(check_run_config, values)
+        error = catch_refusal(check_run_config, values)
         if error is not None and getattr(error, "option", None) in known:
             return error
     plain, unknown = _split_options(
-        owner, known, {name for name in values if name not in known and (is_open or name in given)}
+        owner,
+        known,
+        {name for name in values if name not in known and (has_unknown_arguments or name in given_arguments)},
     )
     try:
         settings = collect_settings(plain, IN_OBJECT, OPTIONS)
@@ -288,28 +297,30 @@ def _find_config_error(cls: Any, given: dict[str, Any], is_open: bool) -> Except
     )
 
 
-def _split_options(owner: str, known: Mapping[str, Any], hidden: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split_options(
+    owner: str, known_values: Mapping[str, Any], hidden_options: set[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the known and the unknown options of a configuration object and of its helper objects.
 
     Args:
       owner: name of the configuration class.
-      known: given options whose values the text shows.
-      hidden: options whose values the text does not show.
+      known_values: given options whose values the text shows.
+      hidden_options: options whose values the text does not show.
     """
     plain: dict[str, Any] = {}
     unknown: dict[str, Any] = {}
     for option in OPTIONS.options_of(owner):
-        name, helper = option.name, known.get(option.name)
-        if isinstance(option.kind, Helper):
+        name, helper = option.name, known_values.get(option.name)
+        if isinstance(option.kind, HelperObject):
             inner = OPTIONS.options_of(option.kind.owner)
-            if name in hidden:
-                unknown.update({each.name: UnknownValue() for each in inner if each.is_plain})
+            if name in hidden_options:
+                unknown.update({each.name: UnknownValue() for each in inner if each.has_plain_value})
             elif helper is not None:
-                plain.update({each.name: getattr(helper, each.attribute) for each in inner if each.is_plain})
-        elif name == "session_config" and (name in hidden or helper is not None):
-            unknown.update({each.name: UnknownValue() for each in OPTIONS if each.is_plain})
-        elif name in hidden and option.is_plain:
+                plain.update({each.name: getattr(helper, each.attribute) for each in inner if each.has_plain_value})
+        elif name == "session_config" and (name in hidden_options or helper is not None):
+            unknown.update({each.name: UnknownValue() for each in OPTIONS if each.has_plain_value})
+        elif name in hidden_options and option.has_plain_value:
             unknown[name] = UnknownValue()
-        elif name in known and option.is_plain:
-            plain[name] = known[name]
+        elif name in known_values and option.has_plain_value:
+            plain[name] = known_values[name]
     return plain, {name: value for name, value in unknown.items() if name not in plain}

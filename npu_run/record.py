@@ -78,7 +78,7 @@ def replay(out: str | None, recorded: str, as_json: bool, launcher: list[str], s
 def _run_record(trial: Trial, float32: bool, command: list[str], arguments: Sequence[str]) -> None:
     out = trial.record
     code = run_trial(trial, [*_QUIET * is_quiet(), *command, *arguments], _options_to_impose(float32))
-    found = [read_json(path, within=out) for path in sorted(Path(out).glob("rank_*/record.json"))]
+    found = [read_json(path, within_folder=out) for path in sorted(Path(out).glob("rank_*/record.json"))]
     if code or not found:
         why = f"the script ended with exit code {code}" if code else "no run of a session was a training step"
         raise LaunchError(
@@ -130,7 +130,7 @@ def _check_record_files(folder: str) -> None:
         )
     for path in (*Path(folder).glob("rank_*/record.json"), *Path(folder).glob("rank_*/*.npz")):
         try:
-            with open_file(path, "rb", within=folder):
+            with open_file(path, "rb", within_folder=folder):
                 pass
         except OSError as error:
             raise LaunchError(f"the record cannot be used: {error}. Record it again with npu-run record.") from error
@@ -139,14 +139,14 @@ def _check_record_files(folder: str) -> None:
 def _run_replay(recorded: str, run: str, command: list[str], uses_stderr: bool) -> dict[str, Any]:
     """Runs the replay; returns a dict of `steps`, `ranks`, `differences` (dicts of `rank` and `what`) and `races`."""
     trial = Trial(folder=run, seed=0, replay=recorded)
-    facts = read_json(os.path.join(recorded, "rank_0", "record.json"), within=recorded)
+    facts = read_json(os.path.join(recorded, "rank_0", "record.json"), within_folder=recorded)
     imposed = _options_to_impose(bool(facts.get("is_float32")))
     code = run_trial(trial, [*_QUIET * is_quiet(), *command], imposed, uses_stderr=uses_stderr)
     paths = sorted(Path(run).glob("replay_rank_*.json"))
     if code or not paths:
         why = f"the script ended with exit code {code}" if code else "it trained fewer steps than were recorded"
         raise LaunchError(f"{why}; nothing was compared.")
-    verdicts = [read_json(path, within=run) for path in paths]
+    verdicts = [read_json(path, within_folder=run) for path in paths]
     differences = [
         {"rank": rank, "what": text} for rank, verdict in enumerate(verdicts) for text in verdict["differences"]
     ]

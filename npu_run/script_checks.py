@@ -62,23 +62,23 @@ def find_option_mistakes(files: Sequence[FileFacts], era: int, calls: bool = Tru
     """
     yield from rank_rules.find_rank_mistakes(files)
     refused: set[tuple[str, str]] = set()
-    if calls and any(map(_needs_checks, files)):
+    if calls and any(map(_has_checkable_calls, files)):
         with real_checks.simulated_run(era):
             found = [each for facts in files for each in _find_refusals(facts)]
         yield from found
         refused = {(each.place.file, each.what) for each in found}
     for facts in files:
         yield from _find_misspelt_names(facts)
-        for finding in _find_options(facts):
+        for finding in _find_option_uses(facts):
             if (facts.path, finding.what) not in refused:
                 yield finding
 
 
-def _needs_checks(facts: FileFacts) -> bool:
-    return any(map(_calls_this_package, facts.uses)) or any(setting.session for setting in _all_settings(facts))
+def _has_checkable_calls(facts: FileFacts) -> bool:
+    return any(map(_is_call_of_npu_bridge, facts.uses)) or any(setting.session for setting in _list_all_settings(facts))
 
 
-def _calls_this_package(use: Any) -> bool:
+def _is_call_of_npu_bridge(use: Any) -> bool:
     return use.call is not None and use.name.startswith(_OURS) and not use.name.startswith(_STARTS)
 
 
@@ -91,7 +91,7 @@ def _find_refusals(facts: FileFacts) -> Iterator[Finding]:
             yield Finding("cannot work", use.name, str(error), use.place)
         if use.call is None:
             continue
-        if _calls_this_package(use):
+        if _is_call_of_npu_bridge(use):
             function, arguments = real_checks.import_object(use.name), values.arguments(use.call.node)
         elif use.name.endswith(real_checks.WRAPPER_SUFFIX):
             function, arguments = real_checks.import_from_tensorflow(use.name), values.arguments(use.call.node)
@@ -103,13 +103,13 @@ def _find_refusals(facts: FileFacts) -> Iterator[Finding]:
         if error is not None:
             yield _make_finding(error, f"{use.name}(...)", use.place)
     sessions: dict[str, list[_Setting]] = {}
-    for setting in _all_settings(facts):
+    for setting in _list_all_settings(facts):
         place = SourcePlace(facts.path, setting.target.lineno)
         if setting.session:
             sessions.setdefault(setting.session, []).append(setting)
             error = _find_session_error([setting], values)
         else:
-            error = _find_attribute_error(setting, values)
+            error = _find_error_of_global_option(setting, values)
         if error is not None:
             yield _make_finding(error, ast.unparse(setting.target), place)
     for settings in sessions.values():
@@ -154,7 +154,7 @@ def _find_session_error(settings: Iterable[_Setting], values: ExpressionEvaluato
     for setting in settings:
         value = values.value_of(setting.value)
         if setting.key is not None and is_known(value):
-            error = real_checks.try_call(setattr, entry.parameter_map[setting.key], setting.target.attr, value)
+            error = real_checks.catch_refusal(setattr, entry.parameter_map[setting.key], setting.target.attr, value)
             if error is not None:
                 return error
     try:
@@ -162,27 +162,27 @@ def _find_session_error(settings: Iterable[_Setting], values: ExpressionEvaluato
         read = collect_settings(given, IN_SESSION, OPTIONS)
     except (TypeError, ValueError) as error:
         return error
-    unknown = {option.name: UnknownValue() for option in OPTIONS if option.is_plain and option.name not in given}
+    unknown = {option.name: UnknownValue() for option in OPTIONS if option.has_plain_value and option.name not in given}
     return next(real_checks.find_broken_rules(read, unknown), None)
 
 
-def _find_attribute_error(setting: _Setting, values: ExpressionEvaluator) -> Exception | None:
+def _find_error_of_global_option(assignment: _Setting, evaluator: ExpressionEvaluator) -> Exception | None:
     """Returns the error of an assignment `npu_device.global_options().name = value`, or None."""
     names: list[str] = []
-    node: ast.expr = setting.target
+    node: ast.expr = assignment.target
     while isinstance(node, ast.Attribute):
         names.insert(0, node.attr)
         node = node.value
-    options = values.value_of(node)
+    options = evaluator.value_of(node)
     if not is_known(options) or type(options).__name__ != "NpuConfig":
         return None
     for name in names[:-1]:
         options = getattr(options, name, None)
-    return real_checks.try_call(setattr, options, names[-1], values.value_of(setting.value))
+    return real_checks.catch_refusal(setattr, options, names[-1], evaluator.value_of(assignment.value))
 
 
-def _all_settings(facts: FileFacts) -> Iterator[_Setting]:
-    return _list_settings(facts.tree.body, "", Counter())
+def _list_all_settings(file_facts: FileFacts) -> Iterator[_Setting]:
+    return _list_settings(file_facts.tree.body, "", Counter())
 
 
 def _list_settings(
@@ -214,7 +214,7 @@ def _list_settings(
             yield from _list_settings(inner, scope, binding_counts, is_certain and isinstance(node, ast.With))
 
 
-def _find_options(facts: FileFacts) -> Iterator[Finding]:
+def _find_option_uses(facts: FileFacts) -> Iterator[Finding]:
     """Yields a finding for each option in a file: keywords of configuration objects, and keys of `parameter_map`."""
     written: list[tuple[str, int, bool]] = []
     for use in facts.uses:

@@ -62,19 +62,19 @@ class TensorFlowChoice(NamedTuple):
         above = [path for path in paths if folder.startswith(path.rstrip(os.sep) + os.sep) and path != _OWN_PROJECT]
         return list(dict.fromkeys([folder, *folders_above_package(folder), *above, *self.trees]))
 
-    def survey(self, script: str, calls: bool = True) -> ScriptSurvey:
+    def survey_script(self, script: str, checks_calls: bool = True) -> ScriptSurvey:
         """Reads a script without running it, and returns the findings.
 
         Args:
           script: path of the script.
-          calls: whether to check calls of this package in the script; a check loads TensorFlow.
+          checks_calls: whether to check calls of this package in the script; a check loads TensorFlow.
         """
         from npu_run.script_checks import (
             find_option_mistakes,  # imported late: every start of a script loads this module
         )
         from tensorflow1_compat.findings import survey
 
-        more = functools.partial(find_option_mistakes, calls=calls)
+        more = functools.partial(find_option_mistakes, calls=checks_calls)
         return survey(script, self.find_roots(script), min(self.era, 2), self.era != AS_INSTALLED, more)
 
     def apply_to_script(self, script: str, rank: int) -> bool:
@@ -99,7 +99,7 @@ class TensorFlowChoice(NamedTuple):
             found = found or (1 if evidence.is_tensorflow_1 else 2)
             if found == 2 and not evidence.old_of_2:
                 return False
-            older = evidence.packages_in_older_version
+            older = evidence.packages_needed_in_older_version
         if rank > 0:
             journal.stop_printing()
         start.prepare_process(roots, sys.path[1:], found, older)
@@ -117,7 +117,7 @@ class TensorFlowChoice(NamedTuple):
         from npu_run.check_page import findings_as_facts, format_findings
         from tensorflow1_compat.journal import list_old_name_uses
 
-        found = self.survey(script, calls=False)  # the script has run, so its calls need no checks
+        found = self.survey_script(script, checks_calls=False)  # the script has run, so its calls need no checks
         facts = json.dumps(findings_as_facts(script, found, list_old_name_uses()), indent=1)
         if self.report:
             SecondaryOutput(f"the report {self.report}").attempt(write_atomically, self.report, facts, REPORT_FILES)
@@ -134,7 +134,7 @@ def folders_above_package(folder: str) -> list[str]:
     return folders
 
 
-def pop_choice() -> TensorFlowChoice:
+def take_choice_from_environment() -> TensorFlowChoice:
     """Returns the settings that the launcher passed to this rank, and hides them from child processes."""
     text = os.environ.pop(_CHOICE, None)
     if text is None:

@@ -44,7 +44,7 @@ class Recording(NamedTuple):
         """Returns the path of a rank's file."""
         return os.path.join(self.folder, f"timeline_rank_{rank}.json")
 
-    def announce(self, ranks: int) -> None:
+    def announce_to_ranks(self, ranks: int) -> None:
         """Tells the ranks, through environment variables, which steps to record and in which folder.
 
         Raises:
@@ -101,7 +101,7 @@ class Recording(NamedTuple):
         return cls(int(numbers[1]), int(numbers[2]), os.path.abspath(folder))
 
 
-def pop_recording() -> Recording | None:
+def pop_recording_from_environment() -> Recording | None:
     """Returns the steps that a rank must record, or None; removes this setting from the environment of children."""
     text, folder = environment.read_variable(_STEPS), environment.read_variable(_FOLDER)
     for name in (_STEPS, _FOLDER):
@@ -140,7 +140,7 @@ def _describe_steps(steps: Sequence[int]) -> str:
 
 def _read_facts(path: str) -> dict[str, Any] | None:
     try:
-        return read_json(path, within=os.path.dirname(path))["npu_bridge"]
+        return read_json(path, within_folder=os.path.dirname(path))["npu_bridge"]
     except (OSError, ValueError, KeyError):
         return None
 

@@ -46,7 +46,7 @@ def try_script(steps: int, as_json: bool, launcher: list[str], script: str, argu
                 for line in file.read().splitlines()[-_LAST_LINES:]:
                     echo(f"  {escape_in_line(line)}", err=as_json)
         problem = _describe_problem(code, rows)
-        count = read_json(trial.parameters, within=folder) if os.path.exists(trial.parameters) else None
+        count = read_json(trial.parameters, within_folder=folder) if os.path.exists(trial.parameters) else None
         if as_json:
             losses = [row.loss if row.loss is not None and math.isfinite(row.loss) else None for row in rows]
             skipped = sum(row.skipped for row in rows)

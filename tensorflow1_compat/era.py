@@ -70,7 +70,7 @@ class EraEvidence(NamedTuple):
     switches_to_2: bool
 
     @property
-    def packages_in_older_version(self) -> dict[str, NameUse]:
+    def packages_needed_in_older_version(self) -> dict[str, NameUse]:
         """The packages, "keras" or "tensorflow", that the script needs in an older version.
 
         Each package is mapped to the first name that only its older version has. If the installed package `keras` is
@@ -87,9 +87,9 @@ class EraEvidence(NamedTuple):
         return found
 
     @property
-    def older(self) -> list[str]:
+    def older_packages(self) -> list[str]:
         """The names of packages that the script needs in an older version."""
-        return list(self.packages_in_older_version)
+        return list(self.packages_needed_in_older_version)
 
     @property
     def is_tensorflow_1(self) -> bool:
@@ -101,7 +101,7 @@ def explain_older_keras(older: Mapping[str, NameUse]) -> list[tuple[NameUse, str
     """Returns pairs: a use of a name that only an older Keras has, and a message that says which Keras the script gets.
 
     Args:
-      older: `EraEvidence.packages_in_older_version`.
+      older: `EraEvidence.packages_needed_in_older_version`.
     """
     by_use: dict[NameUse, list[str]] = {}
     for package, use in older.items():

@@ -29,18 +29,18 @@ class UserExtensionLoader(importlib.machinery.ExtensionFileLoader):
     """
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        with self._with_old_names():
+        with self._add_old_names_to_numpy():
             return super().create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        with self._with_old_names() as numpy:
+        with self._add_old_names_to_numpy() as numpy:
             super().exec_module(module)
         for name, value in list(vars(module).items()):
             if value is numpy is not None:
                 vars(module)[name] = proxies.proxy("numpy")
 
     @contextlib.contextmanager
-    def _with_old_names(self) -> Iterator[types.ModuleType | None]:
+    def _add_old_names_to_numpy(self) -> Iterator[types.ModuleType | None]:
         """Adds removed names to numpy inside the block; yields numpy, or None if the module does not use numpy."""
         if b"numpy" not in self.get_data(self.path) or proxies.is_plain("numpy"):
             yield None

@@ -108,8 +108,8 @@ def survey(
     script: str,
     roots: Sequence[str],
     era: int = 0,
-    is_switched: bool = True,
-    more: Callable[[Sequence[FileFacts], int], Iterable[Finding]] = lambda files, era: (),
+    gets_older_names: bool = True,
+    find_more: Callable[[Sequence[FileFacts], int], Iterable[Finding]] = lambda files, era: (),
 ) -> ScriptSurvey:
     """Reads a script and its modules without running them; returns the findings.
 
@@ -117,8 +117,8 @@ def survey(
       script: path of the script.
       roots: folders of the user's modules.
       era: 1 or 2 for TensorFlow 1 or 2; 0 lets the text decide.
-      is_switched: whether a script of an older TensorFlow 2 gets the names of the older version.
-      more: a function that returns further findings; its arguments are the files and TensorFlow's version, 1 or 2.
+      gets_older_names: whether a script of an older TensorFlow 2 gets the names of the older version.
+      find_more: a function that returns further findings; its arguments are the files and TensorFlow's version, 1 or 2.
     """
     files = list(read_tree(script, roots))
     evidence: EraEvidence = find_evidence_in_files(files)
@@ -131,13 +131,13 @@ def survey(
         *_find_uncompiled_cython_modules(files, all_roots),
         *_find_unset_variables(files),
     )
-    of_era = _find_older_packages(evidence) if era == 2 and is_switched else ()
-    for finding in _downgrade_unreached(files, itertools.chain(of_era, more(files, era), *of_files, of_all)):
+    of_era = _find_older_packages(evidence) if era == 2 and gets_older_names else ()
+    for finding in _ignore_unreached_findings(files, itertools.chain(of_era, find_more(files, era), *of_files, of_all)):
         found.setdefault((finding.kind, finding.what), finding)
     return ScriptSurvey(era, len(files), list(found.values()))
 
 
-def _downgrade_unreached(files: Sequence[FileFacts], findings: Iterable[Finding]) -> Iterator[Finding]:
+def _ignore_unreached_findings(files: Sequence[FileFacts], findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yields the findings; makes fatal findings harmless if they are in functions that no code calls."""
     definitions = {facts.path: facts.definitions for facts in files}
     reached = find_reached_names(list(definitions.values()))
@@ -161,7 +161,7 @@ def _find_syntax_errors(facts: FileFacts) -> Iterator[Finding]:
 
 def _find_older_packages(evidence: EraEvidence) -> Iterator[Finding]:
     """Yields a finding for each package that the script gets in an older version."""
-    for use, remark in explain_older_keras(evidence.packages_in_older_version):
+    for use, remark in explain_older_keras(evidence.packages_needed_in_older_version):
         yield Finding("healed", "older Keras", remark, use.place)
 
 

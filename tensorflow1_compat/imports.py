@@ -59,7 +59,7 @@ def import_all_names(module: str) -> None:
         namespace.update(source.public_names())
         # Removed names only if the file mentions them, since each one is reported.
         gone = proxies.names_removed_from(module) & _names_mentioned_in(sys._getframe(1).f_code)
-        namespace.update({name: source.take(name) for name in gone - namespace.keys()})
+        namespace.update({name: source.value_of_import(name) for name in gone - namespace.keys()})
         return
     names = getattr(source, "__all__", None)
     for name in names if names is not None else [name for name in dir(source) if not name.startswith("_")]:
@@ -87,7 +87,7 @@ def _names_mentioned_in(code: types.CodeType) -> set[str]:
 
 def _get_imported_name(source: Any, module: str, name: str) -> Any:
     if isinstance(source, proxies.ModuleProxy):
-        return source.take(name)
+        return source.value_of_import(name)
     try:
         return getattr(source, name)
     except AttributeError:

@@ -79,13 +79,13 @@ def find_replacement_of_contrib(name: str) -> str:
     return MODULES.get(of_contrib, f"tensorflow1_compat.contrib.{parts[2]}")
 
 
-def find_moved_value(base: str, name: str) -> Any:
-    """Returns the value of a name in one of the modules into which TensorFlow has split `base`.
+def find_moved_value(module_name: str, name: str) -> Any:
+    """Returns the value of a name in one of the modules into which TensorFlow has split `module_name`.
 
     Raises:
-      AttributeError: none of the modules into which `base` was split has the name.
+      AttributeError: none of the modules into which `module_name` was split has the name.
     """
-    for part in SPLIT.get(base.removeprefix("tensorflow.python."), "").split():
+    for part in SPLIT.get(module_name.removeprefix("tensorflow.python."), "").split():
         module = importlib.import_module(f"tensorflow.python.{part}")
         if name in vars(module):
             return vars(module)[name]

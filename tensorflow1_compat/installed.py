@@ -62,17 +62,17 @@ class NameLocation(NamedTuple):
 
 def find_missing(name: str) -> str | None:
     """Returns the shortest prefix of a dotted name that does not exist; None if the name exists or can exist."""
-    return _locate_part_by_part(name).missing
+    return _locate_name_part_by_part(name).missing
 
 
 def names_of_same_module(missing_name: str) -> frozenset[str]:
     """Returns all names of the module that should contain a missing name."""
-    return _names_of(_locate_part_by_part(missing_name).module)
+    return _list_names_defined_in(_locate_name_part_by_part(missing_name).module)
 
 
 def locate_name(name: str) -> NameLocation | None:
     """Returns the place where a name of a script is defined; None if the name does not exist."""
-    found = _locate_part_by_part(name)
+    found = _locate_name_part_by_part(name)
     return None if found.missing else found
 
 
@@ -95,15 +95,15 @@ def is_installed(name: str) -> bool:
     found = locate_definition(name)
     if found is None or not found.inside:
         return found is not None
-    return not _names_of(found.module).isdisjoint((found.inside[0], _ANYTHING))
+    return not _list_names_defined_in(found.module).isdisjoint((found.inside[0], _ANYTHING))
 
 
 @functools.cache
-def _locate_part_by_part(name: str) -> NameLocation:
+def _locate_name_part_by_part(dotted_name: str) -> NameLocation:
     for same in OF_1.same:
-        if name == same or name.startswith(f"{same}."):
-            name = "tensorflow" + name[len(same) :]
-    parts = name.split(".")
+        if dotted_name == same or dotted_name.startswith(f"{same}."):
+            dotted_name = "tensorflow" + dotted_name[len(same) :]
+    parts = dotted_name.split(".")
     real: str = MODULES.get(parts[0], parts[0])
     real = _API.get(parts[0], real)
     for number in range(1, len(parts)):
@@ -121,15 +121,17 @@ def _locate_part_by_part(name: str) -> NameLocation:
             real = f"{KERAS}.src.{'.'.join(parts[1 : number + 1])}"
         elif old.startswith(INSIDES) and _file_of_module(old):
             real = old
-        elif _is_below_listed_name(old, MODULES) and parts[number] not in _names_of(real):
+        elif _is_below_listed_name(old, MODULES) and parts[number] not in _list_names_defined_in(real):
             continue
-        elif parts[number] not in _names_of(real) and (inner := find_replacement_of_inner_module(old)):
+        elif parts[number] not in _list_names_defined_in(real) and (inner := find_replacement_of_inner_module(old)):
             real = inner
         else:
             parts_of_real = SPLIT.get((real or "").removeprefix("tensorflow.python."), "").split()
-            defined = _names_of(real).union(*(_names_of(f"tensorflow.python.{part}") for part in parts_of_real))
+            defined = _list_names_defined_in(real).union(
+                *(_list_names_defined_in(f"tensorflow.python.{part}") for part in parts_of_real)
+            )
             if parts[1:4:2] == ["contrib", "python"]:
-                defined |= _names_of(find_replacement_of_contrib(old))
+                defined |= _list_names_defined_in(find_replacement_of_contrib(old))
             if parts[number] in defined or _ANYTHING in defined or parts[number].startswith("__"):
                 return NameLocation(real, rest)  # a class, a function or an object, whose attributes are not in files
             if _is_below_listed_name(old, NAMES) or _is_of_version_2(parts):
@@ -140,7 +142,11 @@ def _locate_part_by_part(name: str) -> NameLocation:
 
 def _is_of_version_2(parts: list[str]) -> bool:
     """Returns whether TensorFlow 2 has a name, given by its parts; scripts of TensorFlow 1 find such names, too."""
-    return len(parts) > 2 and parts[0] == "tensorflow" and parts[2] in _names_of(f"tensorflow._api.v2.{parts[1]}")
+    return (
+        len(parts) > 2
+        and parts[0] == "tensorflow"
+        and parts[2] in _list_names_defined_in(f"tensorflow._api.v2.{parts[1]}")
+    )
 
 
 def _is_below_listed_name(name: str, table: dict[str, str]) -> bool:
@@ -171,7 +177,7 @@ def _file_of_module(module: str) -> str | None:
 
 
 @functools.cache
-def _names_of(module: str) -> frozenset[str]:
+def _list_names_defined_in(module: str) -> frozenset[str]:
     """Returns the names that a module defines at its top level, also in conditions.
 
     The result includes "*" if the module can define names that its text does not show.
@@ -203,7 +209,7 @@ def _definitions_by_name(module: str) -> dict[str, list[Any]]:
     adds_names = (b"globals()" in source or b".__all__ = " in source) and not module.startswith("tensorflow._api.")
     found: dict[str, list[Any]] = {_ANYTHING: []} if adds_names else {}
     for top in tree.body:
-        defined = [pair for node in search([top], _nested_statements) for pair in _definitions(node, package)]
+        defined = [pair for node in search([top], _nested_statements) for pair in _list_definitions(node, package)]
         for name, _ in [] if isinstance(top, _COMPOUND) else defined:
             found.pop(name, None)  # a later definition replaces an earlier one, unless it is in a branch
         for name, what in defined:
@@ -215,25 +221,25 @@ def _nested_statements(node: ast.AST) -> Iterable[ast.AST]:
     return ast.iter_child_nodes(node) if isinstance(node, _COMPOUND) else ()
 
 
-def _definitions(node: ast.AST, package: str) -> Iterator[tuple[str, Any]]:
+def _list_definitions(statement: ast.AST, package: str) -> Iterator[tuple[str, Any]]:
     """Yields the names that a statement defines, each with its definition as in `is_defined_in`."""
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
-        yield node.name, node
-    elif isinstance(node, ast.Import):
-        for alias in node.names:
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+        yield statement.name, statement
+    elif isinstance(statement, ast.Import):
+        for alias in statement.names:
             name = alias.asname or alias.name.partition(".")[0]
             yield name, alias.name if alias.asname else name
-    elif isinstance(node, ast.ImportFrom):
-        above = package.rsplit(".", node.level - 1)[0] if node.level else ""
-        module = ".".join(filter(None, [above, node.module]))
-        for alias in node.names:
+    elif isinstance(statement, ast.ImportFrom):
+        above = package.rsplit(".", statement.level - 1)[0] if statement.level else ""
+        module = ".".join(filter(None, [above, statement.module]))
+        for alias in statement.names:
             for name in list_exported_names(module) if alias.name == "*" else [alias.name]:
                 yield alias.asname or name, f"{module}.{name}"
-    elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        is_plain = isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in targets)
+    elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        is_plain = isinstance(statement, ast.Assign) and all(isinstance(target, ast.Name) for target in targets)
         for name in {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}:
-            yield name, node if is_plain else None
+            yield name, statement if is_plain else None
 
 
 def list_exported_names(module: str) -> list[str]:

@@ -78,17 +78,17 @@ def _accept_old_keywords(module: types.ModuleType) -> None:
     module.Optimizer.__new__ = make
 
 
-def _allow_dilated_strides(kind: type) -> None:
+def _allow_dilated_strides(layer_class: type) -> None:
     """Lets a layer class have strides and dilation above 1 at once; 1.15 refused this only in plain convolutions."""
 
     def check(self: Any) -> None:
         dilation, self.dilation_rate = self.dilation_rate, (1,)
         try:
-            super(kind, self)._validate_init()
+            super(layer_class, self)._validate_init()
         finally:
             self.dilation_rate = dilation
 
-    kind._validate_init = check
+    layer_class._validate_init = check
 
 
 def _shape_of(tensor: Any) -> tuple:

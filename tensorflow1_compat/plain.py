@@ -27,7 +27,7 @@ def switch_main_script_to_tensorflow_1() -> None:
     if evidence is None or not evidence.is_tensorflow_1:
         return
     problem = _describe_unreachable_name(evidence)
-    if not _is_too_late_to_switch():
+    if not _is_too_late_for_tensorflow_1():
         start.switch_v2_off()
     elif _is_eager():
         problem = (
@@ -46,7 +46,7 @@ def fix_old_names() -> None:
     if path:
         evidence = find_evidence_of_script(path, [os.path.dirname(path)])
         if evidence.old_of_2 and not evidence.is_tensorflow_1:
-            start.prepare_process([os.path.dirname(path)], era=2, older=evidence.older)
+            start.prepare_process([os.path.dirname(path)], era=2, older=evidence.older_packages)
 
 
 def _main_script() -> str | None:
@@ -73,7 +73,7 @@ def _is_eager() -> bool:
     return tf.executing_eagerly()
 
 
-def _is_too_late_to_switch() -> bool:
+def _is_too_late_for_tensorflow_1() -> bool:
     """Returns whether an operator has run or a graph has operators: then it is too late to switch to TensorFlow 1."""
     import tensorflow.compat.v1 as tf
 

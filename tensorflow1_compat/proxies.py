@@ -101,7 +101,7 @@ def proxy(name: str) -> ModuleProxy:
     name = _canonical_name(name)
     found = _proxies.get(name)
     if found is None:
-        base = _import_base(name)
+        base = _import_proxied_module(name)
         found = base if isinstance(base, ModuleProxy) else _proxies.setdefault(name, ModuleProxy(name, base))
     return found
 
@@ -133,7 +133,7 @@ class ModuleProxy(types.ModuleType):
             self.__dict__[name] = value
         return value
 
-    def take(self, name: str) -> Any:
+    def value_of_import(self, name: str) -> Any:
         """Returns the value that `from module import name` binds, for the module of this proxy.
 
         Raises:
@@ -149,7 +149,7 @@ class ModuleProxy(types.ModuleType):
     def public_names(self) -> dict[str, Any]:
         """Returns the names that `from module import *` binds, with their values, for the module of this proxy."""
         names = getattr(self._base, "__all__", None) or [name for name in dir(self._base) if not name.startswith("_")]
-        names = [*names, *_added_names(self._name)] if self._is_of_tensorflow() else names
+        names = [*names, *_list_names_added_to_module(self._name)] if self._is_of_tensorflow() else names
         found = {}
         for name in names:
             try:
@@ -172,7 +172,7 @@ class ModuleProxy(types.ModuleType):
 
     def __dir__(self) -> list[str]:
         own = [name for name in self.__dict__ if not name.startswith("_")]
-        return sorted({*dir(self._base), *own, *_added_names(self._name)})
+        return sorted({*dir(self._base), *own, *_list_names_added_to_module(self._name)})
 
     def __repr__(self) -> str:
         return repr(self._base).replace(self._base.__name__, self._name, 1)
@@ -214,13 +214,13 @@ def _find_value(module: ModuleProxy, name: str) -> Any:
     try:
         value = _find_in_base(full, base, name)
     except _MissingNameError:
-        value = None if inner else _find_moved_up(full)
+        value = None if inner else _find_value_in_parent_module(full)
     if inner is not None and not isinstance(value, types.ModuleType):
         value = importlib.import_module(inner)
     return _proxy_if_module(full, value)
 
 
-def _find_moved_up(full_name: str) -> Any:
+def _find_value_in_parent_module(full_name: str) -> Any:
     """Returns the value of a name that has moved to the parent module, or out of an internal module of contrib.
 
     For any name below `tensorflow.contrib.X.python`, searches the module of this package that replaces `X`.
@@ -290,7 +290,7 @@ def _proxy_if_module(full_name: str, value: Any) -> Any:
     return value
 
 
-def _import_base(name: str) -> types.ModuleType:
+def _import_proxied_module(name: str) -> types.ModuleType:
     target = _tables.modules.get(name)
     if target is None and ":" not in removed_names.WRAPPED.get(name, ":"):
         target = removed_names.WRAPPED[name]
@@ -337,9 +337,9 @@ def _has_removed_names(name: str) -> bool:
     return any(below == name or below.startswith(f"{name}.") for below in _BELOW_REMOVED)
 
 
-def _added_names(name: str) -> set[str]:
+def _list_names_added_to_module(module: str) -> set[str]:
     """Returns the old names that the tables add to a module."""
-    start = f"{name}."
+    start = f"{module}."
     return {key[len(start) :].partition(".")[0] for key in (*_tables.names, *_tables.modules) if key.startswith(start)}
 
 

@@ -90,14 +90,14 @@ class FileFacts(NamedTuple):
 
 
 def read_file(
-    path: str, aliases_in: Callable[[str, int], dict[str, str] | None] = lambda module, level: None
+    path: str, find_aliases: Callable[[str, int], dict[str, str] | None] = lambda module, level: None
 ) -> FileFacts:
     """Reads one file; the facts about a file that is not valid Python 3 contain only an `error`.
 
     Args:
       path: path of the file.
-      aliases_in: returns the aliases in a module, given its name and the level of the import; None for modules outside
-        of the user's tree.
+      find_aliases: returns the aliases in a module, given its name and the level of the import; None for modules
+        outside of the user's tree.
     Raises:
       OSError: the file cannot be read, or is not a regular file.
     """
@@ -110,7 +110,7 @@ def read_file(
     except (SyntaxError, ValueError, RecursionError) as error:
         problem = error if isinstance(error, SyntaxError) else SyntaxError(str(error), (path, 1, 0, ""))
         return FileFacts(path, [], [], problem)
-    reader = _Reader(path, tree, aliases_in)
+    reader = _Reader(path, tree, find_aliases)
     reader.visit(tree)
     found = (reader.uses, reader.modules, None, reader.aliases, reader.variables, reader.texts)
     return FileFacts(path, *found, definitions_in(tree), tree)
@@ -151,7 +151,7 @@ class _Reader(ast.NodeVisitor):
             full = f"{module}.{alias.name}".strip(".")
             self.modules.append((full, node.level))
             if alias.name == "*":
-                names = (_list_star_names(module) if bound is None and not node.level else bound) or {}
+                names = (_list_names_bound_by_star(module) if bound is None and not node.level else bound) or {}
                 self.aliases.update(
                     (name, full)
                     for name, full in names.items()
@@ -201,7 +201,7 @@ class _Reader(ast.NodeVisitor):
         """
         chosen = set.intersection(*({*map(_single_imported_name, part)} for part in (node.body, node.orelse))) - {None}
         asks_version = any(getattr(each, "attr", "") in _VERSIONS for each in ast.walk(node.test))
-        with self._guard_tested_names(node.test):
+        with self._mark_names_as_tested(node.test):
             self.visit(node.test)
             for statement in (*node.body, *node.orelse):
                 is_guarded = asks_version or _single_imported_name(statement) in chosen
@@ -210,11 +210,11 @@ class _Reader(ast.NodeVisitor):
                 self._guards -= is_guarded
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
-        with self._guard_tested_names(node.test):
+        with self._mark_names_as_tested(node.test):
             self.generic_visit(node)
 
     @contextlib.contextmanager
-    def _guard_tested_names(self, test: ast.expr) -> Iterator[None]:
+    def _mark_names_as_tested(self, test: ast.expr) -> Iterator[None]:
         """Treats names as guarded inside the `with` block if the condition `test` checks that they exist."""
         before = len(self._tested)
         self._tested.extend(find_names_tested_for_existence(test))
@@ -312,7 +312,7 @@ def _names_bound_in(tree: ast.Module) -> set[str]:
     return bound
 
 
-def _list_star_names(module: str) -> dict[str, str]:
+def _list_names_bound_by_star(module: str) -> dict[str, str]:
     """Returns the names that `from module import *` binds, with their full names; {} for modules not examined."""
     if not module.startswith(_EXAMINED):
         return {}

@@ -159,7 +159,7 @@ class _ImportRedirector(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> Any:
         if node.id == "__import__" and isinstance(node.ctx, ast.Load):
-            return _place_like(_make_entrance_node("import_by_call"), node)
+            return _place_like(_make_node_of_import_function("import_by_call"), node)
         return node
 
 
@@ -179,12 +179,12 @@ def _root_module_name(module: str | None) -> str:
     return (module or "").partition(".")[0]
 
 
-def _make_entrance_node(function: str) -> ast.Attribute:
+def _make_node_of_import_function(function: str) -> ast.Attribute:
     return ast.Attribute(value=ast.Name(id=ENTRANCE, ctx=ast.Load()), attr=function, ctx=ast.Load())
 
 
 def _make_call(function: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(func=_make_entrance_node(function), args=list(arguments), keywords=[])
+    return ast.Call(func=_make_node_of_import_function(function), args=list(arguments), keywords=[])
 
 
 def _place_like(new_node: Any, old_node: ast.AST) -> Any:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-from npu_bridge.base.after_import import after_import
-from npu_bridge.base.tf_internals.contrib import accept_whole_floats, add_larger_epsilons, load_generated_code_with
+from npu_bridge.base.after_import import call_after_import
+from npu_bridge.base.tf_internals.contrib import (
+    accept_whole_floats,
+    load_generated_code_with,
+    raise_batch_norm_epsilons,
+)
 from npu_bridge.base.tf_internals.sessions import set_deterministic
 from tensorflow1_compat import journal, old_attributes, proxies, spawn
 from tensorflow1_compat.extensions import UserExtensionLoader
@@ -42,7 +46,7 @@ def prepare_process(
       roots: folders of the user's files.
       known_paths: see `SourceTree`.
       era: 1 or 2, for TensorFlow 1 or 2.
-      older: for TensorFlow 2, the packages whose older names the script needs (`EraEvidence.older`).
+      older: for TensorFlow 2, the packages whose older names the script needs (`EraEvidence.older_packages`).
     Returns:
       The user's source tree.
     """
@@ -57,7 +61,7 @@ def prepare_process(
     if "tensorflow" in sys.modules:
         _switch_to_version_1()
     else:
-        after_import("tensorflow", lambda module: _switch_to_version_1())
+        call_after_import("tensorflow", lambda module: _switch_to_version_1())
     return tree
 
 
@@ -89,7 +93,7 @@ def switch_v2_off() -> None:
     try:
         tf.disable_v2_behavior()
         accept_whole_floats()
-        add_larger_epsilons()
+        raise_batch_norm_epsilons()
         set_deterministic(False)  # TF_DETERMINISTIC_OPS, unknown to 1.15, refuses random operators without a seed
         old_attributes.add_attributes_of_1()
     finally:

@@ -93,7 +93,7 @@ def _text(kind: kinds.Text) -> str:
 
 _TYPES = {
     kinds.Text: _text,
-    kinds.Stringified: lambda kind: "object",
+    kinds.StringifiedValue: lambda kind: "object",
     kinds.RawBytes: lambda kind: "bytes",
     kinds.Integer: lambda kind: "int",
     kinds.OneOf: lambda kind: f"Literal[{', '.join(map(repr, kind.choices))}]" if kind.enforced else "int",
@@ -101,7 +101,7 @@ _TYPES = {
     kinds.Number: lambda kind: "int" if kind.whole else "float",
     kinds.Seed: lambda kind: "int",
     kinds.Directory: lambda kind: "str | bytes | os.PathLike[str]",
-    kinds.Helper: lambda kind: kind.owner,
+    kinds.HelperObject: lambda kind: kind.owner,
     kinds.TensorFlowObject: lambda kind: " | ".join(f"tf.{name}" for name in kind.classes),
 }
 

@@ -52,12 +52,12 @@ def draw_steps(folder: str, names: tuple[str, str], ranks: int, picture: str) ->
 
 def draw_overlap(folder: str, name: str, ranks: int, picture: str) -> None:
     """Draws the overlapping steps of a contender, as `record_steps` has recorded them; arguments as of `draw_steps`."""
-    from npu_bridge.reporting.tail_picture import draw_overlapping
+    from npu_bridge.reporting.tail_picture import draw_overlapping_steps
     from npu_bridge.reporting.tail_report import merge_traces
 
     found = [json.loads(_file_of(folder, name, rank).read_text())["npu_bridge"] for rank in range(ranks)]
     own = [trace for trace in merge_traces(found, "overlapping_steps") if trace.rank == 0]
-    pathlib.Path(picture).write_text(draw_overlapping(own, ranks), encoding="utf-8")
+    pathlib.Path(picture).write_text(draw_overlapping_steps(own, ranks), encoding="utf-8")
 
 
 def _file_of(folder, name, rank):

@@ -152,7 +152,7 @@ def steps_and_batches_done(output_dir: str) -> tuple[int, int]:
     if checkpoint is None:
         return 0, 0
     step = int(tf.train.load_variable(checkpoint, tf.GraphKeys.GLOBAL_STEP))
-    return step, step + History(os.path.join(output_dir, "history.jsonl")).skipped_until(step)
+    return step, step + History(os.path.join(output_dir, "history.jsonl")).count_skipped_steps_until(step)
 
 
 def session_config() -> tf.ConfigProto:

@@ -61,7 +61,7 @@ def main():
 
     history = History(os.path.join(flags.output_dir, "history.jsonl"))
     reached = step_reached(flags.output_dir)
-    done = reached + history.skipped_until(reached)  # a skipped step has used up its batch, too
+    done = reached + history.count_skipped_steps_until(reached)  # a skipped step has used up its batch, too
 
     def input_fn():
         return training_batches(flags.batch_size, done).map(lambda pictures, digits: ({"pictures": pictures}, digits))

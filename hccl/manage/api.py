@@ -54,7 +54,7 @@ def create_group(group: str, rank_num: int, rank_ids: list[int]) -> None:
         raise _make_error(
             "create_group", "rank_ids is not a list of ranks", f"{rank_num} non-negative integers", rank_ids
         )
-    groups.process_groups().create(group, rank_ids, collective.current())
+    groups.groups_of_process().create(group, rank_ids, collective.current())
 
 
 def create_group_of_others() -> None:
@@ -65,7 +65,7 @@ def create_group_of_others() -> None:
         default.
     Ranks: collective over the whole job.
     """
-    groups.process_groups().join_creation_of_group(collective.current())
+    groups.groups_of_process().take_part_in_creation(collective.current())
 
 
 def destroy_group(group: str) -> None:
@@ -74,7 +74,7 @@ def destroy_group(group: str) -> None:
     Raises:
       ValueError: no group has this name, or the group is the world group.
     """
-    groups.process_groups().destroy(group)
+    groups.groups_of_process().destroy(group)
 
 
 def get_rank_size(group: str = WORLD) -> int:

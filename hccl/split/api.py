@@ -41,7 +41,7 @@ def set_split_strategy_by_idx(idxList: list[int], group: str = WORLD) -> None:  
         raise _make_error(where, "idxList is not a list of positions", f"integers from 0 to {_LARGEST_INDEX}", idxList)
     if any(second <= first for first, second in zip(idxList, idxList[1:])):
         raise _make_error(where, "idxList does not ascend", "ascending positions", idxList)
-    if not groups.process_groups().strategies.set_last_indices(group, idxList):
+    if not groups.groups_of_process().strategies.set_last_indices(group, idxList):
         _warn_ignored(where, group, idxList)
 
 
@@ -65,7 +65,7 @@ def set_split_strategy_by_size(dataSizeList: list[int] | list[float], group: str
         raise _make_error(
             where, "the percentages do not make up the whole", "a sum of 100", f"{sum(dataSizeList):g}: {dataSizeList}"
         )
-    if not groups.process_groups().strategies.set_percentages(group, dataSizeList):
+    if not groups.groups_of_process().strategies.set_percentages(group, dataSizeList):
         _warn_ignored(where, group, dataSizeList)
 
 

@@ -180,7 +180,9 @@ class Configuration:
                 apply_precision_to_model(self.model, precision)
             return self.model
         dtypes = {"half": self.low_dtype, "float": "float32"}
-        layers = {name: dtypes[kind] for name, kind in self._casts.layers.items()} if self.properties.is_cast else {}
+        layers = (
+            {name: dtypes[kind] for name, kind in self._casts.layers.items()} if self.properties.casts_model else {}
+        )
         self.model = change_dtypes(
             model,
             ModelDtypes(
@@ -219,7 +221,7 @@ class Configuration:
 
     @property
     def _has_narrow_variables(self) -> bool:
-        return self.properties.is_cast and not self.properties.master_weights
+        return self.properties.casts_model and not self.properties.master_weights
 
     def _new_manager(self, number: int) -> LossScaleManager | None:
         if self.properties.loss_scale == DYNAMIC:

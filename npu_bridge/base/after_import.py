@@ -16,29 +16,29 @@ from contextlib import AbstractContextManager
 from typing import Any, Callable
 
 
-def after_import(
-    name: str,
-    change: Callable[[types.ModuleType], None],
+def call_after_import(
+    module_name: str,
+    callback: Callable[[types.ModuleType], None],
     while_loading: Callable[[], AbstractContextManager] = contextlib.nullcontext,
     if_missing: Callable[[], None] | None = None,
 ) -> None:
-    """Calls `change` with a module as soon as the module is loaded. The module must not be loaded yet.
+    """Calls `callback` with a module as soon as the module is loaded. The module must not be loaded yet.
 
     Args:
-      name: the module's name.
-      change: is called with the module; if it raises an error, the import fails.
+      module_name: the module's name.
+      callback: is called with the module; if it raises an error, the import fails.
       while_loading: returns the context manager in which the module is loaded; an error on entry makes the import fail.
       if_missing: is called at each import that does not find the module; an error makes the import fail.
     """
-    sys.meta_path.insert(0, _Finder(name, change, while_loading, if_missing))
+    sys.meta_path.insert(0, _Finder(module_name, callback, while_loading, if_missing))
 
 
-def call_when_loaded(name: str, change: Callable[[types.ModuleType], None]) -> None:
-    """Calls `change` with a module: now if the module is loaded, else as soon as it is."""
-    if name in sys.modules:
-        change(sys.modules[name])
+def call_when_loaded(module_name: str, callback: Callable[[types.ModuleType], None]) -> None:
+    """Calls `callback` with a module: now if the module is loaded, else as soon as it is."""
+    if module_name in sys.modules:
+        callback(sys.modules[module_name])
     else:
-        after_import(name, change)
+        call_after_import(module_name, callback)
 
 
 def wrap_function(owner: Any, name: str, function: Callable) -> None:
@@ -53,7 +53,7 @@ def wrap_function(owner: Any, name: str, function: Callable) -> None:
 
 
 def importing_module_name() -> str:
-    """Returns the name of the module with the running import statement, for functions that `after_import` calls."""
+    """Returns the name of the module with the running import statement, for callbacks of `call_after_import`."""
     frame = sys._getframe(1)
     passing = (__name__, frame.f_globals.get("__name__"))
     while frame is not None:

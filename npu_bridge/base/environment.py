@@ -137,7 +137,7 @@ def write_variable(name: str, value: object) -> None:
 
 
 @contextlib.contextmanager
-def temporary_variables(choose_values: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+def set_variables_temporarily(choose_values: Callable[[], Mapping[str, str]]) -> Iterator[None]:
     """Sets variables inside the block and restores them afterwards.
 
     All threads share the environment, so a second thread waits until the first has left its block.
@@ -165,7 +165,7 @@ def is_flag_on(name: str) -> bool:
     return (read_variable(name) or "").strip().lower() in ("1", "true")
 
 
-def imposed_options() -> dict[str, Any]:
+def options_set_by_launcher() -> dict[str, Any]:
     """Returns the options, by name, for which the launcher's values replace the script's; usually empty."""
     return json.loads(read_variable(IMPOSED_OPTIONS) or "{}")
 

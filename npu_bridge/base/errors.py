@@ -123,15 +123,15 @@ def unknown_keyword(owner: str, name: str, known_keywords: Iterable[str], fix: s
     return TypeError(message(owner, f"unknown argument {shortened(name, _LONGEST_VALUE)!r}", takes, repr(name), fix))
 
 
-def with_known_keywords(others: Mapping[str, Callable[[Any], str]]) -> Callable[[_Function], _Function]:
-    """Returns a decorator that calls `check_keywords` with `others` before each call of the function."""
+def check_keywords_before_call(cures: Mapping[str, Callable[[Any], str]]) -> Callable[[_Function], _Function]:
+    """Returns a decorator that calls `check_keywords` with `cures` before each call of the function."""
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
 
         @functools.wraps(function)
         def checked(*arguments, **keywords):
-            check_keywords(function.__name__, signature, keywords, others)
+            check_keywords(function.__name__, signature, keywords, cures)
             return function(*arguments, **keywords)
 
         return checked  # type: ignore[return-value]
@@ -163,14 +163,14 @@ class KeywordChecksMixin:
 
 
 def check_keywords(
-    owner: str, signature: inspect.Signature, keywords: Mapping[str, Any], others: Mapping[str, Callable[[Any], str]]
+    owner: str, signature: inspect.Signature, keywords: Mapping[str, Any], cures: Mapping[str, Callable[[Any], str]]
 ) -> None:
-    """Raises TypeError for a keyword that a function does not take, with a cure if the keyword is in `others`."""
+    """Raises TypeError for a keyword that a function does not take, with a cure if the keyword is in `cures`."""
     parameters = signature.parameters
     is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in () if is_open else keywords:
         if name not in parameters:
-            raise unknown_keyword(owner, name, parameters, others[name](keywords[name]) if name in others else "")
+            raise unknown_keyword(owner, name, parameters, cures[name](keywords[name]) if name in cures else "")
 
 
 @functools.cache

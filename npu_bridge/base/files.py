@@ -29,7 +29,7 @@ class NotOursError(FileExistsError):
 
 @contextlib.contextmanager
 def new_file(
-    path: str | os.PathLike, mode: str = "w", own_pattern: bytes | None = None, permissions: int = 0o666
+    path: str | os.PathLike, mode: str = "w", own_content_pattern: bytes | None = None, permissions: int = 0o666
 ) -> Iterator[Any]:
     """Opens a new file for writing, which gets its name only when it is complete.
 
@@ -38,14 +38,14 @@ def new_file(
     Args:
       path: the final name.
       mode: "w" or "wb".
-      own_pattern: a pattern at the beginning of the files that can be replaced. None replaces any file, because the
-        user named it.
+      own_content_pattern: a pattern at the beginning of the files that can be replaced. None replaces any file,
+        because the user named it.
       permissions: the file's permissions, before the process's umask applies.
     Raises:
-      NotOursError: an existing file of that name does not match `own_pattern`.
+      NotOursError: an existing file of that name does not match `own_content_pattern`.
     """
-    if own_pattern is not None:
-        check_output_path(path, own_pattern)
+    if own_content_pattern is not None:
+        check_output_path(path, own_content_pattern)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     # A random name, opened only if no file has it.
     unfinished = os.path.join(os.path.dirname(path), f"{UNFINISHED}{secrets.token_hex(8)}")
@@ -59,9 +59,15 @@ def new_file(
         raise
 
 
-def write_atomically(path: str | os.PathLike, text: str, own_pattern: bytes | None = None) -> None:
-    """Writes a text atomically: a crash leaves the old or the complete new file. `own_pattern`: as in `new_file`."""
-    with new_file(path, own_pattern=own_pattern) as file:
+def write_atomically(path: str | os.PathLike, text: str, own_content_pattern: bytes | None = None) -> None:
+    """Writes a text atomically: a crash leaves the old or the complete new file.
+
+    Args:
+      path: the final name.
+      text: the contents.
+      own_content_pattern: as in `new_file`.
+    """
+    with new_file(path, own_content_pattern=own_content_pattern) as file:
         file.write(text)
 
 
@@ -76,14 +82,14 @@ def rename_unfinished(unfinished: str, path: str) -> None:
     os.replace(unfinished, path)
 
 
-def check_output_path(path: str | os.PathLike, own_pattern: bytes, option: str = "") -> None:
+def check_output_path(path: str | os.PathLike, own_content_pattern: bytes, option: str = "") -> None:
     """Checks that a file can be written without loss: its folder exists, and no foreign file has its name.
 
     A foreign file that is empty can be replaced.
 
     Args:
       path: the file to write.
-      own_pattern: a pattern that matches the beginning of a file made by this package.
+      own_content_pattern: a pattern that matches the beginning of a file made by this package.
       option: the option that named the file, for messages.
     Raises:
       NotOursError: a foreign file has the name.
@@ -106,7 +112,7 @@ def check_output_path(path: str | os.PathLike, own_pattern: bytes, option: str =
         )
     if found is not None and found.st_size:
         with open(path, "rb") as file:
-            if not re.search(own_pattern, file.read(_HEAD_BYTES)):
+            if not re.search(own_content_pattern, file.read(_HEAD_BYTES)):
                 raise NotOursError(
                     f"{where} is a file that npu_bridge did not make. Expected a new file, or one that npu_bridge "
                     f"made; name another file, or move this file away."
@@ -164,12 +170,12 @@ def refuse_tilde(path: str | os.PathLike, option: str = "") -> None:
         )
 
 
-def remove_own(path: str, is_own: Callable[[str, os.stat_result], bool]) -> None:
+def remove_own_files(path: str, is_own_file: Callable[[str, os.stat_result], bool]) -> None:
     """Removes a file, a link, or a folder with all its contents; removes links and never follows them.
 
     Args:
       path: the path to remove; a missing path is no error.
-      is_own: gets a file or link and its `lstat`, and returns whether the caller made it. Folders are not checked.
+      is_own_file: gets a file or link and its `lstat`, and returns whether the caller made it. Folders are not checked.
     Raises:
       NotOursError: the path is or contains a foreign file; nothing is removed then.
     """
@@ -177,7 +183,7 @@ def remove_own(path: str, is_own: Callable[[str, os.stat_result], bool]) -> None
     for each, found in walk(path):
         if stat.S_ISDIR(found.st_mode):
             folders.append(each)
-        elif is_own(each, found):
+        elif is_own_file(each, found):
             files.append(each)
         else:
             raise NotOursError(each)

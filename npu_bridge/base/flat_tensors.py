@@ -62,7 +62,7 @@ def map_elementwise(tensors: Sequence[Any], transform: Callable[[Any], Any]) -> 
     Args:
       tensors: tensors, or other objects that `transform` takes.
     """
-    made, wholes = [], {id(flat) for flat in pieces_to_flats(tensors)}
+    made, wholes = [], {id(flat) for flat in replace_pieces_by_flat_tensors(tensors)}
     of_flats: dict[int, dict] = {}
     for tensor in tensors:
         place = getattr(tensor, _MARK, None)
@@ -83,7 +83,7 @@ def _place_in_flat(tensor, flat):
     return place if place is not None and place.flat is flat else None
 
 
-def pieces_to_flats(tensors: Sequence[Any]) -> list:
+def replace_pieces_by_flat_tensors(tensors: Sequence[Any]) -> list:
     """Returns the tensors, with each flat tensor in place of its pieces if all of these pieces are present."""
     places = [getattr(tensor, _MARK, None) for tensor in tensors]
     found: dict[int, list] = {}

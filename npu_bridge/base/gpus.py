@@ -41,7 +41,7 @@ def can_use_gpus() -> bool:
     return True
 
 
-def gpu_of_rank(device: int, local_size: int, script: str) -> str | None:
+def gpu_of_rank(device: int, local_size: int, script_path: str) -> str | None:
     """Returns the GPU to assign to a rank; None if the rank keeps all GPUs that it sees.
 
     The rank keeps all GPUs if it is the only rank, if there are fewer GPUs than ranks, or if the script itself chooses
@@ -50,10 +50,10 @@ def gpu_of_rank(device: int, local_size: int, script: str) -> str | None:
     Args:
       device: number of the rank's device.
       local_size: number of ranks on this machine.
-      script: the script's path.
+      script_path: the script's path.
     """
     gpus = usable_gpus()
-    if local_size < 2 or len(gpus) < max(2, local_size) or _is_choosing_gpus(script):
+    if local_size < 2 or len(gpus) < max(2, local_size) or _is_choosing_gpus(script_path):
         return None
     return gpus[device % len(gpus)]
 

@@ -110,7 +110,7 @@ class FolderHold:
         if lock is not None:
             _PROCESS_LOCKS.release(lock)
 
-    def check(self) -> None:
+    def check_still_held(self) -> None:
         """Checks that the folder is still held, for example after the process was suspended.
 
         Raises:

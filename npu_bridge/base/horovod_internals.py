@@ -32,14 +32,14 @@ def wrap_init(basics: types.ModuleType, wrap: Callable[[Callable], Callable]) ->
     basics.HorovodBasics.init = wrap(basics.HorovodBasics.init)
 
 
-def call_before_collectives(operators: types.ModuleType, note: Callable[[Any], Any]) -> bool:
-    """Makes Horovod call `note` before each collective that combines values of ranks, in graphs and eagerly.
+def call_before_collectives(operators: types.ModuleType, callback: Callable[[Any], Any]) -> bool:
+    """Makes Horovod call `callback` before each collective that combines values of ranks, in graphs and eagerly.
 
     Seen in Horovod 0.28: `mpi_ops.MPI_LIB`. Broadcasts combine no values.
 
     Args:
       operators: the module `OPERATORS_MODULE`.
-      note: a function that gets the tensor of the collective, or a list of tensors.
+      callback: a function that gets the tensor of the collective, or a list of tensors.
     Returns:
       False, without any change, while the module is being loaded.
     """
@@ -48,7 +48,7 @@ def call_before_collectives(operators: types.ModuleType, note: Callable[[Any], A
 
     def with_note(make: Callable) -> Callable:
         def function(tensors, *arguments, **keywords):
-            note(tensors)
+            callback(tensors)
             return make(tensors, *arguments, **keywords)
 
         return function
@@ -58,19 +58,19 @@ def call_before_collectives(operators: types.ModuleType, note: Callable[[Any], A
     return True
 
 
-def call_before_averaging(horovod: types.ModuleType, note: Callable[[list], Any]) -> bool:
-    """Makes new optimizers and tapes of Horovod call `note` before they average gradients.
+def call_before_averaging(horovod_module: types.ModuleType, callback: Callable[[list], Any]) -> bool:
+    """Makes new optimizers and tapes of Horovod call `callback` before they average gradients.
 
     Horovod caches its averaging functions, so a new optimizer can use operators that an earlier optimizer built. Seen
     in Horovod 0.28: `_make_allreduce_grads_fn`.
 
     Args:
-      horovod: the module `horovod.tensorflow`.
-      note: a function that gets the list of gradients, some of them None.
+      horovod_module: the module `horovod.tensorflow`.
+      callback: a function that gets the list of gradients, some of them None.
     Returns:
       False, without any change, while the module is being loaded.
     """
-    make = getattr(horovod, "_make_allreduce_grads_fn", None)
+    make = getattr(horovod_module, "_make_allreduce_grads_fn", None)
     if make is None:
         return False
 
@@ -79,12 +79,12 @@ def call_before_averaging(horovod: types.ModuleType, note: Callable[[list], Any]
         average = make(*arguments, **keywords)
 
         def average_with_note(grads, *others, **named):
-            note(grads)
+            callback(grads)
             return average(grads, *others, **named)
 
         return average_with_note
 
-    vars(horovod)["_make_allreduce_grads_fn"] = make_with_note
+    vars(horovod_module)["_make_allreduce_grads_fn"] = make_with_note
     return True
 
 

@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 
-def lazy_getattr(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy_getattr(package: str, places_by_name: Mapping[str, str]) -> Callable[[str], Any]:
     """Returns a `__getattr__` for a package, which imports a name on first use.
 
     Args:
       package: the package's name.
-      places: where each name is: `module` for a module, or `module:name` for an object in a module.
+      places_by_name: where each name is: `module` for a module, or `module:name` for an object in a module.
     """
 
     def __getattr__(name: str) -> Any:
-        if name not in places:
+        if name not in places_by_name:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return import_place(places[name])
+        return import_module_or_object(places_by_name[name])
 
     return __getattr__
 
 
-def import_place(place: str) -> Any:
+def import_module_or_object(place: str) -> Any:
     """Imports and returns a module, given as `module`, or an object in it, given as `module:name`."""
     module, _, inside = place.partition(":")
     found = importlib.import_module(module)

@@ -78,12 +78,12 @@ class JobStarts:
     def __init__(self):
         self._job, self._number, self._still_running = secrets.token_hex(8), 0, []
 
-    def begin(self) -> None:
+    def begin_start(self) -> None:
         """Begins a start of the job: ranks launched from now on get the number of this start from the environment."""
         self._number += 1
         environment.write_variable(environment.START, f"{self._job}:{self._number}:{','.join(self._still_running)}")
 
-    def end(self, might_still_run: bool) -> None:
+    def end_start(self, might_still_run: bool) -> None:
         """Ends a start. If `might_still_run`, some ranks can still run, so their locks are not taken over at once."""
         if might_still_run:
             self._still_running.append(str(self._number))

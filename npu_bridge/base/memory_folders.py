@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 from npu_bridge.base.environment import MEMORY_FOLDER, read_variable, write_variable
-from npu_bridge.base.files import remove_own
+from npu_bridge.base.files import remove_own_files
 
 _ROOT = "/dev/shm"
 _LOCK = ".lock"
@@ -135,4 +135,4 @@ def _remove_leftovers(prefix: str, kept_name: str) -> None:
 
 def _remove_folder(path: str) -> None:
     with contextlib.suppress(OSError):
-        remove_own(path, lambda each, found: found.st_uid == os.getuid())
+        remove_own_files(path, lambda each, found: found.st_uid == os.getuid())

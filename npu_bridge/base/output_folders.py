@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from npu_bridge.base import held_folders
-from npu_bridge.base.files import UNFINISHED, NotOursError, new_file, refuse_tilde, remove_own, walk
+from npu_bridge.base.files import UNFINISHED, NotOursError, new_file, refuse_tilde, remove_own_files, walk
 from npu_bridge.base.held_folders import FolderHold, hold_folder
 from npu_bridge.base.terminal import path_for_message
 
@@ -62,7 +62,7 @@ class OutputFolder:
         names = self.check(*patterns)
         try:
             for name in names:
-                remove_own(os.path.join(self.path, name), self._is_own)
+                remove_own_files(os.path.join(self.path, name), self._is_own)
         except NotOursError:
             raise
         except OSError as error:
@@ -103,7 +103,7 @@ class OutputFolder:
         return self._facts["files"].get(name) == [status.st_size, status.st_mtime_ns]
 
     def _write(self) -> None:
-        with new_file(self._marker, own_pattern=_OURS) as file:
+        with new_file(self._marker, own_content_pattern=_OURS) as file:
             json.dump(self._facts, file)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from npu_bridge.base.tf_internals import keras3
 
 
-def plain_value(value: Any) -> Any:
+def to_python_numbers(value: Any) -> Any:
     """Returns a configuration value in which all numbers are Python numbers, at any depth.
 
     Args:
@@ -21,14 +21,14 @@ def plain_value(value: Any) -> Any:
     import tensorflow as tf
 
     if isinstance(value, dict):
-        return {key: plain_value(each) for key, each in value.items()}
+        return {key: to_python_numbers(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        made = [plain_value(each) for each in value]
+        made = [to_python_numbers(each) for each in value]
         return made if isinstance(value, list) else tuple(made)
     if isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule):
-        return plain_value(tf.keras.optimizers.schedules.serialize(value))
+        return to_python_numbers(tf.keras.optimizers.schedules.serialize(value))
     if keras3.is_schedule(value):
-        return plain_value(keras3.load_keras3("schedules").optimizers.schedules.serialize(value))
+        return to_python_numbers(keras3.load_keras3("schedules").optimizers.schedules.serialize(value))
     if isinstance(value, tf.Variable) and tf.executing_eagerly():
         value = value.numpy()
     elif isinstance(value, tf.Tensor):

@@ -31,24 +31,26 @@ class RefusedFileError(OSError):
 
 @contextlib.contextmanager
 def open_file(
-    path: str | os.PathLike, mode: str = "r", within: str | os.PathLike | None = None, **text: Any
+    path: str | os.PathLike, mode: str = "r", within_folder: str | os.PathLike | None = None, **text_options: Any
 ) -> Iterator:
     """Opens a regular file; pipes and devices, which could block the caller, are refused.
 
     Args:
-      path: the file. With `within`, a path below that folder, with or without the folder in front.
+      path: the file. With `within_folder`, a path below that folder, with or without the folder in front.
       mode: "r" or "rb".
-      within: the folder that must contain the file, for a path that was read from a file or a listing. Links below this
-        folder, and paths that lead out of the folder, are refused. None for a path from the user, even a link.
-      **text: passed to `open`: `encoding` (by default UTF-8), `errors`, `newline`.
+      within_folder: the folder that must contain the file, for a path that was read from a file or a listing. Links
+        below this folder, and paths that lead out of the folder, are refused. None for a path from the user, even a
+        link.
+      **text_options: passed to `open`: `encoding` (by default UTF-8), `errors`, `newline`.
     Raises:
       RefusedFileError: the file is not regular, or outside of the folder.
       OSError: the file cannot be opened.
     """
-    file = _open_regular(os.fspath(path)) if within is None else _open_below(os.fspath(path), os.fspath(within))
+    name = os.fspath(path)
+    file = _open_regular(name) if within_folder is None else _open_below(name, os.fspath(within_folder))
     if "b" not in mode:
-        text.setdefault("encoding", "utf-8")
-    with os.fdopen(file, mode, **text) as opened:
+        text_options.setdefault("encoding", "utf-8")
+    with os.fdopen(file, mode, **text_options) as opened:
         yield opened
 
 
@@ -78,28 +80,28 @@ def wrong_format_error(form: str, error: ValueError, owner: str, path: str, text
     return ValueError(message(where, f"it is not {form}", expected, got, "Correct the line."))
 
 
-def read_text(path: str | os.PathLike, within: str | os.PathLike | None = None, max_bytes: int = 1 << 31) -> str:
+def read_text(path: str | os.PathLike, within_folder: str | os.PathLike | None = None, max_bytes: int = 1 << 31) -> str:
     """Reads a text file in UTF-8.
 
     Raises:
       OSError: as for `open_file`; also if the file has more than `max_bytes`.
       UnicodeDecodeError: the file is not UTF-8 text.
     """
-    with open_file(path, "rb", within) as file:
+    with open_file(path, "rb", within_folder) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise RefusedFileError(f"{escape_in_line(str(path))} has more than {max_bytes} bytes")
     return content.decode("utf-8")
 
 
-def read_json(path: str | os.PathLike, within: str | os.PathLike | None = None) -> Any:
+def read_json(path: str | os.PathLike, within_folder: str | os.PathLike | None = None) -> Any:
     """Reads a JSON file.
 
     Raises:
       OSError: as for `open_file`.
       ValueError: as for `parse_json`; a UnicodeDecodeError if the file is not UTF-8 text.
     """
-    return parse_json(read_text(path, within))
+    return parse_json(read_text(path, within_folder))
 
 
 def parse_json(text: str) -> Any:
@@ -114,7 +116,7 @@ def parse_json(text: str) -> Any:
         raise ValueError("the JSON is nested too deeply") from None
 
 
-def to_whole_number(value: Any, minimum: int = 0, maximum: int = 2**53) -> int:
+def to_integer(value: Any, minimum: int = 0, maximum: int = 2**53) -> int:
     """Returns a number or text from a file as a whole number within bounds.
 
     Raises:

@@ -44,7 +44,7 @@ class RunRequest(NamedTuple):
     metadata: Any = None
 
     @property
-    def asked(self) -> list:
+    def requested_elements(self) -> list:
         """The operators and tensors to compute."""
         return [*self.targets, *self.fetches]
 
@@ -134,14 +134,14 @@ def wrap_session_constructors(wrap: Callable[[Callable], Callable]) -> list[Any]
     return [kind.__init__ for kind in kinds]
 
 
-def change_session_settings(change: Callable[[str, Any], tuple[str, Any]]) -> None:
+def change_session_settings(change_function: Callable[[str, Any], tuple[str, Any]]) -> None:
     """Changes the target and the settings of all sessions made from now on.
 
     Args:
-      change: gets a session's target and its ConfigProto or None; returns the new target and ConfigProto.
+      change_function: gets a session's target and its ConfigProto or None; returns the new target and ConfigProto.
     """
 
-    _CHANGES_OF_SETTINGS.append(change)
+    _CHANGES_OF_SETTINGS.append(change_function)
     _replace_session_classes()
 
 

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from npu_bridge.base.after_import import after_import, importing_module_name
+from npu_bridge.base.after_import import call_after_import, importing_module_name
 from npu_bridge.base.install import (
     INSTALL_TENSORFLOW,
     TENSORFLOWS,
@@ -60,12 +60,12 @@ def prepare_tensorflow() -> None:
     if "tensorflow" in sys.modules:
         _prepare_loaded_tensorflow(sys.modules["tensorflow"])
     else:
-        after_import("tensorflow", _prepare_loaded_tensorflow, _silence_loading, _explain_missing_tensorflow)
+        call_after_import("tensorflow", _prepare_loaded_tensorflow, _silence_loading, _explain_missing_tensorflow)
 
 
 def hide_global_step_warning() -> None:
     """Hides TensorFlow's warning about a constant global step; this package gives its own warning."""
-    _false_alarms().step_is_explained = True
+    _false_alarm_filter().step_is_explained = True
 
 
 def _prepare_loaded_tensorflow(tensorflow: types.ModuleType) -> None:
@@ -76,15 +76,15 @@ def _prepare_loaded_tensorflow(tensorflow: types.ModuleType) -> None:
             raise ImportError(problem, name="tensorflow")
         return
     if not names.HAS_ESTIMATORS:
-        from npu_bridge.base.tf_internals.estimators import restore_estimator
+        from npu_bridge.base.tf_internals.estimators import add_estimator_module
         from npu_bridge.base.tf_internals.keras3 import redirect_to_keras_2
 
         _choose_keras_2()
         redirect_to_keras_2(tensorflow)
-        restore_estimator(tensorflow)
+        add_estimator_module(tensorflow)
     if not _is_verbose():
         logging.getLogger("tensorflow").addFilter(_is_not_advice)
-        logging.getLogger("tensorflow").addFilter(_false_alarms())
+        logging.getLogger("tensorflow").addFilter(_false_alarm_filter())
         # Appended after the script's own filters, which decide first.
         for notice in (_CLOSING_NOTICE, _LAYER_ADVICE):
             warnings.filterwarnings("ignore", notice, UserWarning, append=True)
@@ -161,7 +161,7 @@ def _silence_loading() -> Iterator[None]:
         _choose_keras_2()  # before the import, which decides what `from tensorflow.keras.layers import Dense` finds
     given = "0" if _is_verbose() else environment.read_variable(_LEVEL)
     level = {} if given else {_LEVEL: "1"}
-    with environment.temporary_variables(lambda: level):
+    with environment.set_variables_temporarily(lambda: level):
         if given == "0" or names.HAS_ESTIMATORS:
             yield
         elif gpus.can_use_gpus():
@@ -221,7 +221,7 @@ def _is_project_module(name: str) -> bool:
 
 
 @functools.cache
-def _false_alarms() -> _FalseAlarmFilter:
+def _false_alarm_filter() -> _FalseAlarmFilter:
     return _FalseAlarmFilter()
 
 

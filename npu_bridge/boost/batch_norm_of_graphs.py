@@ -91,10 +91,10 @@ def _bypass_op(op):
                 update_input(user, position, source)
 
 
-def _remove_from_collections(graph, removed):
+def _remove_from_collections(graph, removed_ops):
     """Removes updates of moving statistics, and variables without other readers, from the graph's collections."""
-    updates = set(search(_readers_of_statistics(removed), consumers))
-    inside = updates.union(removed)
+    updates = set(search(_readers_of_statistics(removed_ops), consumers))
+    inside = updates.union(removed_ops)
     for name in graph.get_all_collection_keys():
         elements = graph.get_collection_ref(name)
         elements[:] = [

@@ -97,26 +97,26 @@ def remove_batch_norms_of_model(model: tf.keras.Model) -> tuple[tf.keras.Model, 
         return model, patterns.ThinningReport({}, 0, reason)
     nodes = list_nodes_by_name(model)
     report = patterns.make_report(
-        nodes, patterns.match_blocks(nodes, set(_names_in(model.get_config()["output_layers"])))
+        nodes, patterns.match_blocks(nodes, set(_layer_names_in(model.get_config()["output_layers"])))
     )
     return (copy_without_layers(model, report.removed) if report.removed else model), report
 
 
 def _find_calls(layer):
     """Returns a list for each call of a layer: the names of its input layers."""
-    return [list(_names_in(call)) for call in layer["inbound_nodes"]]
+    return [list(_layer_names_in(call)) for call in layer["inbound_nodes"]]
 
 
-def _names_in(part):
-    if isinstance(part, (list, tuple)):
-        if _is_reference(part):
-            yield part[0]
-            part = part[3:]
-        for element in part:
-            yield from _names_in(element)
-    elif isinstance(part, dict):
-        for element in part.values():
-            yield from _names_in(element)
+def _layer_names_in(config_part):
+    if isinstance(config_part, (list, tuple)):
+        if _is_reference(config_part):
+            yield config_part[0]
+            config_part = config_part[3:]
+        for element in config_part:
+            yield from _layer_names_in(element)
+    elif isinstance(config_part, dict):
+        for element in config_part.values():
+            yield from _layer_names_in(element)
 
 
 def _is_reference(part):

@@ -66,7 +66,7 @@ def match_blocks(nodes: Mapping[str, Node], outputs: Collection[str] = ()) -> Bl
     for name, node in nodes.items():
         if node.kind not in (ADD, CONCAT) or len(node.inputs) != 2:
             continue
-        paths = [_trace_path(source, nodes, uses) for source in node.inputs]
+        paths = [_trace_path_back(source, nodes, uses) for source in node.inputs]
         if paths[0].start != paths[1].start:
             reason = "its two sides do not begin at one point"
         elif node.kind == ADD:
@@ -87,10 +87,10 @@ class _BlockPath:
     kinds: list
 
 
-def _trace_path(name, nodes, uses):
+def _trace_path_back(name, nodes, reader_counts):
     """Follows a path back from the node where paths meet, to a node with other readers or with several inputs."""
     names = []
-    while name in nodes and uses.get(name) == 1 and len(nodes[name].inputs) == 1:
+    while name in nodes and reader_counts.get(name) == 1 and len(nodes[name].inputs) == 1:
         if nodes[name].kind != PASS:
             names.append(name)
         name = nodes[name].inputs[0]

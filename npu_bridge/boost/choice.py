@@ -56,9 +56,9 @@ def apply(
     """
     if not isinstance(config, BoostConfig):
         config = BoostConfig.from_dict(config)
-    choice = _BoostChoice(config, list(config.chosen(level)))
+    choice = _BoostChoice(config, list(config.chosen_features(level)))
     choice.report_ignored_keys(level)
-    choice.resolve_exclusions(loss_scale_manager)
+    choice.resolve_feature_conflicts(loss_scale_manager)
     is_model = isinstance(model_or_optimizer, tf.keras.Model)
     if is_model and model_or_optimizer.optimizer is None:
         problem, expected = "the model has no optimizer", "a compiled model"
@@ -129,12 +129,12 @@ class _BoostChoice:
             elif section in _SECTIONS_OF_FEATURES and section not in self.features:
                 self.lines.append(f"{place} = {value} has no effect, because {section} is off")
 
-    def resolve_exclusions(self, manager):
+    def resolve_feature_conflicts(self, manager):
         """Raises ValueError for features that exclude each other; the mode "enable_all" leaves out one side instead."""
-        is_asked_for = self.config["boost"]["mode"] != "enable_all"
+        is_requested = self.config["boost"]["mode"] != "enable_all"
         others = [name for name in _EXCLUDED_BY_DIM_REDUCE if name in self.features]
         if "dim_reduce" in self.features and others:
-            if is_asked_for:
+            if is_requested:
                 problem = "dim_reduce compares losses of one batch, so it excludes features that change gradients"
                 got, fix = f"dim_reduce and {', '.join(others)}", f"Turn off dim_reduce, or {' and '.join(others)}."
                 raise ValueError(message("boost.apply", problem, f"dim_reduce without {', '.join(others)}", got, fix))
@@ -144,12 +144,12 @@ class _BoostChoice:
             else:
                 self.turn_off_feature("dim_reduce", "neither pca_mat_path nor weight_load_dir is given")
         if "loss_scale_group" in self.features:
-            self._check_groups(manager, is_asked_for)
+            self._check_loss_scale_groups(manager, is_requested)
 
-    def _check_groups(self, manager, is_asked_for):
+    def _check_loss_scale_groups(self, manager, is_requested):
         if getattr(manager, "is_for_groups", False):
             self.report_feature("loss_scale_group", f"a loss scale for each group, by {type(manager).__name__}")
-        elif is_asked_for:
+        elif is_requested:
             problem, expected = (
                 "loss_scale_group needs the groups of a manager",
                 "loss_scale_manager=GroupLossScaleManager(...)",
@@ -202,7 +202,7 @@ class _BoostChoice:
         )
         try:
             if variables is not None:
-                schedule.last_groups([variable.name for variable in variables])
+                schedule.last_group_of_each([variable.name for variable in variables])
         except ValueError as error:
             if "grad_freeze.param_groups" in self.config.given:
                 raise

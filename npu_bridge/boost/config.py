@@ -117,10 +117,10 @@ class BoostConfig:
         config = {} if config is None else config
         _check_mapping(config, "the configuration", "{'boost': {...}, ...}")
         for section, content in config.items():
-            _check_known(section, SECTIONS, "section", section)
+            _check_known_name(section, SECTIONS, "section", section)
             _check_mapping(content, f"the section {section}", f"{{'{section}': {{...}}}}")
             for key, value in content.items():
-                _check_known(key, SECTIONS[section], f"key of {section}", f"{section}.{key}")
+                _check_known_name(key, SECTIONS[section], f"key of {section}", f"{section}.{key}")
                 known = SECTIONS[section][key]
                 if not known.is_allowed(value):
                     is_list = key == "gradient_split_groups" and not isinstance(value, (list, tuple))
@@ -177,7 +177,7 @@ class BoostConfig:
         """Returns the values of a section."""
         return self.values[section]
 
-    def chosen(self, level: str = "O1") -> tuple[str, ...]:
+    def chosen_features(self, level: str = "O1") -> tuple[str, ...]:
         """Returns the features that are on, in the order of `FEATURES`.
 
         Args:
@@ -207,12 +207,14 @@ def _check_mapping(value, what, expected):
     check_instance("BoostConfig", what, value, Mapping, "a mapping", "Write keys and values.", expected)
 
 
-def _check_known(name, known, what, place):
-    if name not in known:
+def _check_known_name(name, known_names, kind, place):
+    if name not in known_names:
         elsewhere = [f"{section}.{name}" for section, keys in SECTIONS.items() if name in keys]
-        fix = f"Did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(name, known, "Remove it.")
-        problem = f"unknown {what}, {place!r}"
-        raise option_error(ValueError, "BoostConfig", name, problem, f"one of {', '.join(known)}", shown(name), fix)
+        fix = f"Did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(name, known_names, "Remove it.")
+        problem = f"unknown {kind}, {place!r}"
+        raise option_error(
+            ValueError, "BoostConfig", name, problem, f"one of {', '.join(known_names)}", shown(name), fix
+        )
 
 
 def _list_to_tuple(value):

@@ -50,7 +50,7 @@ def train_in_subspace(
     optimizer = NPUOptimizer(
         newton, loss_scale_manager, is_distributed, is_loss_scale, gradient_split_groups=gradient_split_groups
     )
-    newton.restore_after_trials(
+    newton.set_variables_to_restore(
         lambda: [*model.non_trainable_variables, *(v for metric in model.metrics for v in metric.variables)]
     )
 

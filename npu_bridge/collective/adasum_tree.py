@@ -32,26 +32,26 @@ class AdasumTree:
         self._group, self._place = divmod(ranks.rank, averaged_ranks)
         self._neighbours = range(self._group * averaged_ranks, (self._group + 1) * averaged_ranks)
 
-    def combine(self, flat: tf.Tensor, sizes: list[int] | None, name: str) -> tf.Tensor:
+    def combine(self, vector: tf.Tensor, sizes: list[int] | None, name: str) -> tf.Tensor:
         """Combines a vector over all ranks: averages it in each group, then combines the groups' means.
 
         Args:
-          flat: vector of 32 or 64 bits, of the same length on all ranks.
+          vector: vector of 32 or 64 bits, of the same length on all ranks.
           sizes: lengths of the tensors in the vector, which are combined separately; None for one tensor.
           name: prefix of the collectives' names.
         """
-        padded, sizes = self._pad_to_pieces(flat, sizes)
-        return self._combine_levels(self._average_piece(padded, name), sizes, name)[: tf.size(flat)]
+        padded, sizes = self._pad_to_pieces(vector, sizes)
+        return self._combine_levels(self._average_piece(padded, name), sizes, name)[: tf.size(vector)]
 
-    def combine_groups(self, flat: tf.Tensor, sizes: list[int] | None, name: str) -> tf.Tensor:
+    def combine_groups(self, vector: tf.Tensor, sizes: list[int] | None, name: str) -> tf.Tensor:
         """Combines vectors of groups, without averaging; all ranks of a group must pass the same vector."""
-        padded, sizes = self._pad_to_pieces(flat, sizes)
-        return self._combine_levels(tf.split(padded, self.averaged_ranks)[self._place], sizes, name)[: tf.size(flat)]
+        padded, sizes = self._pad_to_pieces(vector, sizes)
+        return self._combine_levels(tf.split(padded, self.averaged_ranks)[self._place], sizes, name)[: tf.size(vector)]
 
-    def mean(self, flat: tf.Tensor, sizes: list[int] | None, name: str) -> tf.Tensor:
+    def mean(self, vector: tf.Tensor, sizes: list[int] | None, name: str) -> tf.Tensor:
         """Averages a vector over the ranks of this group, which all get the same bits; arguments as for `combine`."""
-        padded, _ = self._pad_to_pieces(flat, sizes)
-        return self.gather_in_group(self._average_piece(padded, name), f"{name}_mean")[: tf.size(flat)]
+        padded, _ = self._pad_to_pieces(vector, sizes)
+        return self.gather_in_group(self._average_piece(padded, name), f"{name}_mean")[: tf.size(vector)]
 
     def gather_in_group(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Joins the tensors of this group's ranks along axis 0, in rank order; first dimensions can differ."""
@@ -61,11 +61,11 @@ class AdasumTree:
         ]
         return tf.ensure_shape(gathered, [None, *tensor.shape.as_list()[1:]])
 
-    def _pad_to_pieces(self, flat, sizes):
+    def _pad_to_pieces(self, vector, sizes):
         """Pads a vector to a multiple of the number of ranks; returns the vector, and `sizes` with the padding."""
-        length = tf.size(flat) if sizes is None else sum(sizes)
+        length = tf.size(vector) if sizes is None else sum(sizes)
         padding = self.ranks.size - length % self.ranks.size  # at least 1, so that no collective is empty
-        return tf.pad(flat, [[0, padding]]), None if sizes is None else [*sizes, padding]
+        return tf.pad(vector, [[0, padding]]), None if sizes is None else [*sizes, padding]
 
     def _average_piece(self, padded, name):
         """Returns this rank's piece of the mean over its group."""
@@ -108,7 +108,7 @@ class AdasumTree:
     def _combine_pair(self, pair, segments, block, name):
         """Combines this rank's pieces of two vectors; the ranks of `block` combine the other pieces."""
         parts = [segments.split(tf.cast(tensor, tf.float64)) for tensor in pair]  # squares are finite in float64
-        products = segments.to_all_tensors(
+        products = segments.pad_rows_to_all_tensors(
             [tf.stack([tf.reduce_sum(a * a), tf.reduce_sum(a * b), tf.reduce_sum(b * b)]) for a, b in zip(*parts)]
         )
         of_ranks = self.ranks.all_gather(products[tf.newaxis], name)
@@ -123,9 +123,10 @@ class AdasumTree:
         return tf.cast(tf.concat(combined, axis=0), pair[0].dtype)
 
 
-def _start_of_piece(group, place, levels, groups):
-    """Returns where a rank's piece begins in the vector after `levels` levels, in units of the final pieces."""
-    return place * groups + sum((group >> level & 1) * (groups >> (level + 1)) for level in range(levels))
+def _start_of_piece(group_index, place_in_group, level_count, group_count):
+    """Returns where a rank's piece begins in the vector after `level_count` levels, in units of the final pieces."""
+    skipped = sum((group_index >> level & 1) * (group_count >> (level + 1)) for level in range(level_count))
+    return place_in_group * group_count + skipped
 
 
 class _PieceSegments:
@@ -147,7 +148,7 @@ class _PieceSegments:
         """Splits a piece into its segments."""
         return [piece] if self._lengths is None else tf.split(piece, self._inside)
 
-    def to_all_tensors(self, rows):
+    def pad_rows_to_all_tensors(self, rows):
         """Returns a matrix with a row for each tensor of the vector; tensors without a segment here get zeros."""
         return tf.pad(tf.stack(rows), [[self._first, self._all - self._first - self._count], [0, 0]])
 

@@ -131,7 +131,7 @@ class AgreementChecks:
           plan: an `AllReducePlan`, or an object with the same `owner`, `to_text`, `from_text` and `difference_from`.
           rank, size: this rank and the number of ranks that compare.
           members: the comparing ranks' numbers in the job; None for the whole job.
-          training: the label of the plan's training, from `wire_names.current_label`.
+          training: the label of the plan's training, from `wire_names.current_collectives_label`.
           patience_secs: how long to wait for missing plans. A rank that posts its plan later compares the two plans.
         Raises:
           RanksDisagreeError: another rank has a different plan. At least one of two such ranks raises.
@@ -159,7 +159,7 @@ class AgreementChecks:
 
 
 @functools.cache
-def process_agreements() -> AgreementChecks:
+def agreements_of_process() -> AgreementChecks:
     """Returns the object that exchanges and compares the plans of this process; it is made at the first call."""
     return AgreementChecks()
 

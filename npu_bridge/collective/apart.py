@@ -27,7 +27,11 @@ class SeparateGraph:
             device_count={"GPU": 0}, inter_op_parallelism_threads=2, use_per_session_threads=True
         )
         # The operations belong to the training for which they are made.
-        with wire_names.use_label(wire_names.current_label()), tf.Graph().as_default() as graph, tf.device("/cpu:0"):
+        with (
+            wire_names.use_label(wire_names.current_collectives_label()),
+            tf.Graph().as_default() as graph,
+            tf.device("/cpu:0"),
+        ):
             self._given = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
             self._made = operations(*self._given)
         self._session = tf.compat.v1.Session(graph=graph, config=config)

@@ -52,15 +52,20 @@ def forbid_gradient(result: Any, collective_name: str) -> Any:
 
 
 def exchange_blocks(
-    communicator: Communicator, flat: tf.Tensor, send: tuple[Any, Any], receive: tuple[Any, Any], name: str, owner: str
+    communicator: Communicator,
+    flat: tf.Tensor,
+    send_layout: tuple[Any, Any],
+    receive_layout: tuple[Any, Any],
+    name: str,
+    owner: str,
 ) -> tf.Tensor:
     """Sends a block of a vector to each rank, and puts the received blocks at given positions of a new vector.
 
     Args:
       communicator: the ranks, `size` of them.
       flat: vector with the blocks to send, which can overlap.
-      send: counts and displacements of the blocks to send, int64 vectors of length `size`, in elements.
-      receive: counts and displacements of the blocks to receive; elements outside of all blocks are 0.
+      send_layout: counts and displacements of the blocks to send, int64 vectors of length `size`, in elements.
+      receive_layout: counts and displacements of the blocks to receive; elements outside of all blocks are 0.
       name: name of the collective, the same on every rank.
       owner: the caller, for the message.
     Returns:
@@ -68,14 +73,14 @@ def exchange_blocks(
     Raises:
       tf.errors.InvalidArgumentError: at run time, if another rank sends another number of elements than expected.
     """
-    counts, _ = send
-    receive_counts, receive_displacements = receive
+    counts, _ = send_layout
+    receive_counts, receive_displacements = receive_layout
     size = communicator.size
     where = f"{owner} on rank {communicator.rank} of {size}"
 
     def exchange(elements):
         arrived, arrived_counts = communicator.all_to_all(
-            tf.gather(elements, _element_positions(*send, size)), tf.cast(counts, tf.int32), name
+            tf.gather(elements, _element_positions(*send_layout, size)), tf.cast(counts, tf.int32), name
         )
         check = tf.debugging.assert_equal(
             tf.cast(arrived_counts, tf.int64),
@@ -85,26 +90,26 @@ def exchange_blocks(
         with tf.control_dependencies([check] if check is not None else []):
             length = tf.reduce_max(receive_counts + receive_displacements)
             empty = tf.zeros(length[tf.newaxis], arrived.dtype)
-        return tf.tensor_scatter_nd_update(empty, _element_positions(*receive, size)[:, tf.newaxis], arrived)
+        return tf.tensor_scatter_nd_update(empty, _element_positions(*receive_layout, size)[:, tf.newaxis], arrived)
 
     return move_as_bits(flat, exchange)
 
 
-def send_to(pair: Communicator, tensor: tf.Tensor, tag: int) -> tf.Operation:
+def send_to(rank_pair: Communicator, tensor: tf.Tensor, tag: int) -> tf.Operation:
     """Returns the op that sends a numeric tensor to the other rank of a pair; the receiver passes the same `tag`.
 
     Broadcasts the tensor in the group of both ranks.
     """
-    source = pair.rank
-    sent = pair.broadcast(tensor, source, _name_of_pair(pair, source, tag))
+    source = rank_pair.rank
+    sent = rank_pair.broadcast(tensor, source, _name_of_pair(rank_pair, source, tag))
     # A stateful op without output, so that it also runs if it is only a control dependency.
     return tf.raw_ops.Assert(condition=True, data=[sent])
 
 
-def receive_from(pair: Communicator, shape: Any, dtype: tf.DType, tag: int) -> tf.Tensor:
+def receive_from(rank_pair: Communicator, shape: Any, dtype: tf.DType, tag: int) -> tf.Tensor:
     """Receives a tensor of known shape and dtype from the other rank of a pair, which passes the same `tag`."""
-    source = 1 - pair.rank
-    return pair.broadcast(tf.zeros(shape, dtype), source, _name_of_pair(pair, source, tag))
+    source = 1 - rank_pair.rank
+    return rank_pair.broadcast(tf.zeros(shape, dtype), source, _name_of_pair(rank_pair, source, tag))
 
 
 def _element_positions(counts, displacements, size):
@@ -113,7 +118,7 @@ def _element_positions(counts, displacements, size):
     return tf.concat([tf.range(start[0], end[0]) for start, end in zip(starts, ends)], axis=0)
 
 
-def _name_of_pair(pair, source, tag):
+def _name_of_pair(rank_pair, source, tag):
     # A second collective with the same tag gets the same number on both sides.
-    sender, receiver = pair.members[source], pair.members[1 - source]
+    sender, receiver = rank_pair.members[source], rank_pair.members[1 - source]
     return f"hccl_p2p_{sender}_to_{receiver}_tag_{tag}"

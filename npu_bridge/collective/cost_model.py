@@ -121,17 +121,18 @@ def _host_work_secs(gradient_bytes: float, ranks: int, link: NetworkLink) -> flo
     return gradient_bytes / link.host_bytes_per_sec if ranks > 1 else 0.0
 
 
-def step_secs(shares: Sequence[float], ranks: int, training: TrainingCosts, link: NetworkLink) -> float:
+def step_secs(fragment_shares: Sequence[float], ranks: int, training: TrainingCosts, link: NetworkLink) -> float:
     """Returns the time of a step whose gradients are all-reduced in fragments.
 
     The model assumes that the backward pass computes equally many bytes of gradients at any time.
 
     Args:
-      shares: share of the gradients' bytes in each fragment, in the order in which they become ready; they sum to 1.
+      fragment_shares: share of the gradients' bytes in each fragment, in the order in which they become ready; they sum
+        to 1.
     """
     arrived = start = 0.0
-    flight = _share_in_one_all_reduce(ranks, training)
-    for share in shares:
+    flight = _max_share_of_one_all_reduce(ranks, training)
+    for share in fragment_shares:
         length, earliest = _fragment_secs(start, start + share, flight, ranks, training, link)
         arrived = max(arrived + length, earliest)
         start += share
@@ -139,30 +140,35 @@ def step_secs(shares: Sequence[float], ranks: int, training: TrainingCosts, link
 
 
 def _fragment_secs(
-    start: float, end: float, flight: float, ranks: int, training: TrainingCosts, link: NetworkLink
+    start_share: float,
+    end_share: float,
+    all_reduce_share: float,
+    ranks: int,
+    training: TrainingCosts,
+    link: NetworkLink,
 ) -> tuple[float, float]:
     """Models a fragment that is sent in several all-reduces.
 
     Args:
-      start, end: shares of all bytes at which the fragment begins and ends.
-      flight: share of all bytes in one full all-reduce.
+      start_share, end_share: shares of all bytes at which the fragment begins and ends.
+      all_reduce_share: share of all bytes in one full all-reduce.
     Returns:
       The total time of the fragment's all-reduces, and the earliest time at which they can end. All-reduces become
       ready at equal intervals, so the first, the last or the last full all-reduce determines the end.
     """
-    full = math.ceil((end - start) / flight - 1e-9) - 1
-    rest = end - start - full * flight
-    full_secs = transfer_secs(flight * training.gradient_bytes, ranks, training, link)
+    full = math.ceil((end_share - start_share) / all_reduce_share - 1e-9) - 1
+    rest = end_share - start_share - full * all_reduce_share
+    full_secs = transfer_secs(all_reduce_share * training.gradient_bytes, ranks, training, link)
     rest_secs = transfer_secs(rest * training.gradient_bytes, ranks, training, link)
     length = full * full_secs + rest_secs
-    earliest = _ready_secs(end, training) + rest_secs
+    earliest = _gradients_ready_secs(end_share, training) + rest_secs
     if full:
-        earliest = max(earliest, _ready_secs(start + flight, training) + length)
-        earliest = max(earliest, _ready_secs(end - rest, training) + full_secs + rest_secs)
+        earliest = max(earliest, _gradients_ready_secs(start_share + all_reduce_share, training) + length)
+        earliest = max(earliest, _gradients_ready_secs(end_share - rest, training) + full_secs + rest_secs)
     return length, earliest
 
 
-def _share_in_one_all_reduce(ranks: int, training: TrainingCosts) -> float:
+def _max_share_of_one_all_reduce(ranks: int, training: TrainingCosts) -> float:
     """Returns the largest share of the bytes that one all-reduce can hold: whole gradients, at least one."""
     gradient_bytes = training.gradient_bytes * training.wire_share / training.tensors
     return max(1, math.floor(all_reduce_bytes(ranks) / gradient_bytes)) / training.tensors
@@ -177,7 +183,7 @@ def overlapped_step_secs(ranks: int, training: TrainingCosts, link: NetworkLink)
     """
     gradient_bytes = training.gradient_bytes * training.wire_share / training.tensors
     transfers = math.ceil(
-        training.tensors / max(1, math.floor(all_reduce_bytes(ranks, overlaps=True) / gradient_bytes))
+        training.tensors / max(1, math.floor(all_reduce_bytes(ranks, overlaps_next_step=True) / gradient_bytes))
     )
     pieces = min(transfers, _MOST_OVERLAPPED_PIECES)
     sent_bytes = training.gradient_bytes / transfers
@@ -216,7 +222,7 @@ def best_split(
     pieces = min(training.tensors, _MOST_PIECES)
     if ranks == 1:
         return [pieces]
-    flight = _share_in_one_all_reduce(ranks, training)
+    flight = _max_share_of_one_all_reduce(ranks, training)
     shares = [count / pieces for count in range(pieces + 1)]
     fragments = {
         (start, end): _fragment_secs(shares[start], shares[end], flight, ranks, training, link)
@@ -241,16 +247,16 @@ def predict_step_time(ranks: int, training: TrainingCosts, link: NetworkLink) ->
     default_secs = step_secs(_shares_of_whole_gradients(default, training), ranks, training, link)
     return StepPrediction(
         ranks,
-        _fragment_secs(0.0, 1.0, _share_in_one_all_reduce(ranks, training), ranks, training, link)[0],
+        _fragment_secs(0.0, 1.0, _max_share_of_one_all_reduce(ranks, training), ranks, training, link)[0],
         default_secs,
         secs,
         secs - training.compute_secs,
         percentages,
-        _useful_overlapped_secs(default_secs, ranks, training, link),
+        _overlapped_secs_if_faster(default_secs, ranks, training, link),
     )
 
 
-def _useful_overlapped_secs(one_by_one_secs, ranks, training, link):
+def _overlapped_secs_if_faster(one_by_one_secs, ranks, training, link):
     """Returns the time of a step that overlaps with the next step; None if overlapping gains nothing."""
     if not training.compute_secs or one_by_one_secs - training.compute_secs < LEAST_WAIT * one_by_one_secs:
         return None
@@ -258,7 +264,7 @@ def _useful_overlapped_secs(one_by_one_secs, ranks, training, link):
     return secs if secs < (1 - LEAST_GAIN) * one_by_one_secs else None
 
 
-def _ready_secs(share: float, training: TrainingCosts) -> float:
+def _gradients_ready_secs(share: float, training: TrainingCosts) -> float:
     """Returns the time at which this share of the gradients has been computed."""
     return training.compute_secs * (FORWARD_SHARE + (1.0 - FORWARD_SHARE) * share)
 

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base import horovod_internals
-from npu_bridge.base.after_import import after_import
+from npu_bridge.base.after_import import call_after_import
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import call_when_function_is_built
@@ -69,13 +69,13 @@ def watch_updates() -> bool:
     return False
 
 
-def check_update(exchanges_before: Exchanges, variables: Iterable[Any]) -> None:
+def warn_of_update_without_exchange(exchanges_at_creation: Exchanges, variables: Iterable[Any]) -> None:
     """Warns if no collective has been called since an optimizer was made.
 
     Call this right before an update by the optimizer, outside of TF 1 graphs.
 
     Args:
-      exchanges_before: the result of `count_exchanges` when the optimizer was made.
+      exchanges_at_creation: the result of `count_exchanges` when the optimizer was made.
       variables: the updated variables.
     """
     if not is_checking_rank():
@@ -84,8 +84,8 @@ def check_update(exchanges_before: Exchanges, variables: Iterable[Any]) -> None:
 
     def warn_if_apart():
         now = count_exchanges()
-        if now.of_several == exchanges_before.of_several and not (
-            is_small and now.of_any_size > exchanges_before.of_any_size
+        if now.of_several == exchanges_at_creation.of_several and not (
+            is_small and now.of_any_size > exchanges_at_creation.of_any_size
         ):
             warn_ranks_train_apart()
 
@@ -172,7 +172,7 @@ class _ExchangeCounter:
             call_before_collectives(self.count_exchange)
         for name, call_at in list(self._unwatched.items()):
             if name not in sys.modules:
-                after_import(name, functools.partial(call_at, note=self.count_exchange))
+                call_after_import(name, functools.partial(call_at, callback=self.count_exchange))
             elif not call_at(sys.modules[name], self.count_exchange):
                 continue  # this call is part of Horovod's import; the next call finds it complete
             del self._unwatched[name]
@@ -202,10 +202,12 @@ class _KerasUpdates:
     def note_new_optimizer(self, optimizer):
         self._before[optimizer] = count_exchanges()
 
-    def check_update(self, optimizer, pairs):
+    def warn_of_update_without_exchange(self, optimizer, grads_and_vars):
         # TensorFlow's own strategies for several processes exchange without Horovod.
         if self.depth == 0 and tf.distribute.get_strategy().cluster_resolver is None:
-            check_update(self._before.get(optimizer, Exchanges()), [variable for _, variable in pairs])
+            warn_of_update_without_exchange(
+                self._before.get(optimizer, Exchanges()), [variable for _, variable in grads_and_vars]
+            )
 
 
 _WATCH = _KerasUpdates()
@@ -215,7 +217,7 @@ _WATCH = _KerasUpdates()
 def _watch_updates_once() -> None:
     count_exchanges()
     for watch in (watch_keras_optimizers, keras3.watch_optimizers):
-        watch(_WATCH.note_new_optimizer, _WATCH.check_update)
+        watch(_WATCH.note_new_optimizer, _WATCH.warn_of_update_without_exchange)
 
 
 @functools.cache

@@ -19,15 +19,15 @@ from npu_bridge.collective import wire_names
 from npu_bridge.graph.loop import COLLECTIVE_TYPES
 from npu_bridge.graph.run import SessionRun, run_of, run_of_call
 
-_NAME_ATTRIBUTE = "_npu_bridge_transfer"  # set by `transfer_tensors.prevent_merging`; copies of an operator keep it
+_NAME_ATTRIBUTE = "_npu_bridge_transfer"  # set by `transfer_tensors.prevent_op_merging`; copies of an operator keep it
 
 
 class FirstRunCheck:
     """A check to make before some runs of sessions, by default before runs with certain collectives.
 
     Args:
-      transfers: full names of collectives, from `wire_names.recorded_names`; also an attribute, to which more are
-        added.
+      transfers: full names of collectives, from `wire_names.record_collective_names`; also an attribute, to which
+        more are added.
     """
 
     def __init__(self, transfers: Iterable[str] = ()):
@@ -68,13 +68,13 @@ def find_or_add_check(graph: tf.Graph | None, key: Any, make: Callable[[], _Kind
     """
     checks: dict = _CHECKS_OF_ALL if graph is None else _CHECKS.setdefault(graph, {})
     if key not in checks:
-        _watch_sessions()
+        _add_checking_engine()
         checks[key] = make()
     return checks[key]
 
 
 @functools.cache
-def _watch_sessions() -> None:
+def _add_checking_engine() -> None:
     add_engine(None, _CheckingEngine())
 
 
@@ -82,7 +82,7 @@ class _CheckingEngine(SessionEngine):
     """Wraps the runs of a session, and makes the pending checks before a run."""
 
     def execute(self, session, request):
-        receiving = _make_due_checks(session, lambda: run_of(session.graph, request.asked, request.fed))
+        receiving = _make_due_checks(session, lambda: run_of(session.graph, request.requested_elements, request.fed))
         along = [tensor for _, tensors in receiving for tensor in tensors]
         results = self.inner.execute(session, request._replace(fetches=[*request.fetches, *along]))
         for check, tensors in reversed(receiving):

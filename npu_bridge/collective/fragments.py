@@ -182,17 +182,18 @@ def split_by_size(sizes_bytes: Sequence[int], percentages: Sequence[float] = DEF
     return fragments
 
 
-def all_reduce_bytes(world_size: int, overlaps: bool = False) -> int:
+def all_reduce_bytes(world_size: int, overlaps_next_step: bool = False) -> int:
     """Returns the largest number of bytes in one all-reduce; `FUSION_TENSOR_SIZE` overrides this default.
 
     The number grows with the number of ranks, because a ring of n ranks splits the bytes into n parts.
 
     Args:
-      overlaps: whether the next step can begin while gradients are all-reduced. Smaller all-reduces are better then.
+      overlaps_next_step: whether the next step can begin while gradients are all-reduced. Smaller all-reduces
+        are better then.
     Raises:
       ValueError: the variable is not a positive whole number.
     """
-    bytes_per_rank = _OVERLAPPED_BYTES_PER_RANK if overlaps else _BYTES_PER_RANK
+    bytes_per_rank = _OVERLAPPED_BYTES_PER_RANK if overlaps_next_step else _BYTES_PER_RANK
     return environment.read_positive_number("FUSION_TENSOR_SIZE", bytes_per_rank * world_size, "bytes")
 
 

@@ -3,7 +3,7 @@
 A name belongs to one process: another process can use the name for other ranks ("my data-parallel group"). All groups
 with the same members share one Horovod process set, whatever their names. Horovod makes a process set only if every
 rank of the job takes part. So all ranks meet in each `create`: each rank announces the members of its group, then all
-ranks open the new sets in one order. A rank that wants no group calls `join_creation_of_group`.
+ranks open the new sets in one order. A rank that wants no group calls `take_part_in_creation`.
 
 Ranks in a group are numbered by ascending rank in the job, in whatever order they were listed.
 """
@@ -38,13 +38,13 @@ class RankGroups:
         self._opened: dict[tuple[int, ...], Communicator] = {}
         self._meetings = 0
 
-    def create(self, name: str, rank_ids: Sequence[int], world: Communicator) -> None:
+    def create(self, name: str, rank_ids: Sequence[int], whole_job: Communicator) -> None:
         """Makes a group that contains this process.
 
         Args:
           name: a name that this process has not used yet.
           rank_ids: ranks of the members in the job, in any order.
-          world: the communicator of the job.
+          whole_job: the communicator of the job.
         Raises:
           ValueError: the name is taken, or the ranks are not different ranks of the job including this one; raised
             before the ranks meet.
@@ -52,14 +52,16 @@ class RankGroups:
           RuntimeError: the script started Horovod without support for groups.
         Ranks: collective over the whole job, not just over the members.
         """
-        self._check_new(name, rank_ids, world)
+        self._check_new_group(name, rank_ids, whole_job)
         members = tuple(sorted(rank_ids))
-        self._open_sets_with_all_ranks(members, world, f"group {name!r} of ranks {', '.join(map(str, members))}")
+        self._open_process_sets_on_all_ranks(
+            members, whole_job, f"group {name!r} of ranks {', '.join(map(str, members))}"
+        )
         self._members_by_name[name] = members
 
-    def join_creation_of_group(self, world: Communicator) -> None:
+    def take_part_in_creation(self, whole_job: Communicator) -> None:
         """Takes part in a `create` of other ranks, without becoming a member of a group."""
-        self._open_sets_with_all_ranks((), world, "groups of other ranks")
+        self._open_process_sets_on_all_ranks((), whole_job, "groups of other ranks")
 
     def destroy(self, name: str) -> None:
         """Removes a group's name and split strategy from this process.
@@ -79,24 +81,24 @@ class RankGroups:
         del self._members_by_name[name]
         self.strategies.reset(name)
 
-    def find(self, name: str, world: Communicator, where: str = "hccl") -> Communicator:
-        """Returns the communicator of a group with this name in this process; `world` for the world group.
+    def find(self, name: str, whole_job: Communicator, where: str = "hccl") -> Communicator:
+        """Returns the communicator of a group with this name in this process; `whole_job` for the world group.
 
         Raises:
           ValueError: the name is not a group name, or this process has no group of that name.
         """
         check_group_name(name, where)
         if name == WORLD:
-            return world
+            return whole_job
         members = self._known_members(name, where)
-        if members == world.members:
-            return world
+        if members == whole_job.members:
+            return whole_job
         return SingleProcess(members[0]) if len(members) == 1 else self._opened[members]
 
-    def find_pair(self, first: int, second: int, world: Communicator) -> Communicator | None:
+    def find_pair(self, first_rank: int, second_rank: int, whole_job: Communicator) -> Communicator | None:
         """Returns the communicator of exactly these two ranks of the job, or None; both ranks get the same result."""
-        members = tuple(sorted((first, second)))
-        return world if members == world.members else self._opened.get(members)
+        members = tuple(sorted((first_rank, second_rank)))
+        return whole_job if members == whole_job.members else self._opened.get(members)
 
     def _known_members(self, name, where):
         if name not in self._members_by_name:
@@ -107,43 +109,43 @@ class RankGroups:
             )
         return self._members_by_name[name]
 
-    def _check_new(self, name, rank_ids, world):
-        where = f"hccl.create_group (rank {world.rank} of {world.size})"
+    def _check_new_group(self, name, rank_ids, whole_job):
+        where = f"hccl.create_group (rank {whole_job.rank} of {whole_job.size})"
         check_group_name(name, where)
         if name == WORLD or name in self._members_by_name:
             raise ValueError(
                 f"{where}: this process already has a group of that name. Expected a new name; got {name!r}. Choose "
                 f"another name, or destroy the old group first."
             )
-        if len(set(rank_ids)) != len(rank_ids) or not set(rank_ids) <= set(range(world.size)):
+        if len(set(rank_ids)) != len(rank_ids) or not set(rank_ids) <= set(range(whole_job.size)):
             raise ValueError(
                 f"{where}: rank_ids does not list ranks of the job. Expected different integers from 0 to "
-                f"{world.size - 1}; got {list(rank_ids)}. Correct the list for group {name!r}."
+                f"{whole_job.size - 1}; got {list(rank_ids)}. Correct the list for group {name!r}."
             )
-        if world.rank not in rank_ids:
+        if whole_job.rank not in rank_ids:
             raise ValueError(
-                f"{where}: rank_ids lacks this rank. Expected a list with {world.rank}; got {list(rank_ids)}. Add the "
-                f"rank, or call hccl.manage.api.create_group_of_others() on this rank: every rank of the job takes "
+                f"{where}: rank_ids lacks this rank. Expected a list with {whole_job.rank}; got {list(rank_ids)}. Add "
+                f"the rank, or call hccl.manage.api.create_group_of_others() on this rank: every rank of the job takes "
                 f"part."
             )
 
-    def _open_sets_with_all_ranks(self, wanted, world, group_text):
+    def _open_process_sets_on_all_ranks(self, wanted_members, whole_job, group_text):
         """Exchanges the wanted members with all ranks, then opens new sets on all ranks in one order."""
         meeting = f"create_group_{self._meetings}"
-        answers = world.exchange_integers([_host_number(), *wanted], meeting, group_text)
+        answers = whole_job.exchange_integers([_host_number(), *wanted_members], meeting, group_text)
         self._meetings += 1
         hosts = [answer[0] for answer in answers]
         sets = {tuple(answer[1:]) for answer in answers}.difference(self._opened)
-        new = sorted(members for members in sets if 1 < len(members) < world.size)
-        for members, group in zip(new, world.open_groups(new, meeting) if new else []):
-            neighbours = [member for member in members if hosts[member] == hosts[world.rank]]
+        new = sorted(members for members in sets if 1 < len(members) < whole_job.size)
+        for members, group in zip(new, whole_job.open_groups(new, meeting) if new else []):
+            neighbours = [member for member in members if hosts[member] == hosts[whole_job.rank]]
             group.local_size = len(neighbours)
-            group.local_rank = neighbours.index(world.rank) if world.rank in neighbours else None
+            group.local_rank = neighbours.index(whole_job.rank) if whole_job.rank in neighbours else None
             self._opened[members] = group
 
 
 @functools.cache
-def process_groups() -> RankGroups:
+def groups_of_process() -> RankGroups:
     """Returns the groups of this process.
 
     Documented functions name a group by a text only, in graphs and eagerly, so they need a table of names. The table
@@ -155,7 +157,7 @@ def process_groups() -> RankGroups:
 
 def find_group(name: str = WORLD, where: str = "hccl") -> Communicator:
     """Returns the communicator of a group of this process; starts Horovod if needed. Errors: see `RankGroups.find`."""
-    return process_groups().find(name, current(), where)
+    return groups_of_process().find(name, current(), where)
 
 
 def check_group_name(name, where: str) -> None:

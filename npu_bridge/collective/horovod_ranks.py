@@ -17,7 +17,7 @@ from npu_bridge.collective.transfer_tensors import (
     all_reduce_dtype,
     move_as_bits,
     prevent_folding,
-    prevent_merging,
+    prevent_op_merging,
     reduce_scatter_dtype,
 )
 from npu_bridge.collective.wire_names import name_collective
@@ -51,7 +51,7 @@ class HorovodCommunicator(SeveralRanks):
                 # trainings of three ranks would differ in bits. And small, urgent collectives would wait for large
                 # ones.
                 environment.write_variable(_NO_FUSION_OF_GROUPS, 1)
-            with thread_priority.give_new_threads_real_time():
+            with thread_priority.give_new_threads_real_time_priority():
                 self._hvd.init(process_sets=None if horovod_restart.can_restart() else "dynamic")
         self._process_set = self._hvd.global_process_set
         self.rank = self._hvd.rank()
@@ -65,25 +65,25 @@ class HorovodCommunicator(SeveralRanks):
         # A group of one tensor: Horovod fuses a single tensor with others that are ready, but not a group.
         operation = self._hvd.Average if average else self._hvd.Sum
         (total,) = self._run_collective(self._hvd.grouped_allreduce, name, [vector], op=operation)
-        return prevent_merging(total)
+        return prevent_op_merging(total)
 
     def reduce(self, tensor, reduction, name):
         (wide,) = prevent_folding([tf.cast(tensor, all_reduce_dtype(tensor.dtype))])
         hvd = self._hvd
         operation = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min, "prod": hvd.Product}[reduction]
         reduced = self._run_collective(hvd.allreduce, name, wide, op=operation)
-        return tf.cast(prevent_merging(reduced), tensor.dtype)
+        return tf.cast(prevent_op_merging(reduced), tensor.dtype)
 
     def reduce_scatter(self, tensor, reduction, name):
         if reduction != "sum":
             return tf.split(self.reduce(tensor, reduction, name), self.size)[self.rank]
         (wide,) = prevent_folding([tf.cast(tensor, reduce_scatter_dtype(tensor.dtype))])
         part = self._run_collective(self._hvd.reducescatter, name, wide, op=self._hvd.Sum)
-        return tf.cast(prevent_merging(part), tensor.dtype)
+        return tf.cast(prevent_op_merging(part), tensor.dtype)
 
     def all_gather(self, tensor, name):
         def gather(part):
-            return prevent_merging(self._run_collective(self._hvd.allgather, name, *prevent_folding([part])))
+            return prevent_op_merging(self._run_collective(self._hvd.allgather, name, *prevent_folding([part])))
 
         return move_as_bits(tf.convert_to_tensor(tensor), gather, is_marked=True)
 
@@ -91,7 +91,7 @@ class HorovodCommunicator(SeveralRanks):
         def send(value):
             # Horovod counts the root in the job, not in the group.
             root = self.members[root_rank]
-            return prevent_merging(
+            return prevent_op_merging(
                 self._run_collective(self._hvd.broadcast, name, *prevent_folding([value]), root_rank=root)
             )
 
@@ -105,7 +105,7 @@ class HorovodCommunicator(SeveralRanks):
             blocks, splits = prevent_folding([blocks, tf.cast(counts, tf.int32)])
             received, arrived = self._run_collective(self._hvd.alltoall, name, blocks, splits)
             received_counts.append(arrived)
-            return prevent_merging(received)
+            return prevent_op_merging(received)
 
         return move_as_bits(tensor, send), received_counts[0]
 
@@ -137,7 +137,7 @@ class HorovodCommunicator(SeveralRanks):
             with name_collective(name) as named:
                 return collective(*given, process_set=self._process_set, **settings, **named)
 
-        label = wire_names.current_label() if tf.executing_eagerly() else ""
+        label = wire_names.current_collectives_label() if tf.executing_eagerly() else ""
         if not label:
             return send(*tensors)
         # Eager collectives of one kind all have one name, the operator's. In functions they keep their own names.

@@ -15,7 +15,7 @@ from npu_bridge.base import environment
 from npu_bridge.collective import rendezvous
 from npu_bridge.collective.key_value_server import KeyValueServer, read_host, read_secret
 from npu_bridge.collective.key_value_store import ADDRESS_VARIABLE, PORT_VARIABLE, KeyValueStore
-from npu_bridge.collective.thread_priority import give_new_threads_real_time
+from npu_bridge.collective.thread_priority import give_new_threads_real_time_priority
 
 
 def can_restart() -> bool:
@@ -45,7 +45,7 @@ def restart_horovod(hvd: Any, rank: int, size: int, process_sets: Sequence[list[
     address, port = store.get(0).split()
     environment.write_variable(ADDRESS_VARIABLE, address)
     environment.write_variable(PORT_VARIABLE, port)
-    with give_new_threads_real_time():
+    with give_new_threads_real_time_priority():
         hvd.init(process_sets=[hvd.ProcessSet(members) for members in process_sets])
 
 

@@ -65,14 +65,14 @@ def measure_overlap(
     return early / max(sum(map(_sent_bytes, transfers)), 1), max(free - backward_end, 0.0)
 
 
-def order_for_forward_pass(transfers: Sequence[tf.Operation], early: float) -> list[tf.Operation]:
+def order_for_forward_pass(transfers: Sequence[tf.Operation], early_share: float) -> list[tf.Operation]:
     """Orders all-reduces so that the next forward pass gets the results in the order in which it needs them.
 
     Args:
       transfers: the all-reduces of one optimizer, in the order of its backward pass.
-      early: the share of the bytes that is sent in the order of `transfers`; the rest is sent in reverse order.
+      early_share: the share of the bytes that is sent in the order of `transfers`; the rest is sent in reverse order.
     """
-    limit, sent, first = early * sum(map(_sent_bytes, transfers)), 0, 0
+    limit, sent, first = early_share * sum(map(_sent_bytes, transfers)), 0, 0
     while first < len(transfers) and sent < limit:
         sent += _sent_bytes(transfers[first])
         first += 1

@@ -128,6 +128,6 @@ class _GraphCollectivesCheck(first_run.FirstRunCheck):
     def make_check(self, session, run):
         self._compared = len(self._plan.transfers)
         ranks = self._communicator
-        agreement.process_agreements().check(
-            self._plan, ranks.rank, ranks.size, ranks.members, _PATIENCE_SECS, wire_names.current_label()
+        agreement.agreements_of_process().check(
+            self._plan, ranks.rank, ranks.size, ranks.members, _PATIENCE_SECS, wire_names.current_collectives_label()
         )

@@ -23,7 +23,7 @@ from npu_bridge.collective import rendezvous, tensorflow_server, wire_names
 from npu_bridge.collective.first_run import collectives_in
 from npu_bridge.collective.key_value_store import KeyValueStore
 from npu_bridge.collective.several_ranks import SeveralRanks
-from npu_bridge.collective.transfer_tensors import all_reduce_dtype, move_as_bits, prevent_merging
+from npu_bridge.collective.transfer_tensors import all_reduce_dtype, move_as_bits, prevent_op_merging
 from npu_bridge.collective.wire_names import name_collective
 from npu_bridge.graph.run import run_of, run_of_call
 
@@ -59,8 +59,8 @@ class TensorFlowCommunicator(SeveralRanks):
     runs_can_differ = False  # TensorFlow numbers runs; a collective connects runs of one number
 
     def __init__(self):
-        tensorflow_server.process_server().start()
-        _prepare_sessions_and_gradients()
+        tensorflow_server.server_of_process().start()
+        _add_run_counter_and_gradient()
         place = environment.launcher_placement()
         self.rank, self.size = place.rank, place.size
         self.local_rank, self.local_size = place.local_rank, place.local_size
@@ -89,7 +89,7 @@ class TensorFlowCommunicator(SeveralRanks):
             blocks = tf.reshape(whole, [self.size, size])
             return self._join_blocks(blocks, lengths, tf.reduce_sum(counts), part)
 
-        return _move_any_dtype(tf.convert_to_tensor(tensor), gather, is_marked=True)
+        return _copy_any_dtype(tf.convert_to_tensor(tensor), gather, is_marked=True)
 
     def _broadcast_numbers(self, tensor, root_rank, name):
         def send(value):
@@ -100,7 +100,7 @@ class TensorFlowCommunicator(SeveralRanks):
                 sent = self._add_collective("CollectiveBcastRecvV2", name, vector, number, root_rank)
             return _remove_padding(sent, value, shape)
 
-        return _move_any_dtype(tensor, send)
+        return _copy_any_dtype(tensor, send)
 
     def all_to_all(self, tensor, counts, name):
         counts = tf.cast(counts, tf.int32)
@@ -116,7 +116,7 @@ class TensorFlowCommunicator(SeveralRanks):
             received = self._add_collective("CollectiveAllToAllV2", name, sent, number)
             return self._join_blocks(received, arriving[0] * row, tf.reduce_sum(arriving[0]), blocks)
 
-        return _move_any_dtype(tensor, send), arriving[0]
+        return _copy_any_dtype(tensor, send), arriving[0]
 
     def exchange_integers(self, numbers, exchange_name, group_text="its group"):
         store, is_over = KeyValueStore(f"{exchange_name}_numbers"), threading.Event()
@@ -141,11 +141,11 @@ class TensorFlowCommunicator(SeveralRanks):
     def _gather_vectors(self, vector, name, size_number):
         return self._add_collective("CollectiveGatherV2", name, vector, size_number)
 
-    def _join_blocks(self, blocks, lengths, rows, like):
-        """Joins all ranks' blocks, without padding, to a tensor of `rows` rows with the row shape of `like`."""
-        joined = tf.concat([blocks[rank, : lengths[rank]] for rank in range(self.size)], axis=0)
-        shaped = tf.reshape(joined, tf.concat([[rows], tf.shape(like)[1:]], axis=0))
-        return tf.ensure_shape(shaped, tf.TensorShape([None]).concatenate(like.shape[1:]))
+    def _join_blocks(self, blocks, block_lengths, row_count, reference):
+        """Joins all ranks' blocks, without padding, to `row_count` rows with the row shape of `reference`."""
+        joined = tf.concat([blocks[rank, : block_lengths[rank]] for rank in range(self.size)], axis=0)
+        shaped = tf.reshape(joined, tf.concat([[row_count], tf.shape(reference)[1:]], axis=0))
+        return tf.ensure_shape(shaped, tf.TensorShape([None]).concatenate(reference.shape[1:]))
 
     def _add_collective(self, operator, name, tensor, size_number, reduction_or_root=None):
         """Adds a collective operator with the same name and numbers on every rank, and returns the operator's result.
@@ -154,7 +154,7 @@ class TensorFlowCommunicator(SeveralRanks):
           size_number: integer tensor that identifies the padded size; None if all ranks have the same static shape.
           reduction_or_root: the reduction of a reduce, or the root of a broadcast.
         """
-        with wire_names.recorded_names() as full_names, name_collective(name) as named:
+        with wire_names.record_collective_names() as full_names, name_collective(name) as named:
             shape = tensor.shape if size_number is None else "any"
             group_key = _hash_to_number("group", self.members)
             _OF_KEY[group_key] = self
@@ -178,7 +178,7 @@ class TensorFlowCommunicator(SeveralRanks):
             else:
                 result = getattr(tf.raw_ops, operator)(input=tensor, **common)
         _OF_GROUPS.update(full_names if self.members in _OPENED else ())
-        return prevent_merging(result)
+        return prevent_op_merging(result)
 
 
 class _RankGroup(TensorFlowCommunicator):
@@ -202,7 +202,7 @@ class _RunCounter(SessionEngine):
             options.ParseFromString(read_content(request.options))
         key = None
         if not options.experimental.collective_graph_key:
-            key = _run_key(session.graph, lambda: run_of(session.graph, request.asked, request.fed))
+            key = _run_key(session.graph, lambda: run_of(session.graph, request.requested_elements, request.fed))
         if key is None:
             return self.inner.execute(session, request)
         options.experimental.collective_graph_key = key
@@ -216,13 +216,13 @@ class _RunCounter(SessionEngine):
         return self.inner.prepare_call(session, callable_options)
 
 
-def call_before_collectives(note: Callable[[Any], Any]) -> None:
-    """Calls `note` with the tensor of each new collective that combines values of ranks, from now on."""
-    _CALLED_BEFORE_COLLECTIVES.append(note)
+def call_before_collectives(callback: Callable[[Any], Any]) -> None:
+    """Calls `callback` with the tensor of each new collective that combines values of ranks, from now on."""
+    _CALLED_BEFORE_COLLECTIVES.append(callback)
 
 
 @functools.cache
-def _prepare_sessions_and_gradients():
+def _add_run_counter_and_gradient():
     """Prepares sessions, and defines the gradient of sums, which TensorFlow lacks."""
     add_engine(None, _RunCounter())
 
@@ -283,11 +283,11 @@ def _hash_to_number(*parts):
     return key
 
 
-def _move_any_dtype(tensor, move, is_marked=False):
-    """Applies `move`, a function that only copies elements, to a tensor of any numeric dtype."""
+def _copy_any_dtype(tensor, copy_elements, is_marked=False):
+    """Applies `copy_elements`, a function that only copies elements, to a tensor of any numeric dtype."""
     if tensor.dtype in _WIDER and tensor.dtype.size == 1:
-        return tf.cast(move(tf.cast(tensor, _WIDER[tensor.dtype])), tensor.dtype)
-    return move_as_bits(tensor, move, is_marked, _SAME_BITS)
+        return tf.cast(copy_elements(tf.cast(tensor, _WIDER[tensor.dtype])), tensor.dtype)
+    return move_as_bits(tensor, copy_elements, is_marked, _SAME_BITS)
 
 
 def _pad_to_size(tensor):

@@ -67,7 +67,7 @@ class TensorFlowServer:
         self.target = f"grpc://{own}"
         self._addresses.put(self._rank, own)
         serve_from_first_use(self._describe_cluster, self._accept_hosts_only)
-        change_session_settings(self._settings_with_server)
+        change_session_settings(self._session_settings_for_server)
 
     def start(self) -> None:
         """Starts the server, unless it runs. Waits until all ranks have chosen a port, not until they listen on it."""
@@ -95,15 +95,15 @@ class TensorFlowServer:
         self._set_leader(own.default_session_config)
         return own
 
-    def _settings_with_server(self, target, config):
-        """Returns target and settings for a session of the script: for this server, unless `target` names another."""
-        if target:
-            return target, config
+    def _session_settings_for_server(self, session_target, session_config):
+        """Returns target and settings for a session of the script: for this server, unless the target names another."""
+        if session_target:
+            return session_target, session_config
         import tensorflow as tf
 
         self.start()
         own = tf.compat.v1.ConfigProto()
-        own.CopyFrom(config if config is not None else default_session_config())
+        own.CopyFrom(session_config if session_config is not None else default_session_config())
         # A server has one pool of threads for all its sessions, and refuses others.
         own.ClearField("use_per_session_threads")
         own.ClearField("session_inter_op_thread_pool")
@@ -142,7 +142,7 @@ class TensorFlowServer:
 
 
 @functools.cache
-def process_server() -> TensorFlowServer:
+def server_of_process() -> TensorFlowServer:
     """Returns the server of this rank; the first call announces the server.
 
     Raises:
@@ -156,11 +156,11 @@ def announce_server_if_needed() -> None:
 
     Raises:
       ValueError: variables of the launcher contradict each other, or `NPU_COLLECTIVES` names no engine.
-      NoServerError: as for `process_server`.
+      NoServerError: as for `server_of_process`.
     """
     launched = environment.launcher_placement()
     if launched is not None and launched.size > 1 and engine_of_ranks.choose_engine() == "tensorflow":
-        process_server()
+        server_of_process()
 
 
 def _check_job_is_supported(store, place):

@@ -24,7 +24,7 @@ _noted: set[int] = set()  # state of the process, like Horovod
 
 
 @contextlib.contextmanager
-def give_new_threads_real_time() -> Iterator[None]:
+def give_new_threads_real_time_priority() -> Iterator[None]:
     """Gives threads that start inside the block real-time priority; Horovod must be started inside it.
 
     Does nothing without `NPU_COMMUNICATION_PRIORITY=1`, under MPI, and if the process lacks the permission
@@ -43,7 +43,7 @@ def give_new_threads_real_time() -> Iterator[None]:
 
 
 def set_real_time(is_real_time: bool) -> bool:
-    """Gives the threads noted by `give_new_threads_real_time` real-time priority, or normal priority again.
+    """Gives the threads noted by `give_new_threads_real_time_priority` real-time priority, or normal priority again.
 
     Returns:
       Whether there are such threads, and the system has permitted the change.

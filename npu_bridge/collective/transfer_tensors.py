@@ -7,7 +7,7 @@ need not recognise the casts. The dtype tables here are for Horovod 0.28.
 
 TensorFlow 2.15 treats Horovod's operators as pure functions: when it optimises the graph, it evaluates an operator with
 constant inputs (constant folding), and merges two operators with the same inputs. If this happens on one rank only, the
-other ranks wait forever. `prevent_folding` and `prevent_merging` keep every operator in the graph.
+other ranks wait forever. `prevent_folding` and `prevent_op_merging` keep every operator in the graph.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def move_as_bits(
     tensor: tf.Tensor,
     move: Callable[[tf.Tensor], Any],
     is_marked: bool = False,
-    carriers: Mapping[tf.DType, tf.DType] = _SAME_BITS,
+    carrier_dtypes: Mapping[tf.DType, tf.DType] = _SAME_BITS,
 ) -> tf.Tensor:
     """Applies `move` to the bits of a tensor, in a dtype that the engine can send.
 
@@ -59,9 +59,9 @@ def move_as_bits(
       tensor: tensor of any dtype.
       move: a function that only copies elements.
       is_marked: whether to mark a changed floating dtype in the graph; see `mark_exchange`.
-      carriers: for each dtype that the engine lacks, the dtype in which to send it; by default, as Horovod needs.
+      carrier_dtypes: for each dtype that the engine lacks, the dtype in which to send it; by default, as Horovod needs.
     """
-    carrier = carriers.get(tensor.dtype)
+    carrier = carrier_dtypes.get(tensor.dtype)
     if carrier is None:
         return move(tensor)
     bits = tf.bitcast(tensor, carrier)
@@ -69,18 +69,18 @@ def move_as_bits(
     return mark_exchange(bits, result) if is_marked and tensor.dtype.is_floating else result
 
 
-def mark_exchange(exchange_start: tf.Tensor, result: tf.Tensor) -> tf.Tensor:
-    """Marks in a graph that floating-point numbers are exchanged between ranks; returns `result`.
+def mark_exchange(exchange_start: tf.Tensor, received: tf.Tensor) -> tf.Tensor:
+    """Marks in a graph that floating-point numbers are exchanged between ranks; returns `received`.
 
     The mark says that no arriving number is larger than the largest number that any rank has sent.
 
     Args:
       exchange_start: the output of the op that begins the exchange; the first input of this op has the sent numbers.
-      result: the arriving numbers, in the original dtype. A later mark of this tensor replaces this mark.
+      received: the arriving numbers, in the original dtype. A later mark of this tensor replaces this mark.
     """
     if not tf.executing_eagerly():
-        set_attribute(result.op, _SENT_BY, attr_value_pb2.AttrValue(s=exchange_start.op.name.encode()))
-    return result
+        set_attribute(received.op, _SENT_BY, attr_value_pb2.AttrValue(s=exchange_start.op.name.encode()))
+    return received
 
 
 def start_of_exchange(op: tf.Operation) -> tf.Operation | None:
@@ -93,18 +93,20 @@ def start_of_exchange(op: tf.Operation) -> tf.Operation | None:
         return None
 
 
-def broadcast_strings(rank: int, tensor: tf.Tensor, all_gather: Callable[[tf.Tensor, str], tf.Tensor]) -> tf.Tensor:
+def broadcast_strings(
+    root_rank: int, tensor: tf.Tensor, all_gather: Callable[[tf.Tensor, str], tf.Tensor]
+) -> tf.Tensor:
     """Broadcasts a tensor of strings, by gathering their bytes, because Horovod has no strings.
 
     Args:
-      rank: the rank whose strings all ranks get.
+      root_rank: the rank whose strings all ranks get.
       tensor: strings, in the same shape on all ranks.
       all_gather: a function of a vector and a name that joins the ranks' vectors, which can differ in length.
     """
     letters = tf.io.decode_raw(tf.io.serialize_tensor(tensor), tf.uint8)
     lengths = all_gather(tf.shape(letters), "lengths")
-    start = tf.reduce_sum(lengths[:rank])
-    own = all_gather(letters, "letters")[start : start + lengths[rank]]
+    start = tf.reduce_sum(lengths[:root_rank])
+    own = all_gather(letters, "letters")[start : start + lengths[root_rank]]
     characters = tf.constant([bytes([number]) for number in range(256)])
     text = tf.strings.reduce_join(tf.gather(characters, tf.cast(own, tf.int32)))
     return tf.ensure_shape(tf.io.parse_tensor(text, tf.string), tensor.shape)
@@ -161,7 +163,7 @@ def prevent_folding(tensors: Sequence[tf.Tensor]) -> list:
     return tensors
 
 
-def prevent_merging(result: tf.Tensor) -> tf.Tensor:
+def prevent_op_merging(result: tf.Tensor) -> tf.Tensor:
     """Gives the operator of `result` a unique attribute, so that TensorFlow does not merge it with another operator.
 
     In a loop, also prevents an iteration from starting the operator before the previous iteration has finished it.

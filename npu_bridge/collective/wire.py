@@ -58,7 +58,7 @@ def average_tensors(communicator: Communicator, tensors: Sequence[tf.Tensor], na
       float32 tensors in the order and shapes of `tensors`, with the same bits on every rank.
     Ranks: collective.
     """
-    mean_of_vector = _mean_of_two if communicator.size == 2 else _mean_of_many
+    mean_of_vector = _mean_of_two_ranks if communicator.size == 2 else _mean_of_many_ranks
     results = [None] * len(tensors)
     for dtype in sorted({tensor.dtype.name for tensor in tensors}):
         positions = [position for position, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
@@ -70,7 +70,7 @@ def average_tensors(communicator: Communicator, tensors: Sequence[tf.Tensor], na
     return results
 
 
-def _mean_of_two(communicator, vector, name, after):
+def _mean_of_two_ranks(communicator, vector, name, after):
     own, size = _pad_vector(vector, 2)
     pairs = tf.bitcast(tf.reshape(own, [-1, 2]), tf.int32)
     (total,) = communicator.all_reduce([pairs], name, average=False, after=after)
@@ -80,7 +80,7 @@ def _mean_of_two(communicator, vector, name, after):
     return (tf.cast(own, tf.float32) / 2 + tf.cast(other, tf.float32) / 2)[:size]
 
 
-def _mean_of_many(communicator, vector, name, after):
+def _mean_of_many_ranks(communicator, vector, name, after):
     padded, size = _pad_vector(vector, communicator.size)
     with tf.control_dependencies(after):
         padded = tf.identity(padded)

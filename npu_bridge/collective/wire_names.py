@@ -118,7 +118,7 @@ def set_owner(optimizer: Any, owner: CollectivesOwner) -> None:
     _OWNERS[optimizer] = owner
 
 
-def current_label() -> str:
+def current_collectives_label() -> str:
     """Returns the label in front of the names of the caller's collectives; each training has its own label."""
     in_force = _in_force.get()
     if in_force is not None:
@@ -170,7 +170,7 @@ def next_collective_name(series: str) -> str:
 
 def full_collective_name(name: str) -> str:
     """Returns the full name of a collective's operator in its graph."""
-    return f"{_SCOPE}{current_label()}{name}"
+    return f"{_SCOPE}{current_collectives_label()}{name}"
 
 
 @contextlib.contextmanager
@@ -180,7 +180,7 @@ def name_collective(stem: str) -> Iterator[dict]:
     Yields:
       Keywords for the function of Horovod that builds the collective.
     """
-    graph, stem = graph_numbering_collectives(), f"{current_label()}{stem}"
+    graph, stem = graph_numbering_collectives(), f"{current_collectives_label()}{stem}"
     if graph is None:
         yield {"name": stem}
         return
@@ -194,7 +194,7 @@ def name_collective(stem: str) -> Iterator[dict]:
 
 
 @contextlib.contextmanager
-def recorded_names() -> Iterator[list]:
+def record_collective_names() -> Iterator[list]:
     """Yields a list, which the end of the block fills with the full names of the collectives built in the block."""
     graph, names = graph_numbering_collectives(), []
     given = [] if graph is None else _graph_names_of(graph).given

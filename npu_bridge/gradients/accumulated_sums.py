@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import backward_order_key, gradient_values, map_values
-from npu_bridge.gradients.graph_mode import run_if, state_variable, tensors_if, variable_like
+from npu_bridge.gradients.graph_mode import make_tensors_if, run_if, state_variable, variable_like
 from npu_bridge.gradients.step import Step
 
 
@@ -83,10 +83,10 @@ class AccumulationWindow:
             for position, (grad, variable) in enumerate(step.grads_and_vars)
         ]
 
-    def keep(self) -> Any:
+    def store_or_reset(self) -> Any:
         """Stores the sums for the next batch, or resets them to 0 after the last batch; returns the op."""
         counted = self._counter.assign(tf.where(self.is_last, 0, self._counted + 1))
-        kept = [each.keep(self.is_last) for each in self._sums if each is not None]
+        kept = [each.store_or_reset(self.is_last) for each in self._sums if each is not None]
         return None if tf.executing_eagerly() else tf.group(counted, *kept)
 
 
@@ -111,7 +111,7 @@ class _SumVariable(tf.Module):
             self.touched = state_variable(lambda: tf.zeros(self.sum.shape[:1], tf.bool), name)
 
     def add_gradient(self, addend):
-        """Adds a gradient; returns an object for the new sum, whose method `keep` stores the sum in the variable."""
+        """Adds a gradient; returns the new sum, whose method `store_or_reset` stores the sum in the variable."""
         return (_SparseSum if isinstance(addend, tf.IndexedSlices) else _DenseSum)(self, addend)
 
 
@@ -125,8 +125,10 @@ class _DenseSum:
     def total(self):
         return self._total
 
-    def keep(self, is_due):
-        (value,) = tensors_if(is_due, lambda: [tf.zeros_like(self._total)], lambda: [tf.identity(self._total)])
+    def store_or_reset(self, is_last_batch):
+        (value,) = make_tensors_if(
+            is_last_batch, lambda: [tf.zeros_like(self._total)], lambda: [tf.identity(self._total)]
+        )
         return self._kept.sum.assign(value)
 
 
@@ -146,16 +148,16 @@ class _SparseSum:
         shape = self._kept.sum.shape.as_list()
         return tf.IndexedSlices(values, tf.cast(rows, self._addend.indices.dtype), tf.constant(shape))
 
-    def keep(self, is_due):
-        added = run_if(tf.logical_not(is_due), self._add)
-        cleared = run_if(is_due, self._clear)
+    def store_or_reset(self, is_last_batch):
+        added = run_if(tf.logical_not(is_last_batch), self._add_batch)
+        cleared = run_if(is_last_batch, self._clear)
         return None if tf.executing_eagerly() else tf.group(added, cleared)
 
     def _mark_rows_of_addend(self, touched):
         indices = self._addend.indices[:, tf.newaxis]
         return tf.tensor_scatter_nd_update(touched, indices, tf.ones_like(self._addend.indices, tf.bool))
 
-    def _add(self):
+    def _add_batch(self):
         kept = self._kept
         touched = kept.touched.assign(self._mark_rows_of_addend(kept.touched.read_value()))
         added = kept.sum.scatter_add(self._addend)

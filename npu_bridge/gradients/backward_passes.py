@@ -7,8 +7,8 @@ from typing import Any, Callable
 
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message, shown
-from npu_bridge.gradients.losses import sum_pairs_by_variable
-from npu_bridge.gradients.open_steps import OpenSteps
+from npu_bridge.gradients.losses import sum_gradients_by_variable
+from npu_bridge.gradients.open_steps import UnappliedSteps
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.step import Step
 
@@ -22,7 +22,9 @@ class BackwardPasses:
       owner: name of the optimizer's class, for messages.
     """
 
-    def __init__(self, pipeline: Pipeline, open_steps: OpenSteps, combine: Callable[[Step, list], list], owner: str):
+    def __init__(
+        self, pipeline: Pipeline, open_steps: UnappliedSteps, combine: Callable[[Step, list], list], owner: str
+    ):
         self.pipeline = pipeline
         self._open_steps = open_steps
         self._combine = combine
@@ -30,13 +32,13 @@ class BackwardPasses:
 
     def open_step(self) -> Step:
         """Returns the step to which backward passes are added; begins a new step after each update."""
-        step = self._open_steps.take_scaled_step() or self.pipeline.begin()
+        step = self._open_steps.remove_scaled_step() or self.pipeline.begin()
         self._open_steps.keep_scaled_step(step)
         return step
 
     def discard_passes(self) -> None:
         """Discards the passes since the last update."""
-        self._open_steps.take_scaled_step()
+        self._open_steps.remove_scaled_step()
 
     def add(self, step: Step, grads_and_vars: Sequence, loss_id: int, delays_unscale: bool = False) -> None:
         """Adds the gradients of a backward pass to the step that `open_step` returned.
@@ -48,7 +50,7 @@ class BackwardPasses:
           delays_unscale: keep the gradients scaled, and add them to the gradients of the next pass of this `loss_id`.
         """
         delayed = self._delayed_gradients(step)
-        pairs = sum_pairs_by_variable(delayed.pop(loss_id, []), grads_and_vars)
+        pairs = sum_gradients_by_variable(delayed.pop(loss_id, []), grads_and_vars)
         if delays_unscale:
             delayed[loss_id] = pairs
         else:
@@ -61,7 +63,7 @@ class BackwardPasses:
           ValueError: there was no pass, or the last pass of a loss had `delays_unscale`.
         Ranks: collective where the pipeline communicates.
         """
-        step = self._open_steps.take_scaled_step()
+        step = self._open_steps.remove_scaled_step()
         delayed = {} if step is None else self._delayed_gradients(step)
         if step is None or not (step.grads_and_vars or delayed):
             problem, expected = "there are no gradients", "a backward pass since the last update"

@@ -84,42 +84,42 @@ class FreezeSchedule(KeywordChecksMixin):
         return {**config, "full_share": self._full_share, "total_steps": self._total_steps, "seed": self._seed}
 
     @classmethod
-    def of(cls, given: Any) -> FreezeSchedule:
+    def of(cls, schedule: Any) -> FreezeSchedule:
         """Returns a schedule unchanged, or makes a schedule from a mapping of its arguments.
 
         Raises:
-          TypeError: `given` is neither a schedule nor a mapping.
+          TypeError: `schedule` is neither a schedule nor a mapping.
           ValueError: the mapping has an unknown argument.
         """
-        if isinstance(given, cls):
-            return given
+        if isinstance(schedule, cls):
+            return schedule
         fix = "Write Freeze(FreezeSchedule(groups=10))."
-        check_instance("Freeze", "schedule", given, Mapping, "a FreezeSchedule", fix)
+        check_instance("Freeze", "schedule", schedule, Mapping, "a FreezeSchedule", fix)
         known = ("groups", "kind", "full_share", "total_steps", "seed", "sequence")
-        for key in given:
+        for key in schedule:
             if key not in known:
                 fix = did_you_mean(key, known, "Remove it.")
                 problem = f"schedule has an unknown key {shown(key)}"
                 raise ValueError(message("Freeze", problem, f"one of {', '.join(known)}", shown(key), fix))
-        return cls(**given)
+        return cls(**schedule)
 
     def digest(self) -> str:
         """Returns a hash of the groups of all updates, to compare ranks."""
         return hashlib.sha256(self.sequence.astype(np.int64).tobytes()).hexdigest()[:16]
 
-    def last_groups(self, names: Sequence[str]) -> list[int]:
+    def last_group_of_each(self, variable_names: Sequence[str]) -> list[int]:
         """Returns the last group that trains each variable.
 
         Args:
-          names: names of the trained variables, in the order of the layers.
+          variable_names: names of the trained variables, in the order of the layers.
         Raises:
           ValueError: a regular expression matches no name, two parts contain the same variable, or there are fewer
             blocks than groups.
         """
-        names = [name.partition(":")[0] for name in names]
+        variable_names = [name.partition(":")[0] for name in variable_names]
         if self._patterns is not None:
-            return self._last_groups_of_patterns(names)
-        blocks = number_blocks(names)
+            return self._last_groups_of_patterns(variable_names)
+        blocks = assign_blocks(variable_names)
         count = blocks[-1] + 1 if blocks else 0
         if count < self.group_count:
             problem = "the model has too few layers for so many groups"
@@ -174,14 +174,14 @@ class FreezeSchedule(KeywordChecksMixin):
         return made
 
 
-def number_blocks(names: Sequence[str]) -> list[int]:
+def assign_blocks(variable_names: Sequence[str]) -> list[int]:
     """Returns the block of each variable, from 0: a layer begins a new block if the last block has 3 variables or more.
 
     Args:
-      names: names of the variables in the order of the layers; the part before the last "/" names the layer.
+      variable_names: names of the variables in the order of the layers; the part before the last "/" names the layer.
     """
     blocks, held, layer = [], 0, None
-    for name in names:
+    for name in variable_names:
         own_layer = name.rpartition("/")[0]
         joins = _PATTERN_OF_SAME_LAYER.search(name.lower()) or (own_layer and own_layer == layer)
         is_new = not blocks or (held >= _FULL_BLOCK_SIZE and not joins)

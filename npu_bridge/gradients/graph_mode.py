@@ -59,32 +59,36 @@ def _wrap_in_current_scope(run):
     return applied
 
 
-def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
-    """Returns the tensors of `make` if the condition is True, else the tensors of `otherwise`.
+def make_tensors_if(condition: tf.Tensor, make_tensors: Callable[[], list], make_otherwise: Callable[[], list]) -> list:
+    """Returns the tensors of `make_tensors` if the condition is True, else the tensors of `make_otherwise`.
 
-    In a TF 1 graph each tensor is available as soon as it is computed, before the rest of the branch is done. `make` is
-    called first. Both functions must return the same number of tensors, of the same dtypes.
+    In a TF 1 graph each tensor is available as soon as it is computed, before the rest of the branch is done.
+    `make_tensors` is called first. Both functions must return the same number of tensors, of the same dtypes.
     """
     if tf.executing_eagerly():
-        return make() if bool(condition) else otherwise()
+        return make_tensors() if bool(condition) else make_otherwise()
     with classic_control_flow() if is_building_graph() else contextlib.nullcontext():
-        tensors = tf.cond(condition, lambda: tuple(make()), lambda: tuple(otherwise()))
+        tensors = tf.cond(condition, lambda: tuple(make_tensors()), lambda: tuple(make_otherwise()))
     return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]  # classic tf.cond unpacks a single one
 
 
-def choose_tensors(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> list:
-    """Returns the tensors of the function at position `number` (int32 scalar) of `makers`.
+def choose_tensors(position: tf.Tensor, tensor_functions: Sequence[Callable[[], list]]) -> list:
+    """Returns the tensors of the function at `position` (int32 scalar) of `tensor_functions`.
 
     All functions must return the same number of tensors, of the same dtypes. A graph calls all functions in their order
     and runs the operators of one; eager execution calls only one function.
     """
     if tf.executing_eagerly():
-        return makers[int(number)]()
+        return tensor_functions[int(position)]()
     if not is_building_graph():
-        return list(tf.switch_case(number, [lambda make=make: tuple(make()) for make in makers]))
-    first, *others = makers
+        return list(tf.switch_case(position, [lambda make=make: tuple(make()) for make in tensor_functions]))
+    first, *others = tensor_functions
     # Nested, because each condition captures what the later functions read.
-    return tensors_if(tf.equal(number, 0), first, lambda: choose_tensors(number - 1, others)) if others else first()
+    return (
+        make_tensors_if(tf.equal(position, 0), first, lambda: choose_tensors(position - 1, others))
+        if others
+        else first()
+    )
 
 
 def run_nth_function(number: tf.Tensor, functions: Sequence[Callable[[], Any]]) -> Any:
@@ -101,17 +105,17 @@ def run_nth_function(number: tf.Tensor, functions: Sequence[Callable[[], Any]]) 
         return tf.cond(tf.equal(number, 0), _wrap_in_current_scope(first), rest)
 
 
-def build_in_program_order(run: Callable[[], Any], grads_and_vars: Sequence[tuple]) -> tf.Operation:
-    """Builds the operators of `run` in a TF 1 graph, in the execution order of a `tf.function`; returns the op.
+def build_update_in_program_order(update: Callable[[], Any], grads_and_vars: Sequence[tuple]) -> tf.Operation:
+    """Builds the operators of `update` in a TF 1 graph, in the execution order of a `tf.function`; returns the op.
 
     The operators belong to the graph itself, not to a function, so other code can fetch their tensors.
 
     Args:
-      run: function that updates variables by gradients.
+      update: function that updates variables by gradients.
       grads_and_vars: the gradients and variables. The operators read or change a variable only after its gradient has
         been computed; otherwise a loss could be computed with weights that a weight decay has already changed.
     """
-    made = tf.function(lambda: [run(), None][1], autograph=False).get_concrete_function().graph
+    made = tf.function(lambda: [update(), None][1], autograph=False).get_concrete_function().graph
     outer = {inside.name: outside for outside, inside in made.captures}
     changes = [op.name for op in made.control_outputs]
     inside_of = {id(outside): inside.op.name for outside, inside in made.captures}

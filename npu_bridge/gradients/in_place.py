@@ -108,10 +108,12 @@ class _AveragingMethods:
 
         self._replace_method(optimizer, method_name, name, method)
 
-    def _replace_method(self, optimizer, method_name, name, method):
-        """Replaces a method of the optimizer by `method`, which gets the original method and a pipeline first."""
+    def _replace_method(self, optimizer, method_name, pipeline_name, new_method):
+        """Replaces a method of the optimizer by `new_method`, which gets the original method and a pipeline first."""
         original = getattr(optimizer, method_name)
-        pipeline = build_pipeline(PipelineSettings(name, is_distributed=True, inner=optimizer, owner=self._owner))
+        pipeline = build_pipeline(
+            PipelineSettings(pipeline_name, is_distributed=True, inner=optimizer, owner=self._owner)
+        )
         wire_names.set_owner(optimizer, pipeline.transfers)
         averaging = KerasPipeline(pipeline, self._owner)
         self._pipelines.append(averaging)
@@ -119,7 +121,7 @@ class _AveragingMethods:
         @tf.autograph.experimental.do_not_convert
         @functools.wraps(original)
         def replacement(*arguments, **keywords):
-            return method(original, averaging, *arguments, **keywords)
+            return new_method(original, averaging, *arguments, **keywords)
 
         object.__setattr__(optimizer, method_name, replacement)
 

@@ -15,7 +15,7 @@ from npu_bridge.base.tf_internals import keras3, training
 from npu_bridge.base.tf_internals.graphs import original_variable_of, shared_name
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.graph_mode import (
-    build_in_program_order,
+    build_update_in_program_order,
     correct_initial_rate,
     create_order_independent_variable,
     is_building_graph,
@@ -36,18 +36,18 @@ class InnerOptimizer(abc.ABC):
 
     takes_references = True
 
-    def __init__(self, optimizer, updates_narrow=True, saved_as=None):
+    def __init__(self, optimizer, updates_16_bit=True, saved_as=None):
         self.optimizer = optimizer
         self.saved_as = optimizer if saved_as is None else saved_as
-        self.stand_ins = StandIns(optimizer, self.takes_references, updates_narrow)
+        self.stand_ins = StandIns(optimizer, self.takes_references, updates_16_bit)
 
-    def prepare(self, variables: list) -> None:
+    def create_state(self, variables: list) -> None:
         """Creates the optimizer state that cannot be created inside the condition that skips steps."""
-        self.stand_ins.of(variables)
+        self.stand_ins.find_or_make(variables)
 
     def make_slots(self, variables: list) -> list:
         """Creates the missing slots of `variables`, and returns all their slots."""
-        self.prepare(variables)
+        self.create_state(variables)
         return self.slots_of(variables)
 
     def slots_of(self, variables: list) -> list:
@@ -65,20 +65,20 @@ class InnerOptimizer(abc.ABC):
     def compute_gradients(self, loss: Any, **arguments: Any) -> list:
         """Returns pairs of (gradient or None, variable); arguments as in `tf.compat.v1.train.Optimizer`."""
 
-    def pass_losses(self, losses: list, values: list) -> None:
+    def pass_losses(self, losses: list, loss_values: list) -> None:
         """Passes the unscaled losses to an optimizer that evaluates the loss again, such as `dim_reduce`.
 
         Args:
           losses: tensors, or functions that return a loss.
-          values: the values of the losses for this batch.
+          loss_values: the values of the losses for this batch.
         """
         set_unscaled_loss = getattr(self.optimizer, "set_unscaled_loss", None)
         if set_unscaled_loss is None:
             return
         if any(map(callable, losses)):
-            set_unscaled_loss(lambda: sum_in_order([loss() for loss in losses]), sum_in_order(values))
+            set_unscaled_loss(lambda: sum_in_order([loss() for loss in losses]), sum_in_order(loss_values))
         else:
-            set_unscaled_loss(sum_in_order(losses), sum_in_order(values))
+            set_unscaled_loss(sum_in_order(losses), sum_in_order(loss_values))
 
     @abc.abstractmethod
     def apply_gradients(self, grads_and_vars: list, global_step: Any, name: Any) -> Any:
@@ -99,7 +99,7 @@ class InnerOptimizer(abc.ABC):
         return [*self._variables(), *self.stand_ins.saved_variables]
 
     def _slot(self, variable, name):
-        (seen,) = self.stand_ins.of([variable])
+        (seen,) = self.stand_ins.find_or_make([variable])
         return self.optimizer.get_slot(seen, name)
 
     def _slot_names(self):
@@ -115,29 +115,29 @@ class InnerOptimizer(abc.ABC):
 
 
 def adapt_optimizer(
-    optimizer: Any, owner: str, is_updating: bool = True, takes_keras3: bool = False, saved_as: Any = None
+    optimizer: Any, owner: str, applies_updates: bool = True, accepts_keras3: bool = False, saved_as: Any = None
 ) -> InnerOptimizer:
     """Wraps an optimizer in the `InnerOptimizer` of its family.
 
     Args:
       optimizer: an optimizer of any family.
       owner: name of the class that received the optimizer, for the error message.
-      is_updating: False if another object calls the optimizer's `apply_gradients`.
-      takes_keras3: whether optimizers of Keras 3 are accepted.
+      applies_updates: False if another object calls the optimizer's `apply_gradients`.
+      accepts_keras3: whether optimizers of Keras 3 are accepted.
       saved_as: the wrapper that object-based checkpoints save in place of the optimizer.
     Raises:
-      TypeError: `optimizer` is of no known family, or of Keras 3 without `takes_keras3`.
+      TypeError: `optimizer` is of no known family, or of Keras 3 without `accepts_keras3`.
     """
     # An optimizer with stand-ins of its own needs the original variables.
-    updates_narrow = not is_updating or getattr(type(optimizer), "has_stand_ins", False)
+    updates_16_bit = not applies_updates or getattr(type(optimizer), "has_stand_ins", False)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return _Tf1Optimizer(optimizer, updates_narrow, saved_as)
+        return _Tf1Optimizer(optimizer, updates_16_bit, saved_as)
     if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-        return _KerasLegacyOptimizer(optimizer, updates_narrow, saved_as)
+        return _KerasLegacyOptimizer(optimizer, updates_16_bit, saved_as)
     if isinstance(optimizer, tf.keras.optimizers.Optimizer):
-        return _KerasOptimizer(optimizer, updates_narrow, saved_as)
-    if takes_keras3:
-        return _Keras3Optimizer(optimizer, updates_narrow, saved_as)
+        return _KerasOptimizer(optimizer, updates_16_bit, saved_as)
+    if accepts_keras3:
+        return _Keras3Optimizer(optimizer, updates_16_bit, saved_as)
     is_class = isinstance(optimizer, type)
     fix = f"Write {optimizer.__name__}(...)." if is_class else "Pass the optimizer object itself."
     if keras3.is_optimizer(optimizer):
@@ -174,7 +174,7 @@ class _Tf1Optimizer(InnerOptimizer):
             _make_slots_in_two_groups(self._make_missing_slots, own_variables, remote_variables, creator)
 
     def _make_missing_slots(self, variables):
-        training.create_slots(self.optimizer, self.stand_ins.of(variables))
+        training.create_slots(self.optimizer, self.stand_ins.find_or_make(variables))
 
     def compute_gradients(self, loss, **arguments):
         return self.optimizer.compute_gradients(loss, **arguments)
@@ -224,7 +224,7 @@ class _KerasLegacyOptimizer(_KerasFamily):
             _make_slots_in_two_groups(self._make_missing_slots, own_variables, remote_variables, creator)
 
     def _make_missing_slots(self, variables):
-        training.create_all_weights(self.optimizer, self.stand_ins.of(variables))
+        training.create_all_weights(self.optimizer, self.stand_ins.find_or_make(variables))
 
     def _update(self, grads_and_vars, name):
         # In a TF 1 graph the sum over the replicas of a strategy is one op over all gradients, even without a strategy,
@@ -243,16 +243,16 @@ class _KerasLegacyOptimizer(_KerasFamily):
 
 
 class _KerasOptimizer(_KerasFamily):
-    def __init__(self, optimizer, updates_narrow, saved_as=None):
-        super().__init__(optimizer, updates_narrow, saved_as)
+    def __init__(self, optimizer, updates_16_bit, saved_as=None):
+        super().__init__(optimizer, updates_16_bit, saved_as)
         self._updated_variables = []
         correct_initial_rate(optimizer)
 
-    def prepare(self, variables):
+    def create_state(self, variables):
         self._updated_variables = variables
         with tf.name_scope(self.optimizer.name or "optimizer"), tf.init_scope():
             with tf.variable_creator_scope(create_order_independent_variable):
-                self.optimizer.build(self.stand_ins.of(variables))
+                self.optimizer.build(self.stand_ins.find_or_make(variables))
 
     def make_own_and_remote_slots(self, own_variables, remote_variables, creator):
         # Built once for all variables. `own` comes first, because an update of these alone numbers them from 0 again.
@@ -266,14 +266,14 @@ class _KerasOptimizer(_KerasFamily):
             return next_creator(**arguments)
 
         with tf.variable_creator_scope(create):
-            self.prepare([*own_variables, *of_others])
+            self.create_state([*own_variables, *of_others])
 
     def _update(self, grads_and_vars, name):
         if not is_building_graph():
             return self.optimizer.apply_gradients(grads_and_vars)
         # In a TF 1 graph this family makes update ops that nothing refers to: only the step counter would run.
         # A tf.function keeps these ops, and orders them as written.
-        return build_in_program_order(lambda: self.optimizer.apply_gradients(grads_and_vars), grads_and_vars)
+        return build_update_in_program_order(lambda: self.optimizer.apply_gradients(grads_and_vars), grads_and_vars)
 
     def _slot(self, variable, name):
         return self._slots_by_name().get(name, {}).get(variable.name)
@@ -304,8 +304,8 @@ def _are_initialised(variables):
 class _Keras3Optimizer(_KerasFamily):
     """Translates between the TensorFlow variables of a pipeline and the Keras variables of a Keras 3 optimizer."""
 
-    def __init__(self, optimizer, updates_narrow, saved_as=None):
-        super().__init__(optimizer, updates_narrow, saved_as)
+    def __init__(self, optimizer, updates_16_bit, saved_as=None):
+        super().__init__(optimizer, updates_16_bit, saved_as)
         self._known = {}
         self.values_of(keras3.variables_built_with(optimizer))
 
@@ -325,8 +325,8 @@ class _Keras3Optimizer(_KerasFamily):
                 self._known[value.ref()] = wrap(value)
         return [self._known[value.ref()] for value in values if self._known[value.ref()] is not None]
 
-    def prepare(self, variables):
-        seen = self.stand_ins.of(variables)
+    def create_state(self, variables):
+        seen = self.stand_ins.find_or_make(variables)
         if not self.optimizer.built:
             for value, stand_in in zip(variables, seen):
                 if stand_in is not value:

@@ -117,11 +117,11 @@ def scale_variable(initial_value: Any) -> tuple[tf.Variable, tf.Tensor | None]:
         with tf.name_scope("loss_scale") as scope:
             variable = counter_variable(initial_value, "state", tf.float32, use_resource=True)
             fetched = tf.identity(variable.read_value(), name=scope)
-    set_variable_name(variable, fetched.name, _SavedUnderName(fetched.op.name, [], [], []))
+    set_variable_name(variable, fetched.name, _SavedNameInfo(fetched.op.name, [], [], []))
     return variable, fetched
 
 
-class _SavedUnderName(tf.Variable.SaveSliceInfo):
+class _SavedNameInfo(tf.Variable.SaveSliceInfo):
     """Makes savers store a whole variable under another name than the name of its op."""
 
     spec = ""  # savers read this as the whole variable

@@ -57,7 +57,7 @@ class Losses:
         ratio = self.scales[number] / self.common_scale
         return [(grad if grad is None else unscale_gradient(grad, ratio), variable) for grad, variable in pairs]
 
-    def scales_without_overflow(self, should_apply: tf.Tensor | None, is_due: tf.Tensor | None) -> dict:
+    def find_scales_without_overflow(self, should_apply: tf.Tensor | None, is_due: tf.Tensor | None) -> dict:
         """Returns, for each loss or group in `usable`, whether its loss scale caused no overflow in this step.
 
         If the step is skipped although all these gradients are finite, their sum overflowed: every scale was too large.
@@ -76,12 +76,12 @@ def smallest_scale(scales: Any) -> tf.Tensor:
     return tf.maximum(tf.reduce_min(tf.convert_to_tensor(scales)), 1.0)
 
 
-def sum_pairs_by_variable(pairs: Sequence, others: Sequence) -> list:
+def sum_gradients_by_variable(grads_and_vars: Sequence, more_grads_and_vars: Sequence) -> list:
     """Adds up the gradients of each variable, in the order of first occurrence; sparse gradients give a sparse sum."""
-    if not pairs:
-        return list(others)
+    if not grads_and_vars:
+        return list(more_grads_and_vars)
     sums: dict = {}
-    for grad, variable in [*pairs, *others]:
+    for grad, variable in [*grads_and_vars, *more_grads_and_vars]:
         earlier = sums.get(id(variable), (None, variable))[0]
         sums[id(variable)] = (_add_two_gradients(earlier, grad), variable)
     return list(sums.values())

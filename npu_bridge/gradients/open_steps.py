@@ -11,7 +11,7 @@ from npu_bridge.base.tf_internals.graphs import contexts_around, current_control
 from npu_bridge.gradients.step import Step
 
 
-class OpenSteps:
+class UnappliedSteps:
     """The steps of one optimizer whose gradients were computed and not yet applied.
 
     An optimizer returns gradients to its caller, and gets them back as plain pairs, possibly changed. This class finds
@@ -34,7 +34,7 @@ class OpenSteps:
         ]
         self._scaled.append((place, step))
 
-    def take_scaled_step(self, is_nested: bool = False) -> Step | None:
+    def remove_scaled_step(self, is_nested: bool = False) -> Step | None:
         """Removes and returns the step whose loss was scaled in the current function or graph, or None.
 
         With `is_nested`, also takes a step of an enclosing function or graph.
@@ -62,7 +62,7 @@ class OpenSteps:
         """
         known = None if variables is None else frozenset(map(id, variables))
         self._combined = [kept for kept in self._combined if kept.is_still_open(known)]
-        self._combined.append(_OpenStep(_current_graph(), step, known, may_be_abandoned, _current_context()))
+        self._combined.append(_UnappliedStep(_current_graph(), step, known, may_be_abandoned, _current_context()))
 
     def latest_step_covering(self, variables: Sequence[Any]) -> Step | None:
         """Returns the latest step of the current function or graph that covers `variables`, or None; keeps it open.
@@ -91,7 +91,7 @@ class OpenSteps:
             return None
         return kept and kept.step
 
-    def take_step(self, grads_and_vars: Sequence) -> Step | None:
+    def remove_step(self, grads_and_vars: Sequence) -> Step | None:
         """Closes and returns the step of these gradients, or returns None."""
         kept = self._find_step(grads_and_vars)
         if kept is not None:
@@ -102,12 +102,12 @@ class OpenSteps:
         here = [kept for kept in reversed(self._combined) if kept.place in _enclosing_graphs()]
         return next(
             (kept for kept in here if kept.has_returned_any_of(grads_and_vars)),
-            next((kept for kept in here if kept.can_cover(grads_and_vars)), None),
+            next((kept for kept in here if kept.can_include(grads_and_vars)), None),
         )
 
 
 @dataclasses.dataclass(eq=False)
-class _OpenStep:
+class _UnappliedStep:
     place: Any
     step: Step
     variable_ids: frozenset | None
@@ -126,7 +126,7 @@ class _OpenStep:
         delivered = {id(grad) for grad in self.step.delivered if grad is not None}
         return any(id(grad) in delivered for grad, _ in grads_and_vars)
 
-    def can_cover(self, grads_and_vars):
+    def can_include(self, grads_and_vars):
         if self.variable_ids is None:
             return len(grads_and_vars) <= len(self.step.delivered)
         return {id(variable) for _, variable in grads_and_vars} <= self.variable_ids

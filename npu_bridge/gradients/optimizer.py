@@ -7,7 +7,7 @@ import functools
 from npu_bridge import collective
 from npu_bridge.base.errors import KeywordChecksMixin, listed, message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.plain_config import plain_value
+from npu_bridge.base.plain_config import to_python_numbers
 from npu_bridge.base.tensorflow_start import hide_global_step_warning
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.savers import track_part
@@ -16,7 +16,7 @@ from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.backward_passes import BackwardPasses, check_loss_id, manager_positions
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt_optimizer, is_distributed, mark_as_distributed
-from npu_bridge.gradients.open_steps import OpenSteps
+from npu_bridge.gradients.open_steps import UnappliedSteps
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.step import Step
 from npu_bridge.gradients.step_report import StepReport, report_of
@@ -52,7 +52,7 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         initialise_with_keras(pipeline.variables)
         if pipeline.communicates:
             mark_as_distributed(self)
-        self._open_steps = OpenSteps()
+        self._open_steps = UnappliedSteps()
         self._averaged_ids: set = set()
         self._last_step = None
         self._backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine, type(self).__name__)
@@ -174,8 +174,8 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         self._last_step = step
         step.grads_and_vars = grads_and_vars
         given = step.gradients
-        if step.updated:
-            self._inner.prepare(step.updated)
+        if step.variables_with_gradient:
+            self._inner.create_state(step.variables_with_gradient)
         update = self._pipeline.apply(step, lambda pairs: self._inner.apply_gradients(pairs, global_step, name))
         collections.publish_learning_rate(self._inner.optimizer)
         collections.publish_in_graph(collections.GRADIENTS, given)
@@ -212,7 +212,7 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         found = getattr(self._inner.optimizer, name)
         # Keras writes the config as JSON, but configs of its older optimizers contain numpy numbers.
-        return (lambda: plain_value(found())) if name == "get_config" else found
+        return (lambda: to_python_numbers(found())) if name == "get_config" else found
 
     def __setattr__(self, name, value):
         # `optimizer.learning_rate = rate` sets the attribute of the optimizer that has it.

@@ -12,7 +12,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import agreement, groups, wire_names
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
 from npu_bridge.collective.composed import forbid_gradient, sum_over_ranks
-from npu_bridge.gradients.first_step.start_values import compare_before_first_run
+from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from npu_bridge.graph.variables import variables_updated_from
@@ -61,13 +61,13 @@ def reduce_all(values: Sequence[Any], reduction: str, fusion: int, group: str) -
     if group == groups.WORLD and communicator.size > 1 and is_building_graph():
         plan = agreement.AllReducePlan("npu_allreduce", [_describe_value(*value) for value in enumerate(values)])
         plan.settings.update(reduction=reduction, fusion=fusion)
-        agreement.process_agreements().check(
-            plan, communicator.rank, communicator.size, training=wire_names.current_label()
+        agreement.agreements_of_process().check(
+            plan, communicator.rank, communicator.size, training=wire_names.current_collectives_label()
         )
-    with wire_names.recorded_names() as transfers:
+    with wire_names.record_collective_names() as transfers:
         results = _reduce(values, reduction, fusion, communicator, group)
     if group == groups.WORLD and communicator.size > 1 and is_building_graph():
-        compare_before_first_run("npu_allreduce", lambda: variables_updated_from(results), transfers)
+        compare_variables_before_first_run("npu_allreduce", lambda: variables_updated_from(results), transfers)
     return results
 
 
@@ -111,7 +111,7 @@ def _describe_value(position, value):
 
 def _split_into_all_reduces(values, fusion, group):
     dense = [position for position, value in enumerate(values) if isinstance(value, tf.Tensor)]
-    strategy = groups.process_groups().strategies.strategy_of(group)
+    strategy = groups.groups_of_process().strategies.strategy_of(group)
     if fusion == _BY_STRATEGY and strategy.can_split(len(dense)):
         return cut_fragments(values, [f"value {position}" for position in range(len(values))], strategy)
     return [dense] if dense else []

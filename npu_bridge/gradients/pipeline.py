@@ -11,7 +11,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import exchanges, wire_names
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import unscale_gradient
-from npu_bridge.gradients.graph_mode import choose_tensors, tensors_if
+from npu_bridge.gradients.graph_mode import choose_tensors, make_tensors_if
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import sort_stages
 from npu_bridge.gradients.rank_state import RankState
@@ -128,7 +128,7 @@ class Pipeline:
         """Creates the state of the stages for trained variables; arguments as in `Stage.create_variables`."""
         for stage in self.stages:
             stage.create_variables(variables, gradients)
-        self.rank_state.create_rows()
+        self.rank_state.create_rows_of_stages()
         if gradients is None:
             self.rank_state.create_replicas(variables, list)
 
@@ -136,7 +136,7 @@ class Pipeline:
     @tf.autograph.experimental.do_not_convert
     def begin(self) -> Step:
         """Begins and returns a step. Call this method once per step, before `scale`."""
-        self.rank_state.begin()
+        self.rank_state.restore_own_weights()
         return Step()
 
     @tf.autograph.experimental.do_not_convert
@@ -199,7 +199,7 @@ class Pipeline:
         """
         step.grads_and_vars = list(grads_and_vars)
         self.rank_state.compare_planned_collectives(step.grads_and_vars)
-        with wire_names.recorded_names() as transfers:
+        with wire_names.record_collective_names() as transfers:
             self._prepare(step)
             with tf.control_dependencies(step.notes[_OPS_TO_AWAIT]):
                 for stage in self.stages:
@@ -247,7 +247,7 @@ class Pipeline:
             self._reduce_group(inside)
             return results.outputs_of(inside)
 
-        results.unpack(step, tensors_if(step.is_due, reduce, results.zero_outputs))
+        results.unpack(step, make_tensors_if(step.is_due, reduce, results.zero_outputs))
 
     def _reduce_group(self, step):
         """Reduces the gradients of the variables that this step trains; other gradients become zeros."""
@@ -267,22 +267,27 @@ class Pipeline:
 
     @tf.autograph.experimental.do_not_convert
     @wire_names.assign_collectives_to_owner
-    def apply(self, step: Step, apply: Callable[[], Any]) -> Any:
+    def apply(self, step: Step, apply_gradients: Callable[[], Any]) -> Any:
         """Runs the update unless a stage skips it, then updates the state of the stages.
 
         Args:
           step: the step, whose `grads_and_vars` are the gradients to apply, for example clipped.
-          apply: function that makes the update, with a list of (gradient, variable) as argument or without arguments.
-            It is called once while the graph is built, or once for each group of variables that a stage trains in turn.
+          apply_gradients: function that makes the update, with a list of (gradient, variable) as argument or without
+            arguments. It is called once while the graph is built, or once for each group of variables that a stage
+            trains in turn.
         Returns:
-          The result of `apply` if no stage can skip the update or has state to update. Else the op of the update,
-          or None in eager execution.
+          The result of `apply_gradients` if no stage can skip the update or has state to update. Else the op of the
+          update, or None in eager execution.
         """
         slots = self.rank_state.before_update(step)
-        update_of = StepUpdate(collections.record_update_operators()(make_update(step, apply)), step.updated, slots)
+        update_of = StepUpdate(
+            collections.record_update_operators()(make_update(step, apply_gradients)),
+            step.variables_with_gradient,
+            slots,
+        )
         for stage in reversed(self.stages):
             update_of = dataclasses.replace(update_of, run=functools.partial(stage.gate, step, update_of))
-        with wire_names.recorded_names() as transfers, exchanges.disable_update_checks():
+        with wire_names.record_collective_names() as transfers, exchanges.disable_update_checks():
             update = update_of()
         self.rank_state.after_update(transfers)
         collections.publish_in_graph(collections.PIPELINES, self)

@@ -17,7 +17,7 @@ from npu_bridge.gradients.checkpoints import object_restores
 from npu_bridge.gradients.checkpoints.rank_values import RankValues, RestoreOwnValues, gather_and_restore
 from npu_bridge.gradients.checkpoints.resuming import watch_savers
 from npu_bridge.gradients.first_step import training_apart
-from npu_bridge.gradients.first_step.start_values import RankComparison, compare_before_first_run
+from npu_bridge.gradients.first_step.start_values import RankComparison, compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.stage import RestartingStage, Stage, is_hook_overridden, synced_too_early_error, variables_of
@@ -41,7 +41,7 @@ class RankState:
         self._comparison = RankComparison()
         self._exchanges_before: exchanges.Exchanges | None = None
         if not any(stage.communicates for stage in stages):
-            training_apart.watch_sessions()
+            training_apart.check_training_of_sessions()
             self._exchanges_before = exchanges.count_exchanges()
         self._has_reported_restore = False
         self._is_start_warning_off = False
@@ -52,7 +52,7 @@ class RankState:
         self._restore_own: RestoreOwnValues | None = None
 
     @property
-    def rows(self) -> list[RankValues]:
+    def rank_values(self) -> list[RankValues]:
         """The `RankValues` of what differs between ranks: one for stages, one for weights and slots, if they exist."""
         return [values for values in (self._values, self._replicas) if values is not None]
 
@@ -73,10 +73,12 @@ class RankState:
         """Returns the variables of the inner optimizer."""
         return [] if self._inner is None else self._inner.variables()
 
-    def create_rows(self) -> None:
+    def create_rows_of_stages(self) -> None:
         """Creates missing rows for the variables of stages that differ between ranks."""
         if self._values is not None:
-            self._values.create_rows([variable for stage in self._kept for variable in stage.variables_of_this_rank()])
+            self._values.create_row_for_each_rank(
+                [variable for stage in self._kept for variable in stage.variables_of_this_rank()]
+            )
 
     def create_replicas(self, variables: Sequence, make_slots: Callable[[], list]) -> None:
         """Creates missing rows for weights and slots that differ between ranks.
@@ -91,16 +93,16 @@ class RankState:
                 *(variables if "variables" in differing else []),
                 *(make_slots() if "slots" in differing else []),
             ]
-            self._replicas.create_rows([variable for variable in own if variable.shape.is_fully_defined()])
+            self._replicas.create_row_for_each_rank([variable for variable in own if variable.shape.is_fully_defined()])
 
-    def begin(self) -> None:
+    def restore_own_weights(self) -> None:
         """Restores this rank's weights in functions and eager execution, before the loss is computed from them."""
         if self._replicas is not None and not is_building_graph():  # graphs: `RestoreOwnValues`
-            self._replicas.take_own_rows()
+            self._replicas.restore_from_own_rows()
 
     def restore_own_values(self) -> list:
         """Restores this rank's state of stages; returns the ops to await before it is read or changed."""
-        taken = None if self._values is None else self._values.take_own_rows()
+        taken = None if self._values is None else self._values.restore_from_own_rows()
         return [] if taken is None or tf.executing_eagerly() else [taken]
 
     def compare_planned_collectives(self, grads_and_vars: Sequence) -> None:
@@ -112,8 +114,8 @@ class RankState:
         owner = self._comparison.owner
         if owner and is_building_graph():
             step_counter = global_step_of()
-            known = [*step.updated, *([] if step_counter is None else [step_counter])]
-            compare_before_first_run(
+            known = [*step.variables_with_gradient, *([] if step_counter is None else [step_counter])]
+            compare_variables_before_first_run(
                 owner, lambda: [*known, *self._equal_variables()], transfers, self.variables_of_this_rank
             )
 
@@ -127,9 +129,11 @@ class RankState:
             watch_savers()
         self.compare_before_first_run(step, ())
         if self._exchanges_before is not None:
-            exchanges.check_update(self._exchanges_before, [variable for _, variable in step.grads_and_vars])
-        slots = list if self._inner is None else functools.partial(self._inner.make_slots, step.updated)
-        self.create_replicas(step.updated, slots)
+            exchanges.warn_of_update_without_exchange(
+                self._exchanges_before, [variable for _, variable in step.grads_and_vars]
+            )
+        slots = list if self._inner is None else functools.partial(self._inner.make_slots, step.variables_with_gradient)
+        self.create_replicas(step.variables_with_gradient, slots)
         self.compare_start_values(step.grads_and_vars, slots)
         return slots
 
@@ -170,11 +174,11 @@ class RankState:
             with tf.init_scope():
                 optimizer = None if self._inner is None else self._inner.saved_as
                 object_restores.log_restore_differences(
-                    self.checkpoint_parts(), self.optimizer_variables(), optimizer, self.rows
+                    self.checkpoint_parts(), self.optimizer_variables(), optimizer, self.rank_values
                 )
         if self._replicas is not None:
             with tf.init_scope():
-                self._replicas.take_own_rows()
+                self._replicas.restore_from_own_rows()
 
     @wire_names.assign_collectives_to_owner
     def gather(self) -> Any:

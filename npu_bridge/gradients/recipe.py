@@ -78,7 +78,7 @@ def build_pipeline(settings: PipelineSettings) -> Pipeline:
     """
     added, inner = copy_stages(settings.stages, settings.owner), settings.inner
     if inner is not None and not isinstance(inner, InnerOptimizer):
-        inner = adapt_optimizer(inner, settings.owner, is_updating=False)
+        inner = adapt_optimizer(inner, settings.owner, applies_updates=False)
     exchanging = next((stage for stage in added if stage.communicates), None)
     if exchanging is not None:
         _check_communicating_stage(exchanging, settings)
@@ -120,15 +120,15 @@ def _needs_check(settings, added):
     return sends_float16 or any("a verdict" in stage.needs for stage in added)
 
 
-def _make_checking_stages(settings, exchanging, combined):
+def _make_checking_stages(settings, exchanging_stage, combined_gradients):
     """Returns the overflow check, and the stages that act on its decision."""
     # The gradients that AllReduce returns are equal on all ranks, and so are decisions about them.
-    is_of_rank = settings.is_distributed and (settings.is_scaled or exchanging is not None)
-    is_local = is_of_rank and (exchanging is None or "reduced gradients" in exchanging.gives)
+    is_of_rank = settings.is_distributed and (settings.is_scaled or exchanging_stage is not None)
+    is_local = is_of_rank and (exchanging_stage is None or "reduced gradients" in exchanging_stage.gives)
     is_joint = settings.is_joint
     if is_joint is None:
         is_joint = is_of_rank or settings.is_sharded
-    check = OverflowCheck(settings.name, is_joint, is_local, is_local and settings.is_tailed, combined)
+    check = OverflowCheck(settings.name, is_joint, is_local, is_local and settings.is_tailed, combined_gradients)
     if not settings.is_scaled:
         return [check, DroppedStepWarning(_dropped_step_warning(settings))]
     return [check, NarrowVariableGuard(), *([] if settings.record is None else [settings.record])]

@@ -50,7 +50,7 @@ class ShardedOptimizer(InnerOptimizer):
         self._owners = {}
         self._parts = []
         self._prepared = set()
-        _check_can_be_shared(inner.optimizer)
+        _check_can_be_sharded(inner.optimizer)
 
     def compute_gradients(self, loss, **arguments):
         grads_and_vars = self._inner.compute_gradients(loss, **arguments)
@@ -58,10 +58,10 @@ class ShardedOptimizer(InnerOptimizer):
             self._assign_owners([variable for grad, variable in grads_and_vars if grad is not None])
         return grads_and_vars
 
-    def prepare(self, variables):
+    def create_state(self, variables):
         ranks = collective.current()
         if ranks.size == 1:
-            self._inner.prepare(variables)
+            self._inner.create_state(variables)
             return
         _check_is_tf1_graph(self._name)
         self._assign_owners(variables)
@@ -85,7 +85,7 @@ class ShardedOptimizer(InnerOptimizer):
         if ranks.size == 1 or not given:
             return self._inner.apply_gradients(grads_and_vars, global_step, name)
         variables = [variable for _, variable in given]
-        self.prepare(variables)
+        self.create_state(variables)
         self._check_all_ranks_update(variables, ranks.size)
         own = [(grad, variable) for grad, variable in given if self._owner_of(variable) == ranks.rank]
         update = self._inner.apply_gradients(own, global_step, name)
@@ -95,7 +95,7 @@ class ShardedOptimizer(InnerOptimizer):
         ):
             with tf.name_scope(f"{self._name}_Broadcast_Weight_Update_Sharding"):
                 received = self._exchange_updates(variables, ranks)
-            noted = [part.note_update() for part in self._parts if part.graph is tf.compat.v1.get_default_graph()]
+            noted = [part.mark_copies_stale() for part in self._parts if part.graph is tf.compat.v1.get_default_graph()]
             return tf.group(update, *received, *noted)
 
     def get_slot(self, variable, name):
@@ -146,7 +146,7 @@ class ShardedOptimizer(InnerOptimizer):
         return assigned
 
 
-def _check_can_be_shared(optimizer):
+def _check_can_be_sharded(optimizer):
     problem = "with is_weight_update_sharding no rank updates all variables, so the inner optimizer cannot "
     norm = getattr(optimizer, "global_clipnorm", None)
     if norm is not None:

@@ -37,7 +37,7 @@ class SkipsInARow:
         self.graph = graph
         self._not_caused_by_scale = 0
 
-    def add(self, skipped: bool, scale: float | None, loss: float | None = None, steps: int = 1) -> None:
+    def count_steps(self, skipped: bool, scale: float | None, loss: float | None = None, steps: int = 1) -> None:
         """Counts steps, and warns when a limit is reached.
 
         Args:

@@ -114,16 +114,16 @@ class Stage(KeywordChecksMixin):
         """Returns a dict of settings that must be equal on all ranks: strings, numbers and booleans by name."""
         return {type(self).__name__: str(self.get_config())} if self.get_config() else {}
 
-    def sent_bytes(self, others: float, ranks: int) -> float | None:
+    def sent_bytes(self, other_bytes: float, ranks: int) -> float | None:
         """Returns the bytes that a rank sends for one parameter and batch with this stage, for `explain`.
 
         Args:
-          others: mean bytes that a rank sends for one parameter and batch without this stage.
+          other_bytes: mean bytes that a rank sends for one parameter and batch without this stage.
           ranks: number of ranks, at least 2.
         Returns:
           Mean bytes with this stage; None if the bytes depend on gradients or variables.
         """
-        return others
+        return other_bytes
 
     def state(self) -> dict:
         """Returns a dict from names in object-based checkpoints to the objects that hold this stage's variables."""

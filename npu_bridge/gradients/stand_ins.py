@@ -15,7 +15,7 @@ from typing import Any, Callable
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_reference as is_reference_dtype
-from npu_bridge.base.tf_internals.graphs import make_stand_in
+from npu_bridge.base.tf_internals.graphs import make_stand_in_variable
 from npu_bridge.base.tf_internals.savers import track_part
 from npu_bridge.gradients.arithmetic import map_values
 from npu_bridge.gradients.graph_mode import initialise_with_keras, is_building_graph, value_before_update
@@ -24,7 +24,7 @@ from npu_bridge.gradients.graph_mode import initialise_with_keras, is_building_g
 SLOT = "float32"
 
 
-def is_narrow(variable: Any) -> bool:
+def is_16_bit(variable: Any) -> bool:
     """Returns whether a variable holds 16-bit numbers."""
     dtype = tf.as_dtype(variable.dtype).base_dtype
     return dtype.is_floating and dtype.size < tf.float32.size
@@ -58,19 +58,19 @@ class StandIns:
     Args:
       optimizer: the optimizer, with which checkpoints save the stand-ins.
       takes_references: whether the optimizer can update TF 1 reference variables directly.
-      updates_narrow: whether the optimizer updates 16-bit variables directly, so that they get no stand-ins.
+      updates_16_bit: whether the optimizer updates 16-bit variables directly, so that they get no stand-ins.
     Graph: a float32 variable for each 16-bit variable that is updated. The stand-in of a reference variable is a copy
       for one step, and is not saved in checkpoints.
     """
 
-    def __init__(self, optimizer: Any, takes_references: bool, updates_narrow: bool):
+    def __init__(self, optimizer: Any, takes_references: bool, updates_16_bit: bool):
         self._optimizer = optimizer
         self._takes_references = takes_references
-        self._updates_narrow = updates_narrow
+        self._updates_16_bit = updates_16_bit
         self._made: dict[Any, _StandIn | None] = {}
         self._module: Any = None
 
-    def of(self, variables: Sequence) -> list:
+    def find_or_make(self, variables: Sequence) -> list:
         """Returns the stand-ins of `variables`, which the optimizer updates instead; creates missing stand-ins."""
         made = [self._stand_in_of(variable) for variable in variables]
         return [variable if stand_in is None else stand_in.seen for stand_in, variable in zip(made, variables)]
@@ -100,16 +100,16 @@ class StandIns:
             lambda: update([_replace_by_stand_in(by_variable, *pair) for pair in grads_and_vars]),
         )
 
-    def change(self, variables: Sequence, change: Callable[[list], Any]) -> Any:
-        """Calls `change` with the variables, or stand-ins in their place; then copies the stand-ins to the variables.
+    def call_with_stand_ins(self, variables: Sequence, function: Callable[[list], Any]) -> Any:
+        """Calls `function` with the variables, or stand-ins in their place; then copies the stand-ins to the variables.
 
         Returns:
-          The result of `change`. In a TF 1 graph with stand-ins: an op.
+          The result of `function`. In a TF 1 graph with stand-ins: an op.
         """
         made = [stand_in for stand_in in map(self._stand_in_of, variables) if stand_in is not None]
         if not made:
-            return change(list(variables))
-        return self._change_through_stand_ins(made, lambda: change(self.of(variables)))
+            return function(list(variables))
+        return self._change_through_stand_ins(made, lambda: function(self.find_or_make(variables)))
 
     def _change_through_stand_ins(self, stand_ins, change):
         with tf.name_scope("stand_ins"):
@@ -131,13 +131,13 @@ class StandIns:
         return self._made[reference]
 
     def _needs_stand_in(self, variable):
-        if is_narrow(variable):
-            return not self._updates_narrow
+        if is_16_bit(variable):
+            return not self._updates_16_bit
         return not self._takes_references and is_reference(variable)
 
     def _make_stand_in(self, variable):
         owner = type(self._optimizer).__name__
-        if is_narrow(variable):
+        if is_16_bit(variable):
             check_takes_stand_ins(self._optimizer, owner)
         if isinstance(variable, tf.distribute.DistributedValues) or not variable.shape.is_fully_defined():
             problem = f"the 16-bit variable {variable.name} cannot be updated in float32"
@@ -164,7 +164,7 @@ class _StandIn:
 
     def __init__(self, variable, takes_references):
         self._variable = variable
-        self.is_kept = is_narrow(variable)
+        self.is_kept = is_16_bit(variable)
         self._dtype = tf.as_dtype(variable.dtype).base_dtype
         dtype = tf.float32 if self.is_kept else self._dtype
         name = variable.name.partition(":")[0]
@@ -181,8 +181,8 @@ class _StandIn:
             )
             if self.is_kept:
                 initialise_with_keras([self.values])
-            has_key = takes_references or not is_reference(variable)
-            self.seen = make_stand_in(variable, self.values, dtype, has_key)
+            shares_slots = takes_references or not is_reference(variable)
+            self.seen = make_stand_in_variable(variable, self.values, dtype, shares_slots)
 
     def copy_from_variable(self):
         """Copies elements of the variable to the stand-in where the rounded stand-in differs; returns the op."""
@@ -197,8 +197,8 @@ class _StandIn:
         return tf.compat.v1.assign(self._variable, tf.cast(self.values.read_value(), self._dtype))
 
 
-def _replace_by_stand_in(by_variable, grad, variable):
-    made = by_variable.get(variable.ref())
+def _replace_by_stand_in(stand_ins_by_variable, grad, variable):
+    made = stand_ins_by_variable.get(variable.ref())
     if grad is None:
         return grad, variable
     if made is None:  # Keras needs all gradients from one graph, and this code can run inside a branch

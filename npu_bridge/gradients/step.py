@@ -9,8 +9,8 @@ from typing import Any, Callable
 from npu_bridge.base.flat_tensors import map_elementwise
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import as_gradient, map_values
-from npu_bridge.gradients.graph_mode import run_if, tensors_if
-from npu_bridge.gradients.losses import Losses, sum_pairs_by_variable
+from npu_bridge.gradients.graph_mode import make_tensors_if, run_if
+from npu_bridge.gradients.losses import Losses, sum_gradients_by_variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Step:
         return [grad for grad, _ in self.grads_and_vars if grad is not None]
 
     @property
-    def updated(self) -> list:
+    def variables_with_gradient(self) -> list:
         """The variables that have a gradient."""
         return [variable for grad, variable in self.grads_and_vars if grad is not None]
 
@@ -108,7 +108,7 @@ class Step:
             (None if grad is None else transform(grad), variable) for grad, variable in self.grads_and_vars
         ]
 
-    def map_elements(self, transform: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    def map_gradient_elements(self, transform: Callable[[tf.Tensor], tf.Tensor]) -> None:
         """Replaces the values of every gradient by `transform(values)`, an elementwise function.
 
         Gradients that are combined into one flat tensor stay combined.
@@ -119,7 +119,7 @@ class Step:
 
     def add_gradients(self, grads_and_vars: Sequence, number: int) -> None:
         """Adds the gradients of one of several losses; `number` is the position of the loss and its scale."""
-        self.grads_and_vars = sum_pairs_by_variable(
+        self.grads_and_vars = sum_gradients_by_variable(
             self.grads_and_vars, self.losses.convert_to_common_scale(grads_and_vars, number)
         )
 
@@ -131,9 +131,9 @@ class Step:
         """Records that the gradients are not multiplied by a factor."""
         self.divisor = None
 
-    def tensors_when_due(self, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
+    def tensors_if_due(self, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
         """Returns the tensors of `make` if the step is due (it applies gradients), else the tensors of `otherwise`."""
-        return make() if self.is_due is None else tensors_if(self.is_due, make, otherwise)
+        return make() if self.is_due is None else make_tensors_if(self.is_due, make, otherwise)
 
     def run_when_due(self, run: Callable[[], Any]) -> Any:
         """Runs an update only if the step is due: if it applies accumulated gradients. Returns the op."""

@@ -51,21 +51,21 @@ class BranchResults:
         self._notes = step.notes
         self._made: Step | None = None
 
-    def outputs_of(self, inside: Step) -> list:
+    def outputs_of(self, branch_step: Step) -> list:
         """Returns the tensors of a branch: overflow checks, notes of stages, and gradients or zeros.
 
         The first branch that is built has all gradients, and defines the tensors that every branch returns.
         """
         pairs = [
             (zero_gradient_like(given, variable) if grad is None and given is not None else grad, variable)
-            for (grad, variable), (given, _) in zip(inside.grads_and_vars, self._reference_pairs())
+            for (grad, variable), (given, _) in zip(branch_step.grads_and_vars, self._reference_grads_and_vars())
         ]
         if self._made is None:
-            new = {key: note for key, note in inside.notes.items() if key not in self._notes}
-            self._made = dataclasses.replace(inside, grads_and_vars=pairs, notes=new)
-        noted = [inside.notes[key] for key in self._made.notes]
+            new = {key: note for key, note in branch_step.notes.items() if key not in self._notes}
+            self._made = dataclasses.replace(branch_step, grads_and_vars=pairs, notes=new)
+        noted = [branch_step.notes[key] for key in self._made.notes]
         return [
-            *_tensors_of(inside.check),
+            *_tensors_of(branch_step.check),
             *noted,
             *(part for grad, _ in pairs if grad is not None for part in gradient_parts(grad)),
         ]
@@ -77,7 +77,11 @@ class BranchResults:
             self._made = made = Step(grads_and_vars=self._given)
         checks = [tf.constant(False) for _ in _tensors_of(made.check)]
         noted = [tf.zeros(tensor.shape, tensor.dtype) for tensor in made.notes.values()]
-        zeros = [zero_gradient_like(grad, variable) for grad, variable in self._reference_pairs() if grad is not None]
+        zeros = [
+            zero_gradient_like(grad, variable)
+            for grad, variable in self._reference_grads_and_vars()
+            if grad is not None
+        ]
         return [*checks, *noted, *(part for grad in zeros for part in gradient_parts(grad))]
 
     def unpack(self, step: Step, tensors: list) -> None:
@@ -91,7 +95,7 @@ class BranchResults:
             for grad, variable in made.grads_and_vars
         ]
 
-    def _reference_pairs(self):
+    def _reference_grads_and_vars(self):
         return self._given if self._made is None else self._made.grads_and_vars
 
 

@@ -16,7 +16,7 @@ from npu_bridge.gradients.arithmetic import backward_order_key, gradient_from_pa
 from npu_bridge.graph.operators import consumers, needed_ops
 
 # A merge runs even if an input is missing, and operators in a loop cannot wait for operators outside.
-_NEVER_STOPPED = {
+_NEVER_SKIPPED = {
     "Merge",
     "Switch",
     "_SwitchN",
@@ -27,7 +27,7 @@ _NEVER_STOPPED = {
     "ControlTrigger",
     "Placeholder",
 }
-_NEVER_STOPPED |= {f"Ref{kind}" for kind in _NEVER_STOPPED} | {"PlaceholderWithDefault", "_Arg"}
+_NEVER_SKIPPED |= {f"Ref{kind}" for kind in _NEVER_SKIPPED} | {"PlaceholderWithDefault", "_Arg"}
 _FUNCTIONS = ("func", "list(func)")  # attributes that hold functions
 
 
@@ -55,7 +55,7 @@ def cut_backward_pass(grads_and_vars: Sequence, last_groups: Sequence[int], grou
         for part in [] if grad is None else gradient_parts(grad):
             ends[part.op] = max(last, ends.get(part.op, 0))
     ends.update((getattr(loss, "op", None), top) for loss in tf.nest.flatten(losses))
-    needed_until = _last_groups_of_operators(graph, ends, top)
+    needed_until = _last_group_by_op(graph, ends, top)
     # Includes variables whose gradient comes from an operator that later groups still need.
     branches = {last: _Branch(tf.less_equal(group, last)) for last in sorted({*last_groups} - {top})}
     for op, last in needed_until.items():
@@ -92,13 +92,13 @@ class _Branch:
         return gradient_from_parts(grad, variable, iter(merged))
 
 
-def _last_groups_of_operators(graph, ends, top):
+def _last_group_by_op(graph, group_by_end_op, highest_group):
     """Maps operators to the last group that needs the operator; leaves out operators that every group needs."""
     numbers = {op: number for number, op in enumerate(graph.get_operations())}
     operators = list(numbers)
     # Latest first, so that all users of an operator are visited before the operator; an unvisited user is in a loop.
     # Leaves of the backward pass that are not gradients do not count. In the forward pass, all ops lead to the loss.
-    waiting = [-numbers[op] for op in ends if op in numbers]
+    waiting = [-numbers[op] for op in group_by_end_op if op in numbers]
     heapq.heapify(waiting)
     found: dict = {}
     last_number = None
@@ -107,9 +107,9 @@ def _last_groups_of_operators(graph, ends, top):
         if number == last_number:
             continue
         last_number, op = number, operators[-number]
-        users = {user for user in _users(op) if user in ends or _users(user) or not _can_be_stopped(user)}
-        last = max([ends.get(op, 0), *(found.get(user, top) for user in users)])
-        if last < top and _can_be_stopped(op):
+        users = {user for user in _users(op) if user in group_by_end_op or _users(user) or not _can_be_skipped(user)}
+        last = max([group_by_end_op.get(op, 0), *(found.get(user, highest_group) for user in users)])
+        if last < highest_group and _can_be_skipped(op):
             found[op] = last
             for other in needed_ops(op):
                 heapq.heappush(waiting, -numbers[other])
@@ -120,8 +120,8 @@ def _users(op):
     return [*consumers(op), *control_outputs(op)]
 
 
-def _can_be_stopped(op):
+def _can_be_skipped(op):
     definition = op.op_def
-    if definition is None or definition.is_stateful or op.type in _NEVER_STOPPED:
+    if definition is None or definition.is_stateful or op.type in _NEVER_SKIPPED:
         return False
     return not any(attribute.type in _FUNCTIONS for attribute in definition.attr)

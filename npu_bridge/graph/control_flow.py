@@ -92,6 +92,6 @@ def _guards_of_tensor(tensor, guards_by_op):
     op = tensor.op
     if op not in guards_by_op or op.type not in ("Switch", "RefSwitch"):
         return guards_by_op.get(op)
-    decider = op.inputs[1]
-    name = decider.name + (_OF_LOOP if decider.op.type == "LoopCond" else "")
+    predicate = op.inputs[1]
+    name = predicate.name + (_OF_LOOP if predicate.op.type == "LoopCond" else "")
     return guards_by_op[op] | {(name, tensor.value_index)}

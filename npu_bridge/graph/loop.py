@@ -136,7 +136,7 @@ def allow_copies(op: tf.Operation) -> tf.Operation:
     return op
 
 
-def share_with_copies(op: tf.Operation) -> tf.Operation:
+def mark_shared_by_copies(op: tf.Operation) -> tf.Operation:
     """Marks an operator whose value can be fed: copies of a step then read the original. Returns the operator."""
     set_attribute(op, _SHARED, attr_value_pb2.AttrValue(b=True))
     return op

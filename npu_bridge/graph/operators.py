@@ -22,7 +22,7 @@ def list_elements(graph: tf.Graph, structure: Any) -> list:
         parts = structure
     else:
         leaves = tf.nest.flatten(structure, expand_composites=True)
-        return [element for leaf in leaves for element in _find_element(graph, leaf)]
+        return [element for leaf in leaves for element in _find_graph_element(graph, leaf)]
     return [element for part in parts for element in list_elements(graph, part)]
 
 
@@ -89,7 +89,7 @@ def _producing_ops(values):
     ]
 
 
-def _find_element(graph, leaf):
+def _find_graph_element(graph, leaf):
     try:
         return [graph.as_graph_element(leaf, allow_tensor=True, allow_operation=True)]
     except (KeyError, TypeError, ValueError):

@@ -56,7 +56,7 @@ def put_in_overlapped_loop(
     graph: tf.Graph,
     step: Iterable[tf.Operation],
     fed_names: Collection[str] = (),
-    waits: Mapping[tf.Operation, Collection[tf.Operation]] | None = None,
+    control_inputs_of_copies: Mapping[tf.Operation, Collection[tf.Operation]] | None = None,
 ) -> OverlappedLoop:
     """Builds a loop in which every iteration runs the operators in `step`, and begins as early as it can.
 
@@ -64,24 +64,27 @@ def put_in_overlapped_loop(
       graph: a TF 1 graph that is not finalized.
       step: the operators that make up a training step; none is inside a condition.
       fed_names: names of the tensors fed in the run; every iteration gets the same values.
-      waits: dict from an operator to the control inputs that its copy gets instead of the operator's control inputs.
+      control_inputs_of_copies: dict from an operator to the control inputs that its copy gets instead of the operator's
+        control inputs.
     Raises:
       NotLoopableError: a copy of some operator would not be equivalent. The graph is unchanged.
     Graph: name scope `overlapped_loop`, with a copy of all that the step computes.
     Ranks: collective if the step is: all ranks run this loop, for the same number of steps.
     """
     step, fed_names = list(step), frozenset(fed_names)
-    body = _LoopIteration(graph, step, fed_names, waits or {})
+    body = _LoopIteration(graph, step, fed_names, control_inputs_of_copies or {})
     with graph.as_default(), tf.control_dependencies(None), tf.device(None), tf.name_scope(""):
         with tf.name_scope(_SCOPE), classic_control_flow():
             count = tf1.placeholder(tf.int64, [], name="count")
             start = [tf.constant(0, tf.int64), *(tf.constant(True) for _ in range(1 + len(body.states)))]
-            reached = tf1.while_loop(lambda number, *_: number < count, body.train, start, parallel_iterations=2)
+            reached = tf1.while_loop(
+                lambda number, *_: number < count, body.build_iteration, start, parallel_iterations=2
+            )
             return OverlappedLoop(tf.group(*reached), count, body.transfers)
 
 
 @dataclasses.dataclass
-class _SharedState:
+class _StateBetweenSteps:
     """A variable, iterator, table or collective, which outlives a step, and the copied operators that use it.
 
     Attributes:
@@ -130,9 +133,11 @@ class _LoopIteration:
         self.transfers: dict[str, tf.Operation] = {}
         self._deciders = sorted(name for name in deciders if self._is_copied(name))
 
-    def train(self, number: tf.Tensor, whole: tf.Tensor, *tokens: tf.Tensor) -> list[tf.Tensor]:
+    def build_iteration(
+        self, iteration_number: tf.Tensor, whole_step_token: tf.Tensor, *tokens: tf.Tensor
+    ) -> list[tf.Tensor]:
         """Builds the iteration for `tf.while_loop`; takes and returns the loop's variables."""
-        outer = {**self._outer, _WHOLE: whole}
+        outer = {**self._outer, _WHOLE: whole_step_token}
         token_of = {state.source: token for state, token in zip(self.states, tokens)}
         for state in self.states:
             outer[f"^{_token_name(state)}"] = token_of[state.source]
@@ -143,7 +148,7 @@ class _LoopIteration:
                 outer[f"{_token_name(state)}:0"] = gate.output_true
         made: dict[Any, Any] = {}
         for op in self._batches:
-            made[op], batch = _read_batch(op, token_of[op.inputs[0].op], whole)
+            made[op], batch = _read_batch(op, token_of[op.inputs[0].op], whole_step_token)
             outer.update((name_of_outer_tensor(inside), given) for inside, given in zip(op.outputs, batch))
         # TensorFlow rejects inputs that the definition does not use.
         asked = {name for node in self._definition.node for name in node.input}
@@ -156,9 +161,10 @@ class _LoopIteration:
         self.transfers = {op.name: made[op] for op in wanted if op.type.startswith(COLLECTIVE_TYPES)}
         made.update(zip(self._deciders, copies[len(wanted) :]))
         later = [
-            _token_after(token, self._signals_after_writers(state, made)) for state, token in zip(self.states, tokens)
+            _token_after(token, self._signal_tensors_after_writers(state, made))
+            for state, token in zip(self.states, tokens)
         ]
-        return [number + 1, _token_after(whole, done), *later]
+        return [iteration_number + 1, _token_after(whole_step_token, done), *later]
 
     def _always_runs(self, op):
         return not self._guards[op] and not op.control_inputs and not op.inputs[0].op.inputs
@@ -188,20 +194,20 @@ class _LoopIteration:
                     if op.type == _NEXT:
                         self._nodes[op].input.append(_WHOLE)
 
-    def _signals_after_writers(self, state, copies):
+    def _signal_tensors_after_writers(self, state, copy_of_op):
         """Returns tensors that exist once all writers of a state are done, even if a condition skipped the writers."""
         by_guards: dict[Guards, list] = {}
         for op in state.writers:
-            by_guards.setdefault(self._guards[op], []).append(copies[op])
-        return [self._signal_after_ops(guards, ops, copies) for guards, ops in by_guards.items()]
+            by_guards.setdefault(self._guards[op], []).append(copy_of_op[op])
+        return [self._make_signal_after_ops(guards, ops, copy_of_op) for guards, ops in by_guards.items()]
 
-    def _signal_after_ops(self, guards, ops, copies):
+    def _make_signal_after_ops(self, guards, ops, copies):
         # The outer condition first: it determines whether the inner decision is made.
-        ordered = sorted(guards, key=lambda pair: len(self._guards_of_decider(pair[0])))
+        ordered = sorted(guards, key=lambda pair: len(self._guards_of_predicate(pair[0])))
         signal, others = tf.constant(True), []
         for name, value in ordered:
-            decider = copies[name] if name in copies else self._outer_tensor(name)
-            sides = tf.raw_ops.Switch(data=signal, pred=decider)
+            predicate = copies[name] if name in copies else self._outer_tensor(name)
+            sides = tf.raw_ops.Switch(data=signal, pred=predicate)
             signal = sides.output_true if value else sides.output_false
             others.append(sides.output_false if value else sides.output_true)
         signal = _token_after(signal, ops)
@@ -209,21 +215,21 @@ class _LoopIteration:
             signal = tf.raw_ops.Merge(inputs=[signal, other]).output
         return signal
 
-    def _guards_of_decider(self, name):
-        op = self._step[0].graph.get_operation_by_name(name.partition(":")[0])
+    def _guards_of_predicate(self, predicate_name):
+        op = self._step[0].graph.get_operation_by_name(predicate_name.partition(":")[0])
         return self._guards.get(op, frozenset())
 
     def _outer_tensor(self, name):
         return self._step[0].graph.get_tensor_by_name(name)
 
 
-def _find_states(copied_ops: Sequence[tf.Operation]) -> list[_SharedState]:
+def _find_states(copied_ops: Sequence[tf.Operation]) -> list[_StateBetweenSteps]:
     """Returns the states that outlive a step, with the operators that use them."""
-    states: dict[tf.Operation, _SharedState] = {}
+    states: dict[tf.Operation, _StateBetweenSteps] = {}
     step_ops = set(copied_ops)
     for op in copied_ops:
         if op.type.startswith(COLLECTIVE_TYPES):
-            states[op] = _SharedState(op, False, writers=[op])
+            states[op] = _StateBetweenSteps(op, False, writers=[op])
         if op.type in _FORWARDING and _is_reference_to_state(op.inputs[0]):
             _record_state_access(op, 0, states, step_ops, is_use=False)
             continue
@@ -235,8 +241,8 @@ def _find_states(copied_ops: Sequence[tf.Operation]) -> list[_SharedState]:
 
 def _record_state_access(op, position, states, step_ops, is_use):
     """Records in `states` that an operator gets access to a state; without `is_use`, it may just forward the access."""
-    (source,) = (each for each in search([op.inputs[position].op], _access_sources) if not _access_sources(each))
-    state = states.setdefault(source, _SharedState(source, source.type in VARIABLE_TYPES))
+    (source,) = (each for each in search([op.inputs[position].op], _sources_of_access) if not _sources_of_access(each))
+    state = states.setdefault(source, _StateBetweenSteps(source, source.type in VARIABLE_TYPES))
     if op.inputs[position].op not in step_ops:
         state.entrances.append((op, position))
     if is_use or (op.type in ("Identity", "Switch") and is_reference(op.inputs[position].dtype)):
@@ -250,7 +256,7 @@ def _is_reference_to_state(tensor):
     return tensor.dtype == tf.resource or is_reference(tensor.dtype)
 
 
-def _access_sources(op):
+def _sources_of_access(op):
     """Returns [source] if `op` forwards access to a variable or other state from an operator `source`; else []."""
     return [op.inputs[0].op] if op.type in _FORWARDING and op.inputs and _is_reference_to_state(op.inputs[0]) else []
 

@@ -40,7 +40,7 @@ def find_races(run: SessionRun) -> dict[str, Race]:
                 readers.setdefault(name, []).extend(other for other in _readers_behind_aliases(op) if other in computed)
     watched = dict.fromkeys(op for name in writers for op in (*writers[name], *readers.get(name, ())))
     all_writers = [op for ops_of_name in writers.values() for op in ops_of_name]
-    matters = _ops_behind(ops, all_writers if run.loss is None else [*all_writers, run.loss.op])
+    matters = _ops_needed_by(ops, all_writers if run.loss is None else [*all_writers, run.loss.op])
     before = _watched_ops_before(ops, list(watched))
     bits = {op: 1 << number for number, op in enumerate(watched)}
     found: dict[str, Race] = {}
@@ -72,9 +72,9 @@ def _readers_behind_aliases(op: tf.Operation) -> list[tf.Operation]:
     return [reader for user in consumers(op) for reader in _readers_behind_aliases(user)] if is_alias else [op]
 
 
-def _ops_behind(ops: Sequence[tf.Operation], results: Sequence[tf.Operation]) -> set[tf.Operation]:
+def _ops_needed_by(all_ops: Sequence[tf.Operation], results: Sequence[tf.Operation]) -> set[tf.Operation]:
     needed = set(results)
-    for op in reversed(ops):
+    for op in reversed(all_ops):
         if op in needed:
             needed.update(needed_ops(op))
     return needed

@@ -42,25 +42,25 @@ class SessionRun:
     """A description of the runs of a graph with the same fetches and feeds; attributes are computed at their first use.
 
     Attributes:
-      asked: the tensors and operators that are fetched or run.
+      requested_elements: the tensors and operators that are fetched or run.
       fed, fed_names: the tensors that are fed, and their names.
     """
 
-    def __init__(self, graph: tf.Graph, asked: list, fed: list):
+    def __init__(self, graph: tf.Graph, requested_elements: list, fed: list):
         self._graph = graph
-        self.asked, self.fed = asked, fed
+        self.requested_elements, self.fed = requested_elements, fed
         self.fed_names = frozenset(tensor.name for tensor in fed)
 
     @property
     def name(self) -> str:
         """Name of the first tensor or operator that is fetched or run."""
-        first = self.asked[0] if self.asked else None
+        first = self.requested_elements[0] if self.requested_elements else None
         return "nothing" if first is None else (first if isinstance(first, tf.Operation) else first.op).name
 
     @functools.cached_property
     def ops(self) -> tuple[tf.Operation, ...]:
         """The computed operators, each after its inputs."""
-        return tuple(computed_ops(self.asked, self.fed_names))
+        return tuple(computed_ops(self.requested_elements, self.fed_names))
 
     @functools.cached_property
     def purpose(self) -> frozenset[str]:
@@ -69,7 +69,7 @@ class SessionRun:
         These names identify the kind of a run: a training step stays the same kind when hooks fetch more now and then.
         """
         writers = frozenset(op.name for op in self.ops if changes_variable(op.type))
-        return writers or frozenset(element.name for element in self.asked)
+        return writers or frozenset(element.name for element in self.requested_elements)
 
     @functools.cached_property
     def values(self) -> frozenset[str]:
@@ -79,7 +79,7 @@ class SessionRun:
         return frozenset(tensor.name for tensor in [*produced, *self.fed] if _is_readable(self._graph, tensor))
 
     @functools.cached_property
-    def trained(self) -> frozenset[str]:
+    def trained_variable_names(self) -> frozenset[str]:
         """Names of the trainable variables that are changed by values computed from them.
 
         Runs that train the same variables count as the same training, even when hooks fetch more now and then.
@@ -90,7 +90,7 @@ class SessionRun:
     def trains(self) -> bool:
         """Whether the run is a training step: its operators count steps, or use gradients.
 
-        An optimizer made of plain assignments is recognised by gradients recorded with `note_gradients`.
+        An optimizer made of plain assignments is recognised by gradients recorded with `record_gradients`.
         """
         if any(sends_gradients(op.name, op.type) for op in self.ops):
             return True
@@ -104,19 +104,21 @@ class SessionRun:
 
     def _assigns_gradients(self) -> bool:
         """Returns whether the run assigns to a trainable variable a value that is computed from a gradient."""
-        gradients = _record_of(self._graph).gradients
-        if not gradients or not self.trained:
+        gradients = _record_of_graph(self._graph).gradients
+        if not gradients or not self.trained_variable_names:
             return False
         assigning = [
-            op for op in self.ops if changes_variable(op.type) and variable_behind(op.inputs[0]) in self.trained
+            op
+            for op in self.ops
+            if changes_variable(op.type) and variable_behind(op.inputs[0]) in self.trained_variable_names
         ]
         return any(op in gradients for op in search(assigning, lambda op: producers(op.inputs)))
 
     @functools.cached_property
     def loss(self) -> tf.Tensor | None:
-        """The last scalar passed to `note_gradients` whose gradients the run computes, without loss scale, or None."""
+        """The last scalar given to `record_gradients` whose gradients the run computes, without loss scale, or None."""
         computed = set(self.ops)
-        losses = [loss for loss, gradients in _record_of(self._graph).losses if gradients & computed]
+        losses = [loss for loss, gradients in _record_of_graph(self._graph).losses if gradients & computed]
         return _without_loss_scale(losses[-1]) if losses else None
 
 
@@ -130,7 +132,7 @@ def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> SessionRun:
     """
     asked = list_elements(graph, fetches)
     fed = [tensor for tensor in list_elements(graph, list(feeds or ())) if isinstance(tensor, tf.Tensor)]
-    record = _record_of(graph)
+    record = _record_of_graph(graph)
     if record.version != graph.version:
         record.version, record.runs = graph.version, {}
     key = (frozenset(tensor.name for tensor in fed), *(element.name for element in asked))
@@ -144,14 +146,14 @@ def run_of_call(graph: tf.Graph, callable_options: Any) -> SessionRun:
     return run_of(graph, asked, [*callable_options.feed, *(pair.to_tensor for pair in pairs)])
 
 
-def note_gradients(ys: Any, gradients: Any) -> None:
-    """Records the gradients of scalars for `SessionRun.loss`. Called by `watch_gradients`."""
+def record_gradients(ys: Any, gradients: Any) -> None:
+    """Records the gradients of scalars for `SessionRun.loss`. Called by `call_after_gradients`."""
     made = frozenset(part.op for part in tf.nest.flatten(gradients, expand_composites=True) if part is not None)
     for tensor in tf.nest.flatten(ys):
         if isinstance(tensor, tf.Tensor):
-            _record_of(tensor.graph).gradients |= made
+            _record_of_graph(tensor.graph).gradients |= made
             if tensor.shape.rank == 0:
-                _record_of(tensor.graph).losses.append((tensor, made))
+                _record_of_graph(tensor.graph).losses.append((tensor, made))
 
 
 def sends_gradients(name: str, kind: str) -> bool:
@@ -169,7 +171,7 @@ class _GraphRecord:
         self.gradients: set[tf.Operation] = set()
 
 
-def _record_of(graph: Any) -> _GraphRecord:
+def _record_of_graph(graph: Any) -> _GraphRecord:
     if not hasattr(graph, "_npu_bridge_runs"):
         graph._npu_bridge_runs = _GraphRecord()  # in the graph, whose operators refer to it, so both are freed together
     return graph._npu_bridge_runs

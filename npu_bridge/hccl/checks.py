@@ -107,7 +107,7 @@ class CollectiveCall:
                 RuntimeError,
             )
         first, second = communicator.members[communicator.rank], communicator.members[other_rank]
-        pair = groups.process_groups().find_pair(first, second, groups.find_group(groups.WORLD))
+        pair = groups.groups_of_process().find_pair(first, second, groups.find_group(groups.WORLD))
         if pair is None:
             raise self.error(
                 "no group consists of just the two ranks",

@@ -58,7 +58,7 @@ def draw_packed_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, 
         count = tf.reduce_prod(tf.cast(shape, tf.int32))
         is_kept = _draw_keep_mask([count], keep_prob, seed, seed2)
         bits = tf.reshape(tf.pad(tf.cast(is_kept, tf.uint8), [[0, -count % _MASK_BITS]]), [-1, 8])
-        return tf.reduce_sum(tf.bitwise.left_shift(bits, _bit_numbers()), axis=1)
+        return tf.reduce_sum(tf.bitwise.left_shift(bits, _bit_positions()), axis=1)
 
 
 def draw_byte_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name: str | None = None) -> tf.Tensor:
@@ -80,7 +80,7 @@ def apply_packed_mask(x: Any, mask: Any, keep_prob: Any, name: str | None = None
     """
     x = tf.convert_to_tensor(x)
     with tf.name_scope(name or "masked"):
-        bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(mask[:, None], _bit_numbers()), 1)
+        bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(mask[:, None], _bit_positions()), 1)
         return apply_byte_mask(x, tf.reshape(tf.reshape(bits, [-1])[: tf.size(x)], tf.shape(x)), keep_prob)
 
 
@@ -91,7 +91,7 @@ def apply_byte_mask(x: Any, mask: Any, keep_prob: Any, name: str | None = None) 
         return x * tf.cast(mask, x.dtype) / tf.stop_gradient(tf.cast(keep_prob, x.dtype))
 
 
-def _bit_numbers():
+def _bit_positions():
     return tf.constant([*range(8)], tf.uint8)  # a list, because a graph cannot convert a range
 
 

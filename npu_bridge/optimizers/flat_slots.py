@@ -67,7 +67,7 @@ class FlatSlots:
         self._shared_names = {name: [_shared_name(own[name]) for own in slots] for name in self._names}
         self.name = f"{self._shared_names[self._names[0]][0]}/flat"
         with tf.init_scope(), tf.device(slots[0][self._names[0]].device), tf.name_scope("flat_slots"):
-            self.handles = self._flat_handles()
+            self.handles = self._make_flat_variable_handles()
             self._mutex = tf.raw_ops.MutexV2(shared_name=self.name)
             self._move_in, self._move_out, nothing = map(
                 _trace_function, (self._move_to_flat, self._move_from_flat, lambda: None)
@@ -75,7 +75,7 @@ class FlatSlots:
             self._nothing = nothing
             lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
-                given = self._branch_if_flat(self._move_out, nothing)
+                given = self._build_if_flat(self._move_out, nothing)
             with tf.control_dependencies([given]):
                 released = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
         for own in slots:
@@ -93,7 +93,7 @@ class FlatSlots:
         with tf.control_dependencies(inputs):
             lock = tf.raw_ops.MutexLock(mutex=self._mutex)
         with tf.control_dependencies([lock]):
-            taken = self._branch_if_flat(self._nothing, self._move_in)
+            taken = self._build_if_flat(self._nothing, self._move_in)
         with tf.control_dependencies([taken]):
             yield
         with tf.control_dependencies(end_ops):
@@ -111,7 +111,7 @@ class FlatSlots:
         """Returns the ops that assign values to the flat variables."""
         return [tf.raw_ops.AssignVariableOp(resource=self.handles[name], value=value) for name, value in values.items()]
 
-    def _flat_handles(self):
+    def _make_flat_variable_handles(self):
         return {
             name: tf.raw_ops.VarHandleOp(
                 dtype=self._dtype, shape=[sum(self._sizes)], shared_name=f"{self.name}_{name}", name=name
@@ -119,14 +119,14 @@ class FlatSlots:
             for name in self._names
         }
 
-    def _branch_if_flat(self, then_branch, else_branch):
+    def _build_if_flat(self, then_branch, else_branch):
         is_flat = tf.raw_ops.VarIsInitializedOp(resource=self.handles[self._names[0]])
         # Not lowered to switches: inside a function, hundreds of ops that hardly ever run cost nothing.
         return tf.raw_ops.If(cond=is_flat, input=[], Tout=[], then_branch=then_branch, else_branch=else_branch)
 
     def _move_to_flat(self):
         """Moves the slots into the flat variables."""
-        for name, flat in self._flat_handles().items():
+        for name, flat in self._make_flat_variable_handles().items():
             places = list(zip(self._shared_names[name], self._shapes))
             values = [
                 tf.raw_ops.ReadVariableOp(resource=self._slot_handle(*place), dtype=self._dtype) for place in places
@@ -140,7 +140,7 @@ class FlatSlots:
 
     def _move_from_flat(self):
         """Moves the flat variables back into the slots of each variable."""
-        for name, flat in self._flat_handles().items():
+        for name, flat in self._make_flat_variable_handles().items():
             parts = tf.split(tf.raw_ops.ReadVariableOp(resource=flat, dtype=self._dtype), self._sizes)
             for shared_name, shape, part in zip(self._shared_names[name], self._shapes, parts):
                 own = self._slot_handle(shared_name, shape)

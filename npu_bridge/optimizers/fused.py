@@ -14,7 +14,7 @@ from npu_bridge.base.arguments import check_switch
 from npu_bridge.base.flat_tensors import concatenate_flat, contiguous_slice
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers import flat_slots, kernels, unfused
-from npu_bridge.optimizers.groups import Treatment
+from npu_bridge.optimizers.groups import VariableTreatment
 from npu_bridge.optimizers.hypers import compute_hyper_values
 from npu_bridge.optimizers.rule import TensorReductions
 
@@ -24,7 +24,7 @@ JOINED_ELEMENTS = 2**16
 FLAT_ELEMENTS = 2**17
 
 
-def check_fused(owner: str, fused: Any) -> bool:
+def check_fused_argument(owner: str, fused: Any) -> bool:
     """Returns the argument `fused` of an optimizer, False for None; raises TypeError unless it is a boolean."""
     return fused is not None and check_switch(owner, "fused", fused)
 
@@ -36,7 +36,7 @@ class PendingUpdate:
     variable: Any
     gradient: tf.Tensor
     slots: dict
-    treatment: Treatment
+    treatment: VariableTreatment
 
     @property
     def element_count(self) -> int | None:
@@ -51,17 +51,18 @@ class _RowReductions(TensorReductions):
         return tf.reduce_sum(values, 1, keepdims=True)
 
 
-def update_together(
-    pending: Sequence[PendingUpdate],
+def update_variables_together(
+    pending_updates: Sequence[PendingUpdate],
     updates_done: tf.Tensor,
-    rate_of: Callable[[Treatment], Any] = lambda treatment: None,
+    learning_rate_of: Callable[[VariableTreatment], Any] = lambda treatment: None,
 ) -> list:
     """Updates variables and their slots.
 
     Args:
-      pending: the variables, in the order in which their gradients become known.
+      pending_updates: the variables, in the order in which their gradients become known.
       updates_done: number of updates before this one, an integer scalar.
-      rate_of: function that returns the current learning rate for a treatment, or None to use the rate of the rule.
+      learning_rate_of: function that returns the current learning rate for a treatment, or None to use the rate of the
+        rule.
     Returns:
       The ops to wait for; Nones in eager execution.
     """
@@ -69,14 +70,16 @@ def update_together(
 
     def hypers_of(treatment, dtype):
         if (treatment, dtype) not in known:
-            hypers = known[treatment, dtype] = compute_hyper_values(treatment, updates_done, dtype, rate_of(treatment))
+            hypers = known[treatment, dtype] = compute_hyper_values(
+                treatment, updates_done, dtype, learning_rate_of(treatment)
+            )
             kernels.add_kernel_scalars(treatment.rule, hypers)
         return known[treatment, dtype]
 
     updated = []
-    for batch in _group_into_batches(pending):
+    for batch in _group_into_batches(pending_updates):
         first = batch[0]
-        hypers = hypers_of(first.treatment, unfused.working_dtype(first.variable))
+        hypers = hypers_of(first.treatment, unfused.update_dtype(first.variable))
         with tf.device(first.variable.device):
             if len(batch) > 1:
                 updated += _update_joined_variables(batch, hypers)
@@ -91,15 +94,15 @@ def update_together(
     return updated
 
 
-def _group_into_batches(pending):
+def _group_into_batches(pending_updates):
     """Groups variables that are updated together: with equal treatment, dtype and device, up to a number of elements.
 
     For rules that use norms of whole tensors, all variables of a batch have one size and become rows of a matrix. Sums
     over parts of different lengths would take most of the time of an update.
     """
     batches, open_batches, filled = [], {}, {}
-    for one in pending:
-        key = batch_key(one.variable, one.treatment)
+    for one in pending_updates:
+        key = fused_batch_key(one.variable, one.treatment)
         is_one_op = not one.slots and _has_kernel(one) and not one.treatment.rule.reads_parameter
         if key is None or is_one_op:
             batches.append([one])
@@ -112,23 +115,23 @@ def _group_into_batches(pending):
     return batches
 
 
-def batch_key(variable: Any, treatment: Treatment) -> tuple | None:
+def fused_batch_key(variable: Any, treatment: VariableTreatment) -> tuple | None:
     """Returns a key that is equal for variables that can be updated together; None for a variable updated alone."""
     elements = variable.shape.num_elements() if variable.shape.is_fully_defined() else None
     is_small = elements is not None and elements <= JOINED_ELEMENTS
     if not (is_small and treatment.rule.is_elementwise_or_norms):
         return None
-    size = elements if _uses_norms(treatment) else None
+    size = elements if _needs_norm_of_each_variable(treatment) else None
     return treatment, variable.dtype.base_dtype, variable.device, size
 
 
 def _has_kernel(pending):
     is_resource = all(hasattr(kept, "handle") for kept in (pending.variable, *pending.slots.values()))
-    is_wide = unfused.working_dtype(pending.variable) == pending.variable.dtype.base_dtype
+    is_wide = unfused.update_dtype(pending.variable) == pending.variable.dtype.base_dtype
     return is_resource and is_wide and kernels.has_kernel(pending.treatment.rule)
 
 
-def _uses_norms(treatment):
+def _needs_norm_of_each_variable(treatment):
     return treatment.adapts_layer and treatment.rule.uses_norms
 
 
@@ -139,13 +142,13 @@ def _update_joined_variables(batch, hypers):
     """
     rule, sizes = batch[0].treatment.rule, [one.element_count for one in batch]
     own_dtype = batch[0].variable.dtype.base_dtype
-    dtype = unfused.working_dtype(batch[0].variable)
-    shape = [len(sizes), sizes[0]] if _uses_norms(batch[0].treatment) else [sum(sizes)]
+    dtype = unfused.update_dtype(batch[0].variable)
+    shape = [len(sizes), sizes[0]] if _needs_norm_of_each_variable(batch[0].treatment) else [sum(sizes)]
     gradient = tf.cast(_join_into_flat([one.gradient for one in batch], shape), dtype)
     parameter = None
     if rule.reads_parameter or own_dtype != dtype:
         parameter = tf.cast(_join_into_flat([one.variable for one in batch], shape), dtype)
-    change, written = _compute_change(batch, parameter, gradient, hypers, sizes)
+    change, written = _compute_parameter_change(batch, parameter, gradient, hypers, sizes)
     if parameter is not None:
         for one, part in zip(batch, _split_into_tensors(tf.cast(parameter + change, own_dtype), batch)):
             written.append(one.variable.assign(part, read_value=False))
@@ -155,10 +158,10 @@ def _update_joined_variables(batch, hypers):
     return written
 
 
-def _compute_change(batch, parameter, gradient, hypers, sizes):
+def _compute_parameter_change(batch, parameter, gradient, hypers, element_counts):
     """Returns the tensor to add to the joined parameter, and the ops that update the slots."""
     rule, shape = batch[0].treatment.rule, gradient.shape
-    flat = flat_slots.find_or_make_flat_slots([one.slots for one in batch], sizes)
+    flat = flat_slots.find_or_make_flat_slots([one.slots for one in batch], element_counts)
     if flat is None:
         slots = {name: _join_into_flat([one.slots[name] for one in batch], shape) for name in batch[0].slots}
         amount, new_slots = rule.amount_with_decay(parameter, gradient, slots, hypers, _RowReductions())

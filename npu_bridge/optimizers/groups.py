@@ -17,7 +17,7 @@ from npu_bridge.optimizers.rule import Rule
 
 
 @dataclasses.dataclass(frozen=True)
-class Treatment:
+class VariableTreatment:
     """The way a variable is updated. Variables with equal treatment can be updated together.
 
     Attributes:
@@ -48,16 +48,16 @@ class ParameterGroups:
         self._owner = type(rule).__name__
         self.rule = rule
         self._groups = [self._read_group(number, group) for number, group in enumerate(groups or ())]
-        self._treatments: dict[Treatment, Treatment] = {}
+        self._treatments: dict[VariableTreatment, VariableTreatment] = {}
 
-    def treatment_of(self, variable: Any) -> Treatment:
+    def treatment_of(self, variable: Any) -> VariableTreatment:
         """Returns the update rule and settings of a variable; variables with equal settings share one object."""
         name = name_of(variable)
         rule = next((rule for match, rule in self._groups if _is_match(match, variable, name)), self.rule)
         decays = not _is_any_match(rule.exclude_from_weight_decay, name)
         of_layers = getattr(rule, "exclude_from_layer_adaptation", None)
         adapts_layer = decays if of_layers is None else not _is_any_match(of_layers, name)
-        treatment = Treatment(rule, decays, adapts_layer)
+        treatment = VariableTreatment(rule, decays, adapts_layer)
         return self._treatments.setdefault(treatment, treatment)
 
     def check_groups_match(self, variables: Sequence[Any]) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 from npu_bridge.base.arguments import has_required_argument
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.plain_config import plain_value
-from npu_bridge.optimizers.groups import Treatment
+from npu_bridge.base.plain_config import to_python_numbers
+from npu_bridge.optimizers.groups import VariableTreatment
 from npu_bridge.optimizers.rule import is_number
 
 
 def compute_hyper_values(
-    treatment: Treatment, updates_done: tf.Tensor, dtype: tf.DType, learning_rate: Any = None
+    treatment: VariableTreatment, updates_done: tf.Tensor, dtype: tf.DType, learning_rate: Any = None
 ) -> types.SimpleNamespace:
     """Returns the values of hyper-parameters for the next update.
 
@@ -26,8 +26,8 @@ def compute_hyper_values(
       learning_rate: the current rate, if the optimizer class has a rate that can be set; None for the rule's rate.
     Returns:
       An object with an attribute for each hyper-parameter: a scalar tensor, or None for an option that is off. Further
-      attributes are `update`, the number of the update counted from 1, and `adapts_layer`, as in `Treatment`. Without a
-      weight decay, `weight_decay` is the Python number 0.0, so that no op is made for it.
+      attributes are `update`, the number of the update counted from 1, and `adapts_layer`, as in `VariableTreatment`.
+      Without a weight decay, `weight_decay` is the Python number 0.0, so that no op is made for it.
     """
     rule = treatment.rule
     hypers = types.SimpleNamespace(update=tf.cast(updates_done, dtype) + 1, adapts_layer=treatment.adapts_layer)
@@ -61,7 +61,7 @@ def rule_to_config(rule: Any) -> dict:
 
 
 def _to_json_value(rule, name):
-    value = plain_value(getattr(rule, name))
+    value = to_python_numbers(getattr(rule, name))
     if isinstance(value, tuple):
         return list(value)
     if value is None or isinstance(value, (bool, int, float, str, dict)):

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.plain_config import plain_value
+from npu_bridge.base.plain_config import to_python_numbers
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
-from npu_bridge.optimizers.fused import PendingUpdate, batch_key, check_fused, update_together
+from npu_bridge.optimizers.fused import PendingUpdate, check_fused_argument, fused_batch_key, update_variables_together
 from npu_bridge.optimizers.groups import name_of
 from npu_bridge.optimizers.hypers import compute_hyper_value, rule_arguments_from_config
 from npu_bridge.optimizers.keras_optimizer import COMMON_ARGUMENTS, KerasOptimizerBase
 from npu_bridge.optimizers.rule import is_number
-from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, working_dtype
+from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update_dtype
 
 keras: Any = keras3.load_keras3(__name__)
 keras3.check_backend("npu_bridge.optimizers.keras3")
@@ -31,7 +31,7 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
     ):
         base = {key: arguments.pop(key) for key in COMMON_ARGUMENTS if key in arguments}
         rule = self.rule_class(**arguments)  # before variables exist; attributes are set after those of Keras
-        is_fused = check_fused(self.rule_class.__name__, fused)
+        is_fused = check_fused_argument(self.rule_class.__name__, fused)
         super().__init__(self._rate_for_keras(rule.learning_rate), name=name or self.rule_class.__name__, **base)
         self.rule, self._is_fused = rule, is_fused
         self._set_groups(groups)
@@ -55,7 +55,7 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
         self._assign_deferred_states()
 
     def _make_slots(self, variable, value):
-        prefix, dtype = keras3.prefix_of_slots(variable), working_dtype(value).name
+        prefix, dtype = keras3.prefix_of_slots(variable), update_dtype(value).name
         return {
             slot: keras3.tensorflow_variable_of(
                 self.add_variable(value.shape, keras.initializers.Constant(start), dtype, name=f"{prefix}{slot}")
@@ -77,7 +77,7 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
 
     def get_config(self):
         """Returns the rule's arguments and those of every Keras optimizer."""
-        own = plain_value({key: getattr(self, key) for key in ("name", *COMMON_ARGUMENTS)})
+        own = to_python_numbers({key: getattr(self, key) for key in ("name", *COMMON_ARGUMENTS)})
         return {**own, "fused": self._is_fused, **self._rule_config()}
 
     @classmethod
@@ -88,7 +88,7 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
 
     def joint_update_key(self, variable):
         """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
-        return batch_key(variable, self._groups.treatment_of(variable)) if self._is_fused else None
+        return fused_batch_key(variable, self._groups.treatment_of(variable)) if self._is_fused else None
 
     def _distributed_tf_update_step(self, distribution, grads_and_vars, learning_rate):
         if not self._is_fused or distribution.num_replicas_in_sync > 1:
@@ -98,7 +98,7 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
             PendingUpdate(variable, as_dense(grad), self._slots_of(variable), self._groups.treatment_of(variable))
             for grad, variable in grads_and_vars
         ]
-        update_together(pending, self._counter, self._settable_rate)
+        update_variables_together(pending, self._counter, self._settable_rate)
 
     def _slots_of(self, variable):
         return self._slots[self._get_variable_index(variable)]

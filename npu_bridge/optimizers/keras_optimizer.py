@@ -8,16 +8,16 @@ from typing import Any
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.plain_config import plain_value
+from npu_bridge.base.plain_config import to_python_numbers
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.collective.exchanges import watch_updates
 from npu_bridge.optimizers import states
-from npu_bridge.optimizers.fused import PendingUpdate, batch_key, check_fused, update_together
+from npu_bridge.optimizers.fused import PendingUpdate, check_fused_argument, fused_batch_key, update_variables_together
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import compute_hyper_values, rule_arguments_from_config, rule_to_config
 from npu_bridge.optimizers.rule import Rule
-from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update_variable, working_dtype
+from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update_dtype, update_variable
 
 watch_updates()  # a script can import this module alone
 COMMON_ARGUMENTS = ("clipnorm", "clipvalue", "global_clipnorm")
@@ -26,7 +26,7 @@ COMMON_ARGUMENTS = ("clipnorm", "clipvalue", "global_clipnorm")
 @contextlib.contextmanager
 def _choose_working_dtype(variable):
     """Makes Keras create slots in the dtype in which the variable is updated, not in 16 bits; yields this dtype."""
-    dtype = working_dtype(variable)
+    dtype = update_dtype(variable)
 
     def create(next_creator, **arguments):
         return next_creator(**{**arguments, "dtype": dtype})
@@ -78,12 +78,12 @@ class KerasOptimizerBase:
             problem, expected = "groups of variables cannot be written into a configuration", "regular expressions"
             fix = 'Give "match" as a regular expression, or save weights only.'
             raise ValueError(message(self.rule_class.__name__, problem, expected, "variables", fix))
-        return {**rule_to_config(self.rule), "groups": groups and [plain_value(dict(group)) for group in groups]}
+        return {**rule_to_config(self.rule), "groups": groups and [to_python_numbers(dict(group)) for group in groups]}
 
     def _update(self, variable, gradient):
         treatment = self._groups.treatment_of(variable)
         hypers = compute_hyper_values(
-            treatment, self.iterations, working_dtype(variable), self._settable_rate(treatment)
+            treatment, self.iterations, update_dtype(variable), self._settable_rate(treatment)
         )
         return update_variable(variable, gradient, self._slots_of(variable), treatment, hypers)
 
@@ -96,7 +96,7 @@ class KerasOptimizerBase:
 
     def get_states(self) -> dict:
         """Returns the number of updates and the slots; see `states.get_states`."""
-        return self._deferred_states.add_to_states(states.get_states(self._counter, self._slots_by_name()))
+        return self._deferred_states.add_kept_values(states.get_states(self._counter, self._slots_by_name()))
 
     def set_states(self, values: dict) -> None:
         """Restores the result of `get_states`; see `states.set_states`.
@@ -136,7 +136,7 @@ class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
         base = self._set_rule(arguments, groups)
         super().__init__(name=name or self.rule_class.__name__, jit_compile=False, **base)
         self._learning_rate = self._build_learning_rate(self.rule.learning_rate)
-        self._is_fused = check_fused(self.rule_class.__name__, fused)
+        self._is_fused = check_fused_argument(self.rule_class.__name__, fused)
 
     def build(self, var_list):
         super().build(var_list)
@@ -172,12 +172,12 @@ class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
     def get_config(self):
         """Returns the rule's arguments and those of every Keras optimizer."""
         base = super().get_config()
-        own = plain_value({key: base[key] for key in ("name", *COMMON_ARGUMENTS)})
+        own = to_python_numbers({key: base[key] for key in ("name", *COMMON_ARGUMENTS)})
         return {**own, "fused": self._is_fused, **self._rule_config()}
 
     def joint_update_key(self, variable):
         """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
-        return batch_key(variable, self._groups.treatment_of(variable)) if self._is_fused else None
+        return fused_batch_key(variable, self._groups.treatment_of(variable)) if self._is_fused else None
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **keywords):
         if not self._is_fused or distribution.num_replicas_in_sync > 1:
@@ -186,7 +186,7 @@ class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
             PendingUpdate(variable, as_dense(grad), self._slots_of(variable), self._groups.treatment_of(variable))
             for grad, variable in grads_and_vars
         ]
-        update_together(pending, self.iterations, self._settable_rate)
+        update_variables_together(pending, self.iterations, self._settable_rate)
         return self.iterations.assign_add(1)
 
     def _slots_of(self, variable):
@@ -204,7 +204,7 @@ class KerasLegacyOptimizer(KerasOptimizerBase, tf.keras.optimizers.legacy.Optimi
     def __init__(
         self, groups: Sequence[dict] | None = None, name: str | None = None, fused: bool = False, **arguments: Any
     ):
-        if check_fused(self.rule_class.__name__, fused):
+        if check_fused_argument(self.rule_class.__name__, fused):
             problem, expected = "legacy Keras optimizers update one variable after the other", "fused=False"
             fix = f"Use npu_bridge.optimizers.keras.{self.rule_class.__name__}."
             raise ValueError(message(self.rule_class.__name__, problem, expected, "fused=True", fix))
@@ -242,4 +242,4 @@ class KerasLegacyOptimizer(KerasOptimizerBase, tf.keras.optimizers.legacy.Optimi
 
     def get_config(self):
         """Returns the rule's arguments and those of every legacy Keras optimizer."""
-        return {**plain_value(super().get_config()), **self._rule_config()}
+        return {**to_python_numbers(super().get_config()), **self._rule_config()}

@@ -44,29 +44,29 @@ def hyper_field(default: float | None, low: float = 0.0, below: float = math.inf
       optional: whether None is allowed; None turns the option off.
     """
     missing = default is None and not optional
-    return _checked_field(
+    return _make_checked_field(
         default, _check_hyper, low=low, below=below, optional=optional, is_hyper=True, is_required=missing
     )
 
 
 def number_field(default: float | None, low: float = 0.0, optional: bool = False) -> Any:
     """Defines a number of at least `low` that is the same in all updates; with `optional`, None is allowed, too."""
-    return _checked_field(default, _check_number, low=low, below=math.inf, optional=optional)
+    return _make_checked_field(default, _check_number, low=low, below=math.inf, optional=optional)
 
 
 def flag_field(default: bool) -> Any:
     """Defines an argument that is True or False."""
-    return _checked_field(default, _check_flag)
+    return _make_checked_field(default, _check_flag)
 
 
 def choice_field(default: str, *others: str) -> Any:
     """Defines an argument that is one of a few strings."""
-    return _checked_field(default, _check_choice, choices=(default, *others))
+    return _make_checked_field(default, _check_choice, choices=(default, *others))
 
 
 def patterns_field() -> Any:
     """Defines an argument that is None or a list of regular expressions that are searched for in variable names."""
-    return _checked_field(None, _check_patterns)
+    return _make_checked_field(None, _check_patterns)
 
 
 class Rule(KeywordChecksMixin, abc.ABC):
@@ -159,7 +159,7 @@ class Rule(KeywordChecksMixin, abc.ABC):
         return not (isinstance(hypers.weight_decay, float) and hypers.weight_decay == 0.0)
 
 
-def _checked_field(default, check, **metadata):
+def _make_checked_field(default, check, **metadata):
     return dataclasses.field(default=default, metadata={"check": check, **metadata})
 
 

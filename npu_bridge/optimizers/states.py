@@ -140,7 +140,7 @@ class DeferredStates:
             if slot != _COUNT:
                 self._kept.setdefault(slot, {}).update(by_name)
 
-    def add_to_states(self, states: dict) -> dict:
+    def add_kept_values(self, states: dict) -> dict:
         """Returns `states`, in the form of `get_states`, with the kept values added."""
         return {**states, **{slot: {**states.get(slot, {}), **own} for slot, own in self._kept.items()}}
 

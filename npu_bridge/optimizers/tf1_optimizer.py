@@ -8,11 +8,11 @@ from typing import Any
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.optimizers import states
-from npu_bridge.optimizers.fused import PendingUpdate, batch_key, check_fused, update_together
+from npu_bridge.optimizers.fused import PendingUpdate, check_fused_argument, fused_batch_key, update_variables_together
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import compute_hyper_values
 from npu_bridge.optimizers.rule import Rule
-from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update_variable, working_dtype
+from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update_dtype, update_variable
 
 _COUNT = "update_count"
 
@@ -39,7 +39,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         super().__init__(use_locking=False, name=name or self.rule_class.__name__)
         self.rule = self.rule_class(**arguments)
         self._groups = ParameterGroups(self.rule, groups)
-        self._is_fused = check_fused(self.rule_class.__name__, fused)
+        self._is_fused = check_fused_argument(self.rule_class.__name__, fused)
         self._pending: list[PendingUpdate] = []
         self._updated: list[Any] = []
         self._lr = self.rule.learning_rate  # the attribute of TF 1 optimizers, for code that shows it
@@ -69,7 +69,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
 
     def joint_update_key(self, variable):
         """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
-        return batch_key(variable, self._groups.treatment_of(variable)) if self._is_fused else None
+        return fused_batch_key(variable, self._groups.treatment_of(variable)) if self._is_fused else None
 
     def _slots_by_name(self):
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -84,7 +84,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         updated = [*self._updated, *map(owner_of_slots, var_list)]
         self._updated = list({variable.ref(): variable for variable in updated}.values())
         for variable in var_list:
-            dtype = working_dtype(variable)
+            dtype = update_dtype(variable)
             for slot, start in self._groups.treatment_of(variable).rule.slots().items():
                 starting = tf.constant_initializer(start)
                 where = f"{self._name}/{slot}"
@@ -109,7 +109,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         if self._is_fused and getattr(var, "constraint", None) is None:
             self._pending.append(PendingUpdate(var, grad, slots, treatment))
             return None
-        hypers = compute_hyper_values(treatment, self._count_before, working_dtype(var))
+        hypers = compute_hyper_values(treatment, self._count_before, update_dtype(var))
         return update_variable(var, grad, slots, treatment, hypers)
 
     def _resource_apply_dense(self, grad, handle):
@@ -123,7 +123,9 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
 
     def _finish(self, update_ops, name_scope):
         pending, self._pending = self._pending, []
-        updated = [op for op in [*update_ops, *update_together(pending, self._count_before)] if op is not None]
+        updated = [
+            op for op in [*update_ops, *update_variables_together(pending, self._count_before)] if op is not None
+        ]
         with tf.control_dependencies(updated):
             counted = self._updates_done().assign_add(1, read_value=False)
         return None if tf.executing_eagerly() else tf.group(*updated, counted, name=name_scope)

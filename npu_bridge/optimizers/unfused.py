@@ -9,14 +9,14 @@ import numpy as np
 
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.optimizers.groups import Treatment
+from npu_bridge.optimizers.groups import VariableTreatment
 from npu_bridge.optimizers.rule import Rule
 
 # A sparse gradient of more elements than this triggers a warning when it becomes dense: 64 MB in float32.
 _LARGE_ELEMENTS = 2**24
 
 
-def working_dtype(variable: Any) -> tf.DType:
+def update_dtype(variable: Any) -> tf.DType:
     """Returns the dtype in which a variable's update is computed and its slots are kept: float32 at least."""
     dtype = tf.as_dtype(variable.dtype).base_dtype
     return tf.float32 if dtype.size < tf.float32.size else dtype
@@ -36,7 +36,7 @@ def as_dense(gradient: Any) -> tf.Tensor:
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
 
 
-def update_variable(variable: Any, gradient: Any, slots: dict, treatment: Treatment, hypers: Any) -> Any:
+def update_variable(variable: Any, gradient: Any, slots: dict, treatment: VariableTreatment, hypers: Any) -> Any:
     """Updates one variable and its slots (variables by slot name); makes a sparse gradient dense.
 
     Args:
@@ -44,7 +44,7 @@ def update_variable(variable: Any, gradient: Any, slots: dict, treatment: Treatm
     Returns:
       The op to wait for; None in eager execution.
     """
-    dtype = working_dtype(variable)
+    dtype = update_dtype(variable)
     old_slots = {name: tf.convert_to_tensor(slot) for name, slot in slots.items()}
     parameter = tf.cast(tf.convert_to_tensor(variable), dtype)
     gradient = tf.cast(as_dense(gradient), dtype)

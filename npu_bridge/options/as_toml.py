@@ -11,7 +11,7 @@ from npu_bridge.base.terminal import escape_in_line
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.config_file import LONGEST_LINE
 from npu_bridge.options.construction import adjusted_defaults, changed_values
-from npu_bridge.options.kinds import Helper
+from npu_bridge.options.kinds import HelperObject
 from npu_bridge.options.table import REQUIRED, RUN_CONFIG
 
 OPTIONS_FILE = "run.toml"
@@ -78,7 +78,7 @@ def _can_be_toml_table(value: Any) -> bool:
 def _changed_option_values(options: Mapping[str, Any], owner: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for option in OPTIONS.options_of(owner):
-        if isinstance(option.kind, Helper):
+        if isinstance(option.kind, HelperObject):
             inner = _changed_option_values(options, option.kind.owner)
             if inner:
                 required = [each.name for each in OPTIONS.options_of(option.kind.owner) if each.default is REQUIRED]

@@ -11,7 +11,7 @@ from typing import Any, Callable
 from npu_bridge.base.errors import message, shortened, shown
 from npu_bridge.base.reading import open_file, unreadable_file_error, wrong_format_error
 from npu_bridge.options.catalogue import OPTIONS
-from npu_bridge.options.kinds import Helper, RawBytes, TensorFlowObject
+from npu_bridge.options.kinds import HelperObject, RawBytes, TensorFlowObject
 from npu_bridge.options.table import RUN_CONFIG, OptionTable
 
 # Parsing takes two seconds for each megabyte, and grows with the square of a line's length.
@@ -114,7 +114,7 @@ class TomlReader:
 
     def _convert_value(self, key: str, value: Any, section: str) -> Any:
         kind = self._table[key].kind
-        if isinstance(kind, Helper):
+        if isinstance(kind, HelperObject):
             if not isinstance(value, dict):
                 place, expected = self._location(section + key), f"[{section}{key}] with {kind.owner}'s parameters"
                 raise ValueError(message(place, f"{key} is not a table", expected, shown(value), "Write a table."))

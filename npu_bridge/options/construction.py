@@ -29,7 +29,7 @@ BASE_PARAMETERS = (
 )
 
 
-def declare_constructor(owner: str, table: OptionTable = OPTIONS) -> Callable[[type], type]:
+def declare_constructor(owner: str, option_table: OptionTable = OPTIONS) -> Callable[[type], type]:
     """Returns a class decorator that gives a config class the constructor that its options describe.
 
     The constructor calls `_set_up(values)` of the class with the bound values. Its signature and the `Args` of the
@@ -37,25 +37,25 @@ def declare_constructor(owner: str, table: OptionTable = OPTIONS) -> Callable[[t
 
     Args:
       owner: the owner under which the table lists the options.
-      table: the options.
+      option_table: the options.
     """
 
     def add_constructor(cls: type) -> type:
         base = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
         base_only = {name for name, one in base.items() if one.kind is one.POSITIONAL_OR_KEYWORD} - {"self"}
-        base_only.difference_update(option.name for option in table.options_of(owner))
+        base_only.difference_update(option.name for option in option_table.options_of(owner))
 
         def __init__(self, *args, **kwargs):
             others = {name: kwargs.pop(name) for name in base_only.intersection(kwargs)}
-            self._set_up(table.bind(owner, args, kwargs), **others)
+            self._set_up(option_table.bind(owner, args, kwargs), **others)
 
-        __init__.__signature__ = table.signature(owner)  # type: ignore[attr-defined]
+        __init__.__signature__ = option_table.signature(owner)  # type: ignore[attr-defined]
         __init__.__qualname__ = f"{cls.__qualname__}.__init__"
         __init__.__module__ = cls.__module__
         cls.__init__ = __init__  # type: ignore[misc]
         cls._declared_as = owner  # type: ignore[attr-defined]
-        cls._option_table = table  # type: ignore[attr-defined]
-        lines = [f"  {o.name}: {o.doc} {_sentence_start(o.expected)}." for o in table.options_of(owner)]
+        cls._option_table = option_table  # type: ignore[attr-defined]
+        lines = [f"  {o.name}: {o.doc} {_sentence_start(o.expected)}." for o in option_table.options_of(owner)]
         summary, title, errors = (cls.__doc__ or "").rstrip().partition("Raises:")
         cls.__doc__ = "\n    ".join([f"{summary.rstrip()}\n", "Args:", *lines, title + errors, ""])
         return cls

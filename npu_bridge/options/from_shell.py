@@ -18,7 +18,7 @@ from npu_bridge.base.errors import say_on_terminal, shortened
 from npu_bridge.base.terminal import escape_in_line
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.config_file import LONGEST_LINE, TomlReader, parse_toml
-from npu_bridge.options.kinds import Helper
+from npu_bridge.options.kinds import HelperObject
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, OptionTable
 
 _PYTHON_WORDS = {"True": True, "False": False}
@@ -33,10 +33,12 @@ def pass_settings_to_ranks(assignments: Sequence[str]) -> None:
       TypeError, ValueError: a name is unknown, or a value is illegal by itself; the message begins with `--set`.
     """
     helpers = {
-        o.kind.owner: functools.partial(_check_values, o.kind.owner) for o in OPTIONS if isinstance(o.kind, Helper)
+        o.kind.owner: functools.partial(_check_values, o.kind.owner)
+        for o in OPTIONS
+        if isinstance(o.kind, HelperObject)
     }
     for word in assignments:
-        reader = TomlReader(_format_start(word), "", OPTIONS, helpers)
+        reader = TomlReader(_error_prefix(word), "", OPTIONS, helpers)
         values = reader.constructor_values(RUN_CONFIG, _parse_assignment(word), "")
         try:
             _check_values(RUN_CONFIG, **values)
@@ -101,19 +103,19 @@ def _parse_assignment(assignment: str) -> dict[str, Any]:
     name, text = name.strip(), text.strip()
     if not equals or not name or len(assignment) > LONGEST_LINE or "\n" in assignment:
         raise ValueError(
-            f"{_format_start(assignment)}: Expected NAME=VALUE in one line, such as --set save_checkpoints_steps=50."
+            f"{_error_prefix(assignment)}: Expected NAME=VALUE in one line, such as --set save_checkpoints_steps=50."
         )
     if text == "None":
         raise ValueError(
-            f"{_format_start(assignment)}: None cannot be set here. Leave {name} out, or change it in the script."
+            f"{_error_prefix(assignment)}: None cannot be set here. Leave {name} out, or change it in the script."
         )
     try:
-        return parse_toml(f"{name} = {text}", _format_start(assignment))
+        return parse_toml(f"{name} = {text}", _error_prefix(assignment))
     except ValueError:
         if text[:1] in ("", '"', "'", "[", "{", "#"):
             raise
     value = _PYTHON_WORDS.get(text, text)  # the shell removes quotes, and users write Python's words
-    return parse_toml(f"{name} = {json.dumps(value, ensure_ascii=False)}", _format_start(assignment))
+    return parse_toml(f"{name} = {json.dumps(value, ensure_ascii=False)}", _error_prefix(assignment))
 
 
 def _check_values(owner: str, **values: Any) -> None:
@@ -123,7 +125,7 @@ def _check_values(owner: str, **values: Any) -> None:
 
 
 def _add_setting_location(error: Exception, assignment: str, table: OptionTable) -> Exception:
-    return TomlReader(_format_start(assignment), "", table, {}).add_location(error, "")
+    return TomlReader(_error_prefix(assignment), "", table, {}).add_location(error, "")
 
 
 def _list_nested_names(content: Mapping[str, Any]) -> Iterator[str]:
@@ -139,7 +141,7 @@ def _merge_settings(
     values = {}
     for name, value in content.items():
         kind = table[name].kind
-        if isinstance(kind, Helper):
+        if isinstance(kind, HelperObject):
             helper = before.get(name)
             own = {} if helper is None else {o.name: getattr(helper, o.attribute) for o in table.options_of(kind.owner)}
             value = helpers[kind.owner](**{**own, **_merge_settings(kind.owner, own, value, table, helpers)})
@@ -147,7 +149,7 @@ def _merge_settings(
     return values
 
 
-def _format_start(assignment: str) -> str:
+def _error_prefix(assignment: str) -> str:
     return shortened(f"--set {assignment}", 120)
 
 

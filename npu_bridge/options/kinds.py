@@ -117,7 +117,7 @@ class Text(OptionKind):
 
 
 @dataclass(frozen=True)
-class Stringified(OptionKind):
+class StringifiedValue(OptionKind):
     """Any value; its `str()` is stored."""
 
     session_field = "s"
@@ -304,7 +304,7 @@ class Directory(OptionKind):
 
 
 @dataclass(frozen=True)
-class Helper(OptionKind):
+class HelperObject(OptionKind):
     """One of the helper config objects, identified by the owner name under which its class is declared."""
 
     owner: str = ""

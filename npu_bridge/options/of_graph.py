@@ -63,7 +63,7 @@ def record_built_value(name: str, value: Any) -> None:
         _COMPARISONS[name](getattr(record.options, name), value, is_built=False)
 
 
-def built_value(name: str, graph: Any) -> Any:
+def option_value_at_build(name: str, graph: Any) -> Any:
     """Returns the value of option `name` with which a graph was built; None if no value was recorded."""
     return _find_or_make_record(graph).built_with.get(name)
 
@@ -78,9 +78,9 @@ def _compare_tailing(configured: bool, built: bool, is_built: bool) -> None:
         say_once(logging.WARNING, message("is_tailing_optimization", problem, "the same value in both", got, fix))
 
 
-def _compare_hcom_parallel(configured: bool, built: bool, is_built: bool) -> None:
+def _compare_hcom_parallel(configured_value: bool, value_at_build: bool, is_built: bool) -> None:
     """Warns if `hcom_parallel=False` comes too late, for a graph that reduces gradients as soon as they are ready."""
-    if is_built and not configured and built:
+    if is_built and not configured_value and value_at_build:
         problem = "the option came after the gradients were built"
         expected = "a session with hcom_parallel=False before compute_gradients"
         fix = "Use NPUEstimator, or make the session before the optimizer; results are the same."

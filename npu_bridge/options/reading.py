@@ -16,7 +16,7 @@ from npu_bridge.base.errors import message, option_error, say_on_terminal, say_o
 from npu_bridge.base.terminal import escape_in_line
 from npu_bridge.base.tf_internals.training import session_config
 from npu_bridge.options.catalogue import OPTIONS
-from npu_bridge.options.kinds import Helper, Integer, RawBytes
+from npu_bridge.options.kinds import HelperObject, Integer, RawBytes
 from npu_bridge.options.rules import HELPER_RULES, RULES, Settings
 from npu_bridge.options.table import (
     DYNAMIC_INPUT,
@@ -68,7 +68,7 @@ def read_session_config(session_config: Any, table: OptionTable = OPTIONS) -> Tr
     return _apply_rules(collect_settings(optimizer_entry_values(session_config, table), IN_SESSION, table))
 
 
-def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
+def read_option_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
     """Returns the options that a function takes as keywords.
 
     Args:
@@ -132,7 +132,7 @@ def check_helper_object(owner: str, values: Mapping[str, Any], table: OptionTabl
     options = table.options_of(owner)
     for option in options:
         option.check(values[option.name], IN_OBJECT)
-    plain = {o.name: o.normalise(values[o.name]) for o in options if o.is_plain}
+    plain = {o.name: o.normalise(values[o.name]) for o in options if o.has_plain_value}
     given = frozenset(name for name, value in values.items() if value is not None)
     for rule in HELPER_RULES.get(owner, ()):
         rule(Settings(plain, given, IN_OBJECT, table))
@@ -142,7 +142,7 @@ def _apply_rules(settings: Settings) -> TrainingOptions:
     """Applies the rules; returns the options, overridden by the options that the launcher sets."""
     for rule in RULES:
         rule(settings)
-    values, imposed = settings.values, environment.imposed_options()
+    values, imposed = settings.values, environment.options_set_by_launcher()
     imposed = {name: value for name, value in imposed.items() if name in values}
     return TrainingOptions({**values, **imposed}, _log_unusual_options(settings))
 
@@ -153,7 +153,7 @@ def collect_settings(given_values: dict[str, Any], source: OptionSource, table: 
     Raises:
       TypeError, ValueError: a value is illegal.
     """
-    plain_options = [option for option in table if option.is_plain]
+    plain_options = [option for option in table if option.has_plain_value]
     for option in plain_options:
         if option.name in given_values:
             option.check(given_values[option.name], source)
@@ -199,12 +199,12 @@ def _log_unusual_options(settings: Settings) -> list[str]:
         usual += [option.default] if is_sent else []
         usual += [DEFAULT_CHECKPOINT_STEPS] if option.name == "save_checkpoints_steps" else []
         is_own = option.name in settings.given and value not in usual
-        if not is_own or (is_sent and option.name in _task_values(settings.table)):
+        if not is_own or (is_sent and option.name in _option_values_of_task(settings.table)):
             continue
         names.append(option.name)
         if is_sent or environment.probable_rank() != 0:
             continue
-        place, name = settings.place.where(option), settings.place.spelling(option)
+        place, name = settings.place.holder_of(option), settings.place.spelling(option)
         if option.effect.level == "recorded":
             kept = f"{place}: {name}={shortened(repr(value), 240)} is kept but has no effect here."
             say_once(logging.INFO, f"{kept} {option.effect.note}".rstrip())
@@ -232,11 +232,11 @@ def announce_ineffective_options(options: TrainingOptions) -> None:
 
 def _values_of_config(config: Any, table: OptionTable) -> dict[str, Any]:
     """Returns the plain values of an NPURunConfig and of its helper objects, by option name."""
-    owners = _helper_objects(config, table)
+    owners = _find_config_objects(config, table)
     values: dict[str, Any] = {}
     for option in table:
         owner = owners.get(option.owner)
-        if option.is_plain and owner is not None:
+        if option.has_plain_value and owner is not None:
             values[option.name] = getattr(owner, option.attribute)
         elif option.sent_without_helper:
             values[option.name] = option.default
@@ -256,21 +256,21 @@ def _values_sent_to_session(config_values: Mapping[str, Any], table: OptionTable
             value = option.absent
         if value is not None or not option.accepts_none:
             sent[option.name] = value
-    sent.update(_task_values(table))
+    sent.update(_option_values_of_task(table))
     return sent
 
 
-def _helper_objects(holder: Any, table: OptionTable, owner: str = RUN_CONFIG) -> dict[str, Any]:
+def _find_config_objects(config: Any, option_table: OptionTable, owner: str = RUN_CONFIG) -> dict[str, Any]:
     """Returns a config object and its helper objects by owner name; None for an unset helper."""
-    found = {owner: holder}
-    for option in table.options_of(owner):
-        if isinstance(option.kind, Helper):
-            helper = None if holder is None else getattr(holder, option.attribute)
-            found.update(_helper_objects(helper, table, option.kind.owner))
+    found = {owner: config}
+    for option in option_table.options_of(owner):
+        if isinstance(option.kind, HelperObject):
+            helper = None if config is None else getattr(config, option.attribute)
+            found.update(_find_config_objects(helper, option_table, option.kind.owner))
     return found
 
 
-def _task_values(table: OptionTable) -> dict[str, Any]:
+def _option_values_of_task(table: OptionTable) -> dict[str, Any]:
     task = environment.read_tf_config().get("task") or {}
     own = {"job": task.get("type", "localhost"), "task_index": int(task.get("index", 0))}
     own.update(use_off_line=True, min_group_size=True)
@@ -319,7 +319,7 @@ def _read_map_value(option: Option, attribute: Any) -> Any:
     expected = f"slot .{slot} ({_SLOT_TYPES[slot]})"
     got = f"slot .{used}" if used else "nothing"
     fix = f"Write parameter_map[{option.key!r}].{slot} = ..."
-    where = IN_SESSION.where(option)
+    where = IN_SESSION.holder_of(option)
     if option.strict_slot == "error":
         raise option_error(ValueError, where, option.name, problem, expected, got, fix)
     what = "The key is left out" if value is None else f"It is read as {shown(value)}"
@@ -352,5 +352,5 @@ def _decode_text(option: Option, value: Any) -> Any:
             return value.decode("utf-8")
         except UnicodeDecodeError as error:
             words = (f"{option.key} is not text", "UTF-8", repr(value), "Encode the text as UTF-8.")
-            raise option_error(ValueError, IN_SESSION.where(option), option.name, *words) from error
+            raise option_error(ValueError, IN_SESSION.holder_of(option), option.name, *words) from error
     return value

@@ -51,7 +51,7 @@ class Settings(NamedTuple):
     def _message_parts(self, name: str, problem: str, expected: str, fix: str) -> tuple[str, str, str, str, str]:
         option = self.table[name]
         problem = problem.format(self.place.spelling(option))
-        return self.place.where(option), problem, expected, shown(self.values[name]), fix
+        return self.place.holder_of(option), problem, expected, shown(self.values[name]), fix
 
     def check_one_of(self, name: str, choices: Iterable[str]) -> None:
         """Raises ValueError if the option's value is not one of `choices`."""
@@ -107,7 +107,7 @@ def _requested_precision_mode(settings: Settings) -> str | None:
     return settings.values["precision_mode_v2"] or settings.values["precision_mode"]
 
 
-def check_dump_is_complete(settings: Settings) -> None:
+def check_dump_options(settings: Settings) -> None:
     """Refuses a dump without a directory, or with both of its switches on."""
     dumps, debugs = settings.values["enable_dump"], settings.values["enable_dump_debug"]
     if dumps and debugs:
@@ -279,7 +279,7 @@ def resolve_usable_directory(path: str) -> str:
 
 # Rules within a single helper object: its constructor runs them, so that the error is raised there.
 HELPER_RULES = {
-    DUMP: (check_dump_is_complete,),
+    DUMP: (check_dump_options,),
     PROFILING: (complete_profiling,),
     EXPERIMENTAL: (check_compile_cache_exists,),
 }
@@ -287,7 +287,7 @@ RULES = (
     check_only_one_precision_mode,
     check_mixlist_has_mixed_precision,
     check_acceleration_fits_precision,
-    check_dump_is_complete,
+    check_dump_options,
     check_dump_directory,
     complete_profiling,
     check_compile_cache_exists,

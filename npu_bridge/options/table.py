@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from npu_bridge.base.errors import message, option_error, say_once, shortened, shown, unknown_name_error
-from npu_bridge.options.kinds import Helper, OptionKind, TensorFlowObject
+from npu_bridge.options.kinds import HelperObject, OptionKind, TensorFlowObject
 
 RUN_CONFIG = "NPURunConfig"
 PROFILING = "ProfilingConfig"
@@ -108,9 +108,9 @@ class Option:
             fill("accepts_none", self.default is None or self.default is REQUIRED)
 
     @property
-    def is_plain(self) -> bool:
+    def has_plain_value(self) -> bool:
         """Whether the value is plain data, rather than a TensorFlow object or a helper object."""
-        return not isinstance(self.kind, (Helper, TensorFlowObject))
+        return not isinstance(self.kind, (HelperObject, TensorFlowObject))
 
     @property
     def expected(self) -> str:
@@ -135,8 +135,8 @@ class Option:
             return
         words = (f"{place.spelling(self)} {problem.says}", self.expected, shown(value), problem.fix)
         if problem.is_fatal:
-            raise option_error(problem.error, place.where(self), self.name, *words)
-        say_once(logging.WARNING, message(place.where(self), *words))
+            raise option_error(problem.error, place.holder_of(self), self.name, *words)
+        say_once(logging.WARNING, message(place.holder_of(self), *words))
 
     def normalise(self, value: Any) -> Any:
         """Returns the plain form of a legal value; `absent` for None, and for an empty text, meaning "not set"."""
@@ -157,7 +157,7 @@ class OptionSource(NamedTuple):
     is_session: bool
     function: str = ""
 
-    def where(self, option: Option) -> str:
+    def holder_of(self, option: Option) -> str:
         """Returns the name of the function, object or map to which the option was given."""
         if self.function:
             return self.function

@@ -10,7 +10,7 @@ from npu_bridge.options.grammar import (
     parse_multistream_mode,
     parse_stream_limits,
 )
-from npu_bridge.options.kinds import Boolean, Integer, OneOf, Stringified, Text
+from npu_bridge.options.kinds import Boolean, Integer, OneOf, StringifiedValue, Text
 from npu_bridge.options.table import MEMORY, RUN_CONFIG, SESSION, Option, recorded, works
 
 _OWN_MEMORY = recorded("TensorFlow manages memory.")
@@ -22,7 +22,7 @@ _session = functools.partial(Option, owner=SESSION)
 
 OPTIONS = (
     *(
-        Option(position, name, Stringified(), doc, _OWN_MEMORY, status="deprecated")
+        Option(position, name, StringifiedValue(), doc, _OWN_MEMORY, status="deprecated")
         for position, name, doc in (
             (19, "graph_memory_max_size", "Memory limit of a graph. The NPU stack ignores it, too."),
             (20, "variable_memory_max_size", "Memory limit of variables. The NPU stack ignores it, too."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from npu_bridge.options.grammar import parse_accelerate_train_mode
-from npu_bridge.options.kinds import Boolean, Directory, Helper, Integer, Number, Seed, TensorFlowObject, Text
+from npu_bridge.options.kinds import Boolean, Directory, HelperObject, Integer, Number, Seed, TensorFlowObject, Text
 from npu_bridge.options.table import (
     DUMP,
     DYNAMIC_INPUT,
@@ -29,7 +29,9 @@ _undocumented = functools.partial(Option, status="undocumented")
 
 
 def _helper_option(position: int, name: str, owner: str, doc: str, effect=works) -> Option:
-    return Option(position, name, Helper(owner), doc, effect(f"Each field has its own line under {owner}."), key=None)
+    return Option(
+        position, name, HelperObject(owner), doc, effect(f"Each field has its own line under {owner}."), key=None
+    )
 
 
 OPTIONS = (
@@ -223,7 +225,7 @@ OPTIONS = (
     _experimental(
         5,
         "graph_memory_optimize_config",
-        Helper(GRAPH_MEMORY),
+        HelperObject(GRAPH_MEMORY),
         "Recomputation and graph slicing.",
         recorded(f"Each field has its own line under {GRAPH_MEMORY}."),
         key=None,

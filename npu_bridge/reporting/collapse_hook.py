@@ -29,7 +29,7 @@ class LossScaleCollapseError(RuntimeError):
     """Raised when every step is skipped, and no other loss scale would help."""
 
 
-class _RankLocalValues(NamedTuple):
+class _ValuesOfLocalPart(NamedTuple):
     """Values of the part of a run that needs no other rank.
 
     Attributes:
@@ -119,7 +119,7 @@ class LossScaleCollapseHook(StepHook):
         """
         graph = session.graph
         run = run_of(graph, [self._fetches.get("loss", []), graph.get_collection(STEP_SKIPPED)], self._feeds)
-        local = _local_ops(run)
+        local = _list_rank_local_ops(run)
         here = [*run.fed, *(tensor for op in local for tensor in op.outputs)]
         seen = [tensor for tensor in here if tensor.dtype.is_floating and tensor.name in run.values]
         with allow_graph_changes(graph), graph.as_default(), tf.control_dependencies(None):
@@ -130,7 +130,7 @@ class LossScaleCollapseHook(StepHook):
         with precision.with_policy_of_last_step(session):
             counts, loss = session.run([checks, losses], self._feeds)
         worst = {tensor.name: _worst_nonfinite_value(*count[2:]) for tensor, count in zip(seen, counts)}
-        return _RankLocalValues(local, run.fed, worst, float(np.mean(loss)) if loss else None)
+        return _ValuesOfLocalPart(local, run.fed, worst, float(np.mean(loss)) if loss else None)
 
 
 class LossIsNanError(tf.estimator.NanLossDuringTrainingError):
@@ -180,7 +180,7 @@ class NanLossHook(tf.estimator.SessionRunHook):
             raise LossIsNanError(int(step)) from None
 
 
-def _local_ops(run) -> tuple:
+def _list_rank_local_ops(run) -> tuple:
     """Returns the operators of a run that need nothing from other ranks."""
     fed = {tensor.op for tensor in run.fed}
     local = dict.fromkeys(fed)

@@ -60,7 +60,7 @@ class EventFiles:
         if owner is self._owner:
             self.reserve_tags(None, ())
 
-    def add_reserved(self, owner: Any, entries: Iterable[tuple[tf.compat.v1.Summary, int]]) -> bool:
+    def add_unless_reserved(self, owner: Any, entries: Iterable[tuple[tf.compat.v1.Summary, int]]) -> bool:
         """Adds (summary, step) pairs, unless another owner has reserved tags; returns False if writing failed."""
         return self._owner not in (None, owner) or self._try_to_call_writer("add_summary", *entries)
 

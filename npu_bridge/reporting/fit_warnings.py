@@ -44,7 +44,7 @@ class FitWarnings:
         if before is None or before.skipped_steps == self._before.skipped_steps:
             return
         steps = int(self._before.skipped_steps - before.skipped_steps)
-        self._skips.add(before.step == self._before.step, self._before.loss_scale, loss, steps)
+        self._skips.count_steps(before.step == self._before.step, self._before.loss_scale, loss, steps)
 
     def end_fit(self, model: Any) -> None:
         if tf.executing_eagerly() and collective.current().rank == 0:

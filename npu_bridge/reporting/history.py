@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple, Union
 
 from npu_bridge.base.files import check_output_path, write_atomically
-from npu_bridge.base.reading import open_file, parse_json, to_whole_number
+from npu_bridge.base.reading import open_file, parse_json, to_integer
 from npu_bridge.base.secondary_files import GrowingFile
 from npu_bridge.base.terminal import logger
 
@@ -178,7 +178,7 @@ class History:
         """Number of skipped steps in the whole run."""
         return sum(row.skipped for row in self.rows)
 
-    def skipped_until(self, step: int) -> int:
+    def count_skipped_steps_until(self, step: int) -> int:
         """Returns the number of steps that were skipped before global step `step` was reached."""
         return sum(isinstance(entry, StepRow) and entry.skipped for entry in _entries_until(self.entries, step))
 
@@ -309,28 +309,24 @@ def _parse_line(line: str) -> Entry:
         raise TypeError("the line is not an object")
     if "start" in fields:
         return SessionStart(
-            to_whole_number(fields["start"]),
-            _parse_time(fields["time"]),
-            to_whole_number(fields["ranks"], 1, _MOST_RANKS),
+            to_integer(fields["start"]), _parse_time(fields["time"]), to_integer(fields["ranks"], 1, _MOST_RANKS)
         )
     time = _parse_time(fields["time"])
     if "evaluation" in fields:
         metrics = {str(name): float(value) for name, value in dict(fields["metrics"]).items()}
         batches, secs = _parse_count(fields.get("batches")), _parse_number(fields.get("secs"))
-        return Evaluation(
-            to_whole_number(fields["evaluation"]), time, metrics, str(fields.get("name", "")), batches, secs
-        )
+        return Evaluation(to_integer(fields["evaluation"]), time, metrics, str(fields.get("name", "")), batches, secs)
     if "facts" in fields:
         samples, parameters = (_parse_count(fields.get(name)) for name in SessionFacts._fields[2:4])
         memory, of_gpu = (_parse_counts_by_rank(fields.get(name)) for name in SessionFacts._fields[4:])
-        return SessionFacts(to_whole_number(fields["facts"]), time, samples, parameters, memory, of_gpu)
+        return SessionFacts(to_integer(fields["facts"]), time, samples, parameters, memory, of_gpu)
     if "comparison" in fields:
         return _parse_comparison(fields, time)
     precision = fields.get("precision")
     if not isinstance(precision, (str, type(None))):
         raise TypeError("precision is not a name of a dtype")
     return StepRow(
-        to_whole_number(fields["step"]),
+        to_integer(fields["step"]),
         _parse_number(fields["loss"]),
         _parse_number(fields["loss_scale"]),
         bool(fields["skipped"]),
@@ -342,10 +338,10 @@ def _parse_line(line: str) -> Entry:
 
 def _parse_comparison(fields: Mapping[str, Any], time: float) -> Comparison:
     own_ms, waiting = ([float(each) for each in fields[name]] for name in ("own_ms", "waiting"))
-    slow = [to_whole_number(rank, maximum=len(own_ms) - 1) for rank in fields["slow"]]
+    slow = [to_integer(rank, maximum=len(own_ms) - 1) for rank in fields["slow"]]
     if len(own_ms) != len(waiting) or len(own_ms) < 2 or not all(map(math.isfinite, own_ms + waiting)):
         raise ValueError("a comparison has a number for each rank")
-    return Comparison(to_whole_number(fields["comparison"]), time, own_ms, waiting, slow)
+    return Comparison(to_integer(fields["comparison"]), time, own_ms, waiting, slow)
 
 
 def _format_line(entry: Entry) -> str:
@@ -378,15 +374,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _parse_count(value: Any) -> int | None:
-    return None if value is None else to_whole_number(value)
+    return None if value is None else to_integer(value)
 
 
 def _parse_counts_by_rank(counts: Any) -> dict[int, int] | None:
     if counts is None:
         return None
-    return {
-        to_whole_number(int(rank), maximum=_MOST_RANKS): to_whole_number(value) for rank, value in dict(counts).items()
-    }
+    return {to_integer(int(rank), maximum=_MOST_RANKS): to_integer(value) for rank, value in dict(counts).items()}
 
 
 def list_rows_and_starts(history: History) -> tuple[list[StepRow], list[int], list[int]]:

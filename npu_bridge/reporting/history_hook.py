@@ -83,16 +83,16 @@ class HistoryHook(StepHook):
 
     def end(self, session):
         """Writes the last step and closes the file."""
-        self.stop(self.read_step(session) if self._writes and self._thinning is not None else None)
+        self.write_last_step(self.read_step(session) if self._writes and self._thinning is not None else None)
 
-    def stop(self, step: int | None) -> None:
+    def write_last_step(self, step: int | None) -> None:
         """Writes the last step and closes the file, as `end` does, for a session that an error ends.
 
         Args:
           step: the global step; None if it cannot be read.
         """
         if self._writes and self._thinning is not None:
-            self._thinning.write(self.history, step, is_over=True)
+            self._thinning.write(self.history, step, is_training_over=True)
         if self._writes:
             self._record_rank_comparison(is_last=True)
         self.history.close()

@@ -59,7 +59,7 @@ class CsvWriter:
 
     def _drop_rows_after(self, step: int) -> None:
         kept = _read_rows_until(step, self.path)
-        with new_file(self.path, own_pattern=_FILES) as file:
+        with new_file(self.path, own_content_pattern=_FILES) as file:
             csv.writer(file).writerows([_COLUMNS, *kept])
 
     def write(self, step: int, values: Mapping[str, float], precision: str | None) -> None:

@@ -83,7 +83,7 @@ class MetricsHook(StepHook):
         del coord
         self._loops = steps_per_run(session) > 1
         if self._entries.writes:
-            self._entries.start(self.read_step(session), self.samples_per_step)
+            self._entries.start_at_step(self.read_step(session), self.samples_per_step)
 
     def before_run(self, run_context):
         """Fetches the tensors on rank 0, and the gradient norm if the step has an entry."""
@@ -118,7 +118,7 @@ class MetricsHook(StepHook):
         }
         if not is_due:
             self._entries.keep_if_last(values, self._skipped, observation.precision)
-        elif self._entries.add(values, self._skipped, observation.precision):
+        elif self._entries.add_entry(values, self._skipped, observation.precision):
             self._entries.write(self.read_step(session))
 
     def exclude_secs(self, secs: float) -> None:
@@ -160,7 +160,7 @@ class MetricsCallback(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._entries.begin()
         if self._entries.writes:
-            self._entries.start(OptimizerNumbers.of(self.model.optimizer).step)
+            self._entries.start_at_step(OptimizerNumbers.of(self.model.optimizer).step)
 
     def on_train_batch_end(self, batch, logs=None):
         if not self._entries.writes:
@@ -173,14 +173,14 @@ class MetricsCallback(tf.keras.callbacks.Callback):
         step, values = self._read_numbers()
         values = {**(logs or {}), **values}
         self._entries.set_step(step)
-        if self._entries.add(values, values["skipped_steps"] or 0):
+        if self._entries.add_entry(values, values["skipped_steps"] or 0):
             self._entries.write(step)
 
     def on_test_begin(self, logs=None):
-        self._entries.pause()
+        self._entries.pause_timing()
 
     def on_test_end(self, logs=None):
-        self._entries.resume()
+        self._entries.resume_timing()
 
     def on_train_end(self, logs=None):
         if self._entries.writes:
@@ -241,18 +241,18 @@ class _EntryCollector:
         self._written_at = -math.inf
         self._last: _MetricEntry | None = None  # a step that is not due, but can be the last one
 
-    def pause(self) -> None:
+    def pause_timing(self) -> None:
         """Stops the clock, for example for a validation between two steps."""
         self._paused_at = self._clock()
 
-    def resume(self) -> None:
+    def resume_timing(self) -> None:
         """Restarts the clock."""
         self.paused += self._clock() - self._paused_at
 
-    def start(self, step: int, samples: int | None = None) -> None:
-        """Begins the writer at a step; `samples` is the number of samples in one step."""
-        self._write_at_counted_step()
-        self._known_step, self._updates, self._samples, self._previous = step, 0, samples, None
+    def start_at_step(self, step: int, samples_per_step: int | None = None) -> None:
+        """Begins the writer at a step; `samples_per_step` is the number of samples in one step."""
+        self._write_waiting_entries()
+        self._known_step, self._updates, self._samples, self._previous = step, 0, samples_per_step, None
         self._last = None
         self._has_begun = False
         self._secondary.attempt(self._begin_writer, step, is_last_chance=True)
@@ -288,7 +288,7 @@ class _EntryCollector:
         """Sets the current global step, if it is known without a session run."""
         self._updates = step - self._known_step
 
-    def add(self, values: dict[str, float | None], skipped: float, precision: str | None = None) -> bool:
+    def add_entry(self, values: dict[str, float | None], skipped: float, precision: str | None = None) -> bool:
         """Adds an entry; returns whether the waiting entries must be written now."""
         self._last = None
         entry = self._make_entry(values, skipped, precision)
@@ -346,10 +346,10 @@ class _EntryCollector:
 
     def close(self) -> None:
         if self.writes:
-            self._write_at_counted_step()
+            self._write_waiting_entries()
             self._secondary.attempt(self._writer.close, is_last_chance=True)
 
-    def _write_at_counted_step(self) -> None:
+    def _write_waiting_entries(self) -> None:
         if self._waiting:
             self.write(self._known_step + round(self._updates * self._pace))
 

@@ -116,7 +116,7 @@ class ProgressHook(StepHook):
     @property
     def steps_per_sec(self) -> float | None:
         """Steps tried per second since the start-up runs of this session; None while unknown."""
-        return self._pace.overall
+        return self._pace.overall_steps_per_sec
 
     def _reset_counts(self):
         self.step: int | None = None
@@ -174,7 +174,7 @@ class ProgressHook(StepHook):
             loss=self.last_loss,
             loss_scale=self.loss_scale,
             skipped_steps=self.skipped_steps,
-            steps_per_sec=self._pace.recent,
+            steps_per_sec=self._pace.recent_rate,
             precision=self.precision,
             learning_rate=self.learning_rate,
             samples_per_sec=self._samples_per_sec(),
@@ -185,7 +185,7 @@ class ProgressHook(StepHook):
 
     def _samples_per_sec(self) -> float | None:
         """Returns the samples of all ranks per second; a step has several batches if gradients are accumulated."""
-        tried, pace, samples = self._tried_steps(), self._pace.recent, self.samples_per_step
+        tried, pace, samples = self._tried_steps(), self._pace.recent_rate, self.samples_per_step
         if not pace or samples is None or tried <= 0:
             return None
         batches = (self._runs - self._runs_before) * self._steps_per_run
@@ -222,12 +222,12 @@ class StepRate:
         self._marks = collections.deque([(steps, now + secs) for steps, now in self._marks], self._marks.maxlen)
 
     @property
-    def recent(self) -> float | None:
+    def recent_rate(self) -> float | None:
         """Steps per second over the latest `window` intervals; None before the second mark."""
         return self._rate_since(self._marks[0]) if self._marks else None
 
     @property
-    def overall(self) -> float | None:
+    def overall_steps_per_sec(self) -> float | None:
         """Steps per second since the first mark; None before the second mark."""
         return self._rate_since(self._first) if self._first else None
 

@@ -118,7 +118,7 @@ class ReportHook(tf.estimator.SessionRunHook):
         """Writes the steps that are still kept when an error ends the session."""
         for part in self._parts:
             if isinstance(part, HistoryHook):
-                part.stop(step)
+                part.write_last_step(step)
         if collective.current().rank == 0:
             self._page.note_memory(step or 0)
 
@@ -185,7 +185,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
     def _finish_after_error(self, error):
         step = self._before.step if self._writes else None
         if self._writes:
-            self._thinning.write(self._history, step, is_over=True)
+            self._thinning.write(self._history, step, is_training_over=True)
             self._history.close()
             self._page.note_memory(step)
         report_failure(self._page.folder, error, step, self._history if self._writes else None, self._stream)
@@ -206,7 +206,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         skipped = (now.skipped_steps or 0) > (before.skipped_steps or 0)
         loss = (logs or {}).get("loss")
         seen = Observation(None if loss is None else float(loss), before.loss_scale, skipped, before.learning_rate)
-        self._skips.add(skipped, seen.loss_scale, seen.loss)
+        self._skips.count_steps(skipped, seen.loss_scale, seen.loss)
         self._before = now
         found = latest_comparison_of(self.model)
         if found is not None and found is not self._compared:
@@ -231,7 +231,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         self._curves.on_train_end(logs)
         if self._writes:
-            self._thinning.write(self._history, self._before.step, is_over=True)
+            self._thinning.write(self._history, self._before.step, is_training_over=True)
             self._history.close()
         self._restore_train_function()
         self._page.write_report(self._stream, self._before.step if self._writes else 0)

@@ -92,7 +92,7 @@ class StepHook(tf.estimator.SessionRunHook):
             learning_rate=None if results["learning_rate"] is None else float(results["learning_rate"]),
             precision=None if policy is None else policy.dtype_description,
         )
-        self._skips.add(observation.skipped, observation.loss_scale, observation.loss)
+        self._skips.count_steps(observation.skipped, observation.loss_scale, observation.loss)
         self.on_step(run_context.session, observation)
 
     def on_step(self, session, observation: Observation) -> None:

@@ -133,11 +133,11 @@ class _OpPurposes:
     def __init__(self, nodes: Mapping[str, Any]):
         self._nodes = nodes
         self.transfers = {name for name, node in nodes.items() if TRANSFER_TYPES.match(node.op)}
-        self.decisions = {name for name in self.transfers if _is_decision_transfer(nodes[name])}
+        self.decisions = {name for name in self.transfers if _is_integer_all_reduce(nodes[name])}
         gradients = self.transfers - self.decisions
         gradients = {name for name in gradients if sends_gradients(name, nodes[name].op)} or gradients
         written = {name for name, node in nodes.items() if changes_variable(node.op)}
-        sources, waiting = _list_inputs_by_node(nodes), _nodes_waiting_for_each(nodes)
+        sources, waiting = _list_inputs_by_node(nodes), _map_nodes_to_waiting_nodes(nodes)
         after = set(search(gradients | self.decisions, lambda name: waiting.get(name, ())))
         self.updates = (after | written) - self.transfers
         self.before = set(search(gradients or written, lambda name: sources.get(name, ())))
@@ -155,7 +155,7 @@ def _calls_functions(node):
     return _CALLS.fullmatch(node.op) and not node.attr["_XlaMustCompile"].b
 
 
-def _is_decision_transfer(node):
+def _is_integer_all_reduce(node):
     return node.op in ("HorovodAllreduce", "CollectiveReduceV2") and node.attr["T"].type in _INTEGERS
 
 
@@ -171,7 +171,7 @@ def _list_inputs_by_node(nodes, with_control_inputs: bool = False) -> dict[str, 
     return found
 
 
-def _nodes_waiting_for_each(nodes) -> dict[str, list[str]]:
+def _map_nodes_to_waiting_nodes(nodes) -> dict[str, list[str]]:
     """Returns, for each node, the nodes that wait for it."""
     waiting: dict[str, list[str]] = {}
     for name, sources in _list_inputs_by_node(nodes, with_control_inputs=True).items():

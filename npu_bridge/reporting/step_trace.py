@@ -103,7 +103,7 @@ class StepTrace:
     transfers: tuple[Transfer, ...]
 
     @property
-    def exposed(self) -> list[Interval]:
+    def exposed_intervals(self) -> list[Interval]:
         """Intervals after the backward pass in which this rank only waited for transfers."""
         tail = [
             (max(transfer.begin_ms, self.backward_end_ms), min(transfer.end_ms, self.duration_ms))
@@ -114,11 +114,11 @@ class StepTrace:
     @property
     def exposed_ms(self) -> float:
         """Length of the exposed tail: the time after the backward pass in which this rank only waits for transfers."""
-        return total_length(self.exposed)
+        return total_length(self.exposed_intervals)
 
     def as_facts(self) -> dict[str, Any]:
         """Returns the trace as plain data for JSON, with the exposed tail."""
-        return {**dataclasses.asdict(self), "exposed": self.exposed, "exposed_ms": self.exposed_ms}
+        return {**dataclasses.asdict(self), "exposed": self.exposed_intervals, "exposed_ms": self.exposed_ms}
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> StepTrace:
@@ -160,18 +160,18 @@ def shift_to_one_clock(traces: Sequence[StepTrace]) -> list[StepTrace]:
     return moved
 
 
-def set_wire_times(traces: Sequence[StepTrace], leads_secs: Sequence[float] | None = None) -> list[StepTrace]:
+def set_wire_times(traces: Sequence[StepTrace], clock_leads_secs: Sequence[float] | None = None) -> list[StepTrace]:
     """Determines when each transfer was put on the wire, from the traces of one step on all ranks.
 
     A transfer cannot begin before the last rank has passed its data, nor before the end of the previous transfer.
 
     Args:
       traces: traces of one step, one for each rank.
-      leads_secs: for each rank, how far its clock is ahead; None if all clocks agree.
+      clock_leads_secs: for each rank, how far its clock is ahead; None if all clocks agree.
     Returns:
       The traces in the same order, with new `wire_ms`.
     """
-    starts = [trace.start_secs - lead for trace, lead in zip(traces, leads_secs or [0.0] * len(traces))]
+    starts = [trace.start_secs - lead for trace, lead in zip(traces, clock_leads_secs or [0.0] * len(traces))]
     handed_over: dict[str, float] = {}
     for trace, start in zip(traces, starts):
         for transfer in trace.transfers:

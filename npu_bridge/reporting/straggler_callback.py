@@ -50,7 +50,7 @@ class StragglerCallback(tf.keras.callbacks.Callback):
         if self._moments is None:
             return
         ready, done = self._moments.numpy().tolist()
-        own = self._work.add(ready, done, steps=steps_per_execution(self.model)) if done else None
+        own = self._work.add_run(ready, done, steps=steps_per_execution(self.model)) if done else None
         if own is not None:
             self._compare_ranks(own)
 

@@ -77,7 +77,7 @@ class StragglerHook(tf.estimator.SessionRunHook):
         if not run_values.results:
             return
         ready, done, is_update = run_values.results
-        own = self._work.add(ready, done, is_update, steps_per_run(run_context.session))
+        own = self._work.add_run(ready, done, is_update, steps_per_run(run_context.session))
         if own is not None:
             self._compare_ranks(run_context.session, own)
 

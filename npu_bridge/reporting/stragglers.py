@@ -33,24 +33,27 @@ class OwnWorkTimes:
         self._steps_of_part: list[tuple[float, float]] = []  # seconds of own work and of waiting
         self._parts: list[tuple[float, ...]] = []  # the medians of each part
 
-    def add(self, ready: float, done: float, is_update: bool = True, steps: int = 1) -> list[float] | None:
+    def add_run(
+        self, ready_time: float, done_time: float, is_update: bool = True, steps: int = 1
+    ) -> list[float] | None:
         """Adds a session run.
 
         Args:
-          ready, done: when this rank's gradients were ready, and when the reductions ended, in seconds since the epoch.
+          ready_time, done_time: when this rank's gradients were ready, and when the reductions ended, in seconds since
+            the epoch.
           is_update: whether gradients were exchanged; otherwise the batch is part of a later update.
           steps: steps of the run; all are assumed to have waited as long as the last one.
         Returns:
           The numbers that ranks compare, once there are enough steps, else None: own work in each part, in seconds
           per step, and the fraction of waiting.
         """
-        began, self._done, self._runs = self._done, done, self._runs + 1
+        began, self._done, self._runs = self._done, done_time, self._runs + 1
         if not self._counts:
             self._counts = is_update and self._runs >= _START_UP_RUNS
             return None
-        waiting = max(done - ready, 0.0) * steps
+        waiting = max(done_time - ready_time, 0.0) * steps
         self._waiting_secs += waiting
-        self._own_secs += max(done - began - waiting, 0.0)
+        self._own_secs += max(done_time - began - waiting, 0.0)
         if not is_update:
             return None
         self._steps_of_part += [(self._own_secs / steps, self._waiting_secs / steps)] * steps
@@ -73,7 +76,7 @@ class OwnWorkTimes:
 def compare_ranks(
     step: int,
     time: float,
-    own_secs: Sequence[Sequence[float]],
+    own_work_secs: Sequence[Sequence[float]],
     waiting_fractions: Sequence[float],
     slow_ranks: Collection[int],
 ) -> Comparison:
@@ -81,19 +84,19 @@ def compare_ranks(
 
     Args:
       step, time: step and time of the comparison.
-      own_secs: for each rank, its own work in a typical step of each part of the compared steps.
+      own_work_secs: for each rank, its own work in a typical step of each part of the compared steps.
       waiting_fractions: for each rank, the fraction of a typical step that it waited.
       slow_ranks: the ranks that were slow before.
     """
     slow_now = []
-    for rank, own in enumerate(own_secs):
-        others = [statistics.median(_without_rank(part, rank)) for part in zip(*own_secs)]
+    for rank, own in enumerate(own_work_secs):
+        others = [statistics.median(_without_rank(part, rank)) for part in zip(*own_work_secs)]
         if rank in slow_ranks:
             is_slow = sum(own) > _SLOW_STILL * sum(others)
         else:
             is_slow = all(one > max(_SLOW * other, other + _LEAST_SECS) for one, other in zip(own, others))
         slow_now += [rank] if is_slow else []
-    means = [statistics.fmean(own) for own in own_secs]
+    means = [statistics.fmean(own) for own in own_work_secs]
     return Comparison(
         step, time, [round(1000 * own, 3) for own in means], [round(each, 4) for each in waiting_fractions], slow_now
     )

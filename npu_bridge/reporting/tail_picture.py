@@ -71,7 +71,7 @@ def compare(before: StepTrace, after: StepTrace, titles: tuple[str, str] = ("bef
     return _draw_panels([(trace, f"{title}: step {trace.step}, rank {trace.rank}") for trace, title in pairs], gap=14)
 
 
-def draw_overlapping(traces: Sequence[StepTrace], ranks: int = 1) -> str:
+def draw_overlapping_steps(traces: Sequence[StepTrace], ranks: int = 1) -> str:
     """Draws overlapping steps of one rank over the same time axis.
 
     Args:
@@ -155,7 +155,7 @@ class _TimeScale:
         self.duration_ms = max(duration_ms, 1e-3)
         self.ms_per_px = self.duration_ms / (_WIDTH - _LEFT - _RIGHT)
 
-    def x(self, time_ms: float) -> float:
+    def x_of(self, time_ms: float) -> float:
         return _LEFT + time_ms / self.ms_per_px
 
     def ticks_ms(self) -> list[float]:
@@ -173,7 +173,7 @@ def _rows_of_trace(trace: StepTrace) -> list[_PictureRow]:
 
 
 def _transfer_rows(transfers: Sequence[Transfer]) -> list[_PictureRow]:
-    ordered = sorted(transfers, key=lambda transfer: (_fragment_number(transfer), transfer.begin_ms))
+    ordered = sorted(transfers, key=lambda transfer: (_fragment_sort_key(transfer), transfer.begin_ms))
     share = max(1, math.ceil(len(ordered) / _MOST_TRANSFER_ROWS))
     groups = [ordered[start : start + share] for start in range(0, len(ordered), share)]
     return [
@@ -181,7 +181,7 @@ def _transfer_rows(transfers: Sequence[Transfer]) -> list[_PictureRow]:
     ]
 
 
-def _fragment_number(transfer):
+def _fragment_sort_key(transfer):
     return math.inf if transfer.fragment is None else transfer.fragment
 
 
@@ -202,7 +202,7 @@ def _draw_panel(
         svg_text(18, top + 49, _subtitle(trace), "quiet"),
         *_draw_grid(scale, first, bottom),
         *(part for number, row in enumerate(rows) for part in _draw_row(row, first + _PITCH * number)),
-        *_draw_exposed(trace, scale, first, bottom),
+        *_draw_exposed_tail(trace, scale, first, bottom),
         *(part for number, row in enumerate(rows) for part in _draw_bars(row, scale, first + _PITCH * number)),
         *_draw_marks(trace, scale, first, bottom),
     ]
@@ -220,7 +220,7 @@ def _draw_grid(scale, first, bottom):
     parts = []
     ticks = scale.ticks_ms()
     for number, tick in enumerate(ticks):
-        x = scale.x(tick)
+        x = scale.x_of(tick)
         parts.append(f'<line x1="{x:.2f}" y1="{first}" x2="{x:.2f}" y2="{bottom}" stroke="{GRID}"/>')
         unit = " ms" if number == len(ticks) - 1 else ""
         parts.append(svg_text(x, bottom + 18, f"{tick:g}{unit}", "quiet small", "middle"))
@@ -236,13 +236,13 @@ def _draw_row(row, top):
     ]
 
 
-def _draw_exposed(trace, scale, first, bottom):
+def _draw_exposed_tail(trace, scale, top, bottom):
     """Draws the exposed tail, the waits after the backward pass, as one path, since there can be many short waits."""
-    intervals = trace.exposed
+    intervals = trace.exposed_intervals
     if not intervals:
         return []
     path = "".join(
-        f"M{scale.x(begin):.3f} {first:g}h{(end - begin) / scale.ms_per_px:.3f}V{bottom:g}H{scale.x(begin):.3f}z"
+        f"M{scale.x_of(begin):.3f} {top:g}h{(end - begin) / scale.ms_per_px:.3f}V{bottom:g}H{scale.x_of(begin):.3f}z"
         for begin, end in intervals
     )
     text = f"exposed tail: {_format_ms(trace.exposed_ms)}"
@@ -274,7 +274,7 @@ def _format_wire_time(transfer):
 
 
 def _draw_backward_end(trace, scale, first, bottom, text):
-    x = scale.x(trace.backward_end_ms)
+    x = scale.x_of(trace.backward_end_ms)
     return [
         f'<line class="backward-end" x1="{x:.2f}" y1="{first - 6}" x2="{x:.2f}" y2="{bottom}" stroke="{INK}" '
         'stroke-dasharray="4 3"/>',
@@ -283,14 +283,14 @@ def _draw_backward_end(trace, scale, first, bottom, text):
 
 
 def _draw_marks(trace, scale, first, bottom):
-    x = scale.x(trace.backward_end_ms)
+    x = scale.x_of(trace.backward_end_ms)
     parts = _draw_backward_end(trace, scale, first, bottom, "backward pass ends")
-    if trace.exposed:
+    if trace.exposed_intervals:
         text = f"exposed tail {_format_ms(trace.exposed_ms)}"
         is_late = x > _WIDTH - 170
         parts.append(svg_text(x + 6, first - 8, text, "small tail") if not is_late else "")
         parts.append(svg_text(x - 130, first - 8, f"{text}, ", "small tail", "end") if is_late else "")
-    end = scale.x(trace.duration_ms)
+    end = scale.x_of(trace.duration_ms)
     parts.append(f'<line x1="{end:.2f}" y1="{first}" x2="{end:.2f}" y2="{bottom}" stroke="{_QUIET}"/>')
     return parts
 
@@ -321,7 +321,7 @@ def _draw_bar(scale, interval: Interval, y, height, kind: str, color: str, text:
     look = ' stroke="white" stroke-width="0.7"' if kind == "wire" else ""
     title = f"<title>{escape(text)}</title>" if text else ""
     return (
-        f'<rect class="{kind}" x="{scale.x(begin):.3f}" y="{y:g}" width="{(end - begin) / scale.ms_per_px:.3f}" '
+        f'<rect class="{kind}" x="{scale.x_of(begin):.3f}" y="{y:g}" width="{(end - begin) / scale.ms_per_px:.3f}" '
         f'height="{height:g}" fill="{color}"{look}>{title}</rect>'
     )
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.base.files import write_atomically
 from npu_bridge.reporting.step_trace import StepTrace, set_wire_times
-from npu_bridge.reporting.tail_picture import draw_overlapping, draw_step
+from npu_bridge.reporting.tail_picture import draw_overlapping_steps, draw_step
 
 
 class TailFacts(NamedTuple):
@@ -28,15 +28,17 @@ class TailFacts(NamedTuple):
     overlaps: bool = False
 
 
-def draw_tail(facts_of_ranks: Sequence[Mapping[str, Any]], picture: str, facts: str, overlap: str) -> TailFacts:
+def draw_tail(
+    facts_of_ranks: Sequence[Mapping[str, Any]], picture_path: str, facts_path: str, overlap_path: str
+) -> TailFacts:
     """Draws the median step of the first rank, and writes the traces of all ranks and steps.
 
     Args:
       facts_of_ranks: for each rank, a dictionary with "rank", "host", "steps" (facts of `StepTrace`, at least one) and
         "overlapping_steps".
-      picture: SVG file to write.
-      facts: JSON file to write.
-      overlap: SVG file for the overlapping steps of the first rank, if there are any.
+      picture_path: SVG file to write.
+      facts_path: JSON file to write.
+      overlap_path: SVG file for the overlapping steps of the first rank, if there are any.
     Raises:
       OSError: a file cannot be written.
     """
@@ -47,16 +49,17 @@ def draw_tail(facts_of_ranks: Sequence[Mapping[str, Any]], picture: str, facts: 
     tail = TailFacts(
         sorted(trace.step for trace in own), round(shown.exposed_ms, 4), round(shown.duration_ms, 4), bool(overlapping)
     )
-    write_atomically(picture, draw_step(shown, ranks=len(facts_of_ranks)))
+    write_atomically(picture_path, draw_step(shown, ranks=len(facts_of_ranks)))
     if overlapping:
         first = min(trace.rank for trace in overlapping)
         write_atomically(
-            overlap, draw_overlapping([trace for trace in overlapping if trace.rank == first], len(facts_of_ranks))
+            overlap_path,
+            draw_overlapping_steps([trace for trace in overlapping if trace.rank == first], len(facts_of_ranks)),
         )
     described = {"rank": shown.rank, **tail._asdict(), "shown_step": shown.step}
     described["traces"] = [trace.as_facts() for trace in traces]
     described["overlapping_traces"] = [trace.as_facts() for trace in overlapping]
-    write_atomically(facts, json.dumps(described))
+    write_atomically(facts_path, json.dumps(described))
     return tail
 
 

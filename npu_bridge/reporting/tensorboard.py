@@ -116,7 +116,7 @@ class TensorBoardWriter:
         waiting, self._waiting = self._waiting, []
         events = EventFiles.of(self._folder)
         if isinstance(events, EventFiles):
-            if not events.add_reserved(self, waiting):
+            if not events.add_unless_reserved(self, waiting):
                 self._precision = None  # to be written again
             return
         for summary, step in waiting:

@@ -19,7 +19,7 @@ _FIRST_INTERVAL_STEPS = 8
 _ROWS_PER_READ, _SECS_PER_READ = 100, 0.5
 
 
-class SeenStep(NamedTuple):
+class ObservedStep(NamedTuple):
     """A step that was seen.
 
     Attributes:
@@ -44,23 +44,23 @@ class HistoryThinner:
         self._known_step = step
         self._updates = 0
         self._steps_since = self._interval()  # the first step is kept
-        self._lowest: SeenStep | None = None  # of the steps since the last kept step
-        self._highest: SeenStep | None = None
-        self._latest: SeenStep | None = None
-        self._kept: list[SeenStep] = []
+        self._lowest: ObservedStep | None = None  # of the steps since the last kept step
+        self._highest: ObservedStep | None = None
+        self._latest: ObservedStep | None = None
+        self._kept: list[ObservedStep] = []
 
     def add(self, observation: Observation, time: float, steps: int) -> None:
         """Adds a session run of `steps` steps."""
         self._updates += 0 if observation.skipped else steps
-        seen = SeenStep(observation, time, self._updates)
+        seen = ObservedStep(observation, time, self._updates)
         is_due = self._steps_since >= self._interval()
         if is_due or observation.skipped:
             self._keep_with_extremes(seen)
         else:
-            loss = _comparable_loss(seen)
-            if self._lowest is None or loss < _comparable_loss(self._lowest):
+            loss = _loss_for_comparison(seen)
+            if self._lowest is None or loss < _loss_for_comparison(self._lowest):
                 self._lowest = seen
-            if self._highest is None or loss > _comparable_loss(self._highest):
+            if self._highest is None or loss > _loss_for_comparison(self._highest):
                 self._highest = seen
             self._latest = seen
         if is_due:
@@ -73,15 +73,15 @@ class HistoryThinner:
         kept = self._kept
         return bool(kept) and (len(kept) >= _ROWS_PER_READ or kept[-1].time - kept[0].time >= _SECS_PER_READ)
 
-    def take_rows(self, step: int | None, is_over: bool = False) -> list[tuple[int, SeenStep]]:
-        """Returns the chosen steps as pairs of global step and `SeenStep`, and forgets them.
+    def pop_rows(self, step: int | None, is_training_over: bool = False) -> list[tuple[int, ObservedStep]]:
+        """Returns the chosen steps as pairs of global step and `ObservedStep`, and forgets them.
 
         Args:
           step: the current global step; None adds one for each update since the last known step. If the global step
             has grown by another number than the updates, the rows are spread evenly over its growth.
-          is_over: whether to include the latest step.
+          is_training_over: whether to include the latest step.
         """
-        if is_over and self._latest:
+        if is_training_over and self._latest:
             self._keep_with_extremes(self._latest)
         step = self._known_step + self._updates if step is None else step
         moved = step - self._known_step
@@ -95,12 +95,12 @@ class HistoryThinner:
         self._known_step, self._updates, self._kept = step, 0, []
         return rows
 
-    def write(self, history: History, step: int | None, is_over: bool = False) -> None:
-        """Appends the steps of `take_rows` to a history."""
-        for reached, seen in self.take_rows(step, is_over):
+    def write(self, history: History, step: int | None, is_training_over: bool = False) -> None:
+        """Appends the steps of `pop_rows` to a history."""
+        for reached, seen in self.pop_rows(step, is_training_over):
             history.append(reached, *seen.observation, seen.time)
 
-    def _keep_with_extremes(self, seen: SeenStep) -> None:
+    def _keep_with_extremes(self, seen: ObservedStep) -> None:
         between = {one for one in (self._lowest, self._highest, seen) if one is not None}
         self._kept += sorted(between, key=lambda one: (one.time, one.updates))
         self._lowest = self._highest = self._latest = None
@@ -110,9 +110,9 @@ class HistoryThinner:
         return 1 if doublings < 0 else _FIRST_INTERVAL_STEPS << doublings
 
 
-def _comparable_loss(seen: SeenStep) -> float:
+def _loss_for_comparison(seen_step: ObservedStep) -> float:
     """Returns the loss for comparisons: NaN counts as infinite, an unknown loss as 0."""
-    loss = seen.observation.loss
+    loss = seen_step.observation.loss
     if loss is None:
         return 0.0
     return loss if math.isfinite(loss) else math.inf

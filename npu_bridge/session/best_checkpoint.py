@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.base.errors import did_you_mean, message
-from npu_bridge.base.files import remove_own
+from npu_bridge.base.files import remove_own_files
 from npu_bridge.base.secondary_files import SecondaryOutput
 
 _NOTE = "best.json"
@@ -93,7 +93,7 @@ def _replace_copy(source, target, metrics_and_step):
     for name in tf.io.gfile.listdir(folder) if "://" not in folder else ():
         found = _COPY.fullmatch(name)
         if found and found.group(1) != os.path.basename(target):
-            remove_own(os.path.join(folder, name), lambda path, stat: True)
+            remove_own_files(os.path.join(folder, name), lambda path, stat: True)
 
 
 def _is_number(value):

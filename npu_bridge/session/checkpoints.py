@@ -27,7 +27,7 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.savers import folder_of_saver_hook
 from npu_bridge.collective.exchanges import wait_for_ranks
 from npu_bridge.collective.this_process import rank_and_size_of_job
-from npu_bridge.session.damaged_checkpoints import find_damage
+from npu_bridge.session.damaged_checkpoints import find_checkpoint_damage
 
 _LOG = logger(__name__)
 # The errors TensorFlow raises for "no space left", "quota exceeded" and "file too large". The last one is also the
@@ -177,7 +177,7 @@ class CarefulSaver:
           FolderHeldError: another job has taken over the folder.
         """
         if self._hold is not None:
-            self._hold.check()
+            self._hold.check_still_held()
         prefix = f"{save_path}-{global_step}"
         kept, files = list(self._saver.last_checkpoints), set(tf.io.gfile.glob(f"{prefix}.*"))
         try:
@@ -243,7 +243,7 @@ def copy_checkpoint(source: str, target: str) -> None:
         for ending in endings:
             tf.io.gfile.copy(source + ending, unfinished + ending, overwrite=True)
             flush_to_disk(unfinished + ending)
-        damage = find_damage(unfinished)
+        damage = find_checkpoint_damage(unfinished)
         if damage is not None:
             raise tf.errors.DataLossError(None, None, f"{damage.file}: {damage.reason}")
         # The index comes last: without it the files are no checkpoint.

@@ -37,29 +37,29 @@ class _CheckpointDamage(NamedTuple):
     reason: str
 
 
-def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> None:
+def check_newest_checkpoint(folder: str | None, may_use_older: bool = False) -> None:
     """Checks the newest checkpoint of a folder by reading all of it; takes 0.2 s for a gigabyte in the page cache.
 
     Args:
       folder: the folder of the checkpoints; None or an empty folder is accepted.
-      may_go_back: instead of raising, list the newest intact checkpoint as the newest of the folder, and log this.
+      may_use_older: instead of raising, list the newest intact checkpoint as the newest of the folder, and log this.
         Works only in a job that the launcher restarts on failure. The files of the damaged checkpoint stay.
     Raises:
       DamagedCheckpointError: the newest checkpoint is damaged or unknown.
     Ranks: local.
     """
     is_listed = bool(folder) and tf.io.gfile.exists(os.path.join(folder, _STATE))
-    if not folder or not (is_listed or (may_go_back and _has_lost_checkpoint_list(folder))):
+    if not folder or not (is_listed or (may_use_older and _has_lost_checkpoint_list(folder))):
         return
     listed = _listed_checkpoints(folder)
     unlisted = _CheckpointDamage(
         os.path.join(folder, _STATE), "a file that names no checkpoint" if is_listed else "no such file"
     )
-    damage = find_damage(listed[-1]) if listed else unlisted
+    damage = find_checkpoint_damage(listed[-1]) if listed else unlisted
     if damage is None:
         return
     intact = _find_newest_intact_checkpoint(folder, listed[:-1])
-    if not may_go_back or intact is None or read_variable(RESTARTS) is None:
+    if not may_use_older or intact is None or read_variable(RESTARTS) is None:
         raise DamagedCheckpointError(_damage_message(damage, _restore_hint(folder, intact)))
     _write_checkpoint_list(folder, [*(path for path in listed[:-1] if _step_of(path) < _step_of(intact)), intact])
     _LOG.warning("%s", _damage_message(damage, f"Training resumes from {_shorten_listed_path(folder, intact)}."))
@@ -77,7 +77,7 @@ def check_checkpoint(path: str) -> None:
     if tf.io.gfile.isdir(path):
         check_newest_checkpoint(path)
     elif tf.io.gfile.exists(f"{path}.index"):
-        damage = find_damage(path)
+        damage = find_checkpoint_damage(path)
         if damage is not None:
             intact = _find_newest_intact_checkpoint(os.path.dirname(path) or ".", [])
             there = (
@@ -104,7 +104,7 @@ def mismatches_explained(folder: str) -> Iterator[None]:
     except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
         # TensorFlow restores a resource variable whatever its shape, and fails in the first step.
         newest = tf.train.latest_checkpoint(folder) if error.op is not None else None
-        found = newest and _describe_first_difference(error.op.graph, newest, _NOT_RESTORED in error.message)
+        found = newest and _describe_first_differing_variable(error.op.graph, newest, _NOT_RESTORED in error.message)
         if not found:
             raise
         fix = "Train in another model_dir, or build the model that was saved."
@@ -112,19 +112,19 @@ def mismatches_explained(folder: str) -> Iterator[None]:
         raise type(error)(None, None, message("checkpoint", problem, *found, fix)) from None
 
 
-def _describe_first_difference(graph, prefix, must_be_present):
+def _describe_first_differing_variable(graph, prefix, reports_missing):
     """Describes the first variable that differs: returns a text for the graph and one for the checkpoint, or None."""
     shapes = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
     for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
         name, shape = variable.op.name, variable.shape
         if name in shapes and not shape.is_compatible_with(shapes[name]):
             return f"{name} of shape {shape}", f"the shape {tf.TensorShape(shapes[name])}"
-        if name not in shapes and must_be_present:
+        if name not in shapes and reports_missing:
             return f"{name} of shape {shape}", "no variable of that name"
     return None
 
 
-def find_damage(prefix: str) -> _CheckpointDamage | None:
+def find_checkpoint_damage(prefix: str) -> _CheckpointDamage | None:
     """Returns a `_CheckpointDamage`: the damaged file of a checkpoint, and the reason; None if no damage is found."""
     index = f"{prefix}.index"
     if not tf.io.gfile.exists(index):
@@ -157,25 +157,26 @@ def find_damage(prefix: str) -> _CheckpointDamage | None:
     return None
 
 
-def resume_from_copy(folder: str, step: int, copy: Callable[[], str]) -> None:
-    """Calls `copy` and lists the result as a folder's newest checkpoint, unless an intact one has this or a later step.
+def add_copy_as_newest_checkpoint(folder: str, step: int, write_copy: Callable[[], str]) -> None:
+    """Lists a copy as a folder's newest checkpoint, unless an intact one has this or a later step.
 
     Args:
-      folder: folder of a job that may resume from an older checkpoint (see `may_go_back` of `check_newest_checkpoint`).
+      folder: folder of a job that may resume from an older checkpoint (`check_newest_checkpoint`).
       step: the step of the copy.
-      copy: function that writes the copy, replaces a damaged checkpoint of this step, and returns the path.
+      write_copy: function that writes the copy, replaces a damaged checkpoint of this step, and returns the path. It is
+        called only if the copy will be listed.
     """
     listed = _listed_checkpoints(folder) if tf.io.gfile.exists(os.path.join(folder, _STATE)) else []
     damage = None
     if listed and step <= _step_of(listed[-1]):
-        damage = find_damage(listed[-1])
+        damage = find_checkpoint_damage(listed[-1])
         if damage is None:
             return
     if damage is not None or (not listed and _has_lost_checkpoint_list(folder)):
         intact = _find_newest_intact_checkpoint(folder, listed[:-1])
         if intact is not None and step <= _step_of(intact):
             return
-    path = copy()
+    path = write_copy()
     _write_checkpoint_list(folder, [*(each for each in listed if _step_of(each) < step), path])
     if damage is not None:
         _LOG.warning("%s", _damage_message(damage, f"Training resumes from step {step}, which was kept in memory."))
@@ -200,7 +201,7 @@ def _find_newest_intact_checkpoint(folder, listed_paths):
     indexes = [file for file in tf.io.gfile.listdir(folder) if re.search(r"-\d+\.index$", file)]
     found = [os.path.join(folder, file[: -len(".index")]) for file in indexes]
     candidates = [*reversed(listed_paths), *sorted(found, key=_step_of, reverse=True)]
-    return next((path for path in dict.fromkeys(candidates) if find_damage(path) is None), None)
+    return next((path for path in dict.fromkeys(candidates) if find_checkpoint_damage(path) is None), None)
 
 
 def _has_lost_checkpoint_list(folder):

@@ -42,9 +42,9 @@ class DumpHook(TensorWatch):
             self._check_layers(run)
         return list(dict.fromkeys(tensor.name for *_, tensor in self._tensor_places(run)))
 
-    def handle_values(self, run: SessionRun, step: int, values: dict) -> None:
+    def handle_fetched_values(self, run: SessionRun, step: int, values: dict) -> None:
         """Writes the tensors of one step."""
-        folder = self.write(run, step, self._tensor_places(run), values)
+        folder = self.write_tensors_of_step(run, step, self._tensor_places(run), values)
         # A comparison of two dumps follows these edges.
         write_operators(folder, ((op.name, op.type, [tensor.name for tensor in op.inputs]) for op in run.ops))
 

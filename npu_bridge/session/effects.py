@@ -15,7 +15,7 @@ from npu_bridge.session.devices import choose_devices
 from npu_bridge.session.dump_hook import DumpHook
 from npu_bridge.session.overflow_hook import OverflowHook
 from npu_bridge.session.profiling import ProfilingHook
-from npu_bridge.session.tailing_hook import TailingHook
+from npu_bridge.session.tailing_hook import TailOptimizationHook
 
 
 def has_optimizer_entry(session_config: Any) -> bool:
@@ -60,7 +60,7 @@ def hooks_for(options: TrainingOptions, graph_name: str | None = None, folder: s
     """
     if not options.use_off_line:
         return []
-    hooks: list = [TailingHook(folder)] if options.is_tailing_optimization else []
+    hooks: list = [TailOptimizationHook(folder)] if options.is_tailing_optimization else []
     if options.enable_dump:
         hooks.append(DumpHook(options, graph_name))
     if options.enable_dump_debug:
@@ -76,14 +76,14 @@ def close_hooks(hooks: list) -> None:
         hook.end(None)
 
 
-def prepare_graph(options: TrainingOptions, graph: tf.Graph, *, is_of_this_run: bool) -> None:
+def prepare_graph(options: TrainingOptions, graph: tf.Graph, *, belongs_to_this_run: bool) -> None:
     """Applies options to a graph: with `deterministic`, gives a fixed seed to a graph without a seed.
 
-    With `is_of_this_run` all sessions of the graph belong to this run, and are made deterministic.
+    With `belongs_to_this_run` all sessions of the graph belong to this run, and are made deterministic.
     """
     if options.use_off_line and options.deterministic == 1:
         determinism.seed_graph(options, graph)
-        if is_of_this_run:
+        if belongs_to_this_run:
             determinism.mark_deterministic(graph)
 
 

@@ -58,7 +58,7 @@ class EndTogether(tf.estimator.SessionRunHook):
         Graph: the operators of the dataset, and with several ranks an all-reduce of one number.
         """
         check_dataset(dataset, _OWNER)
-        iterator = tf.compat.v1.data.make_initializable_iterator(with_look_ahead(dataset))
+        iterator = tf.compat.v1.data.make_initializable_iterator(with_has_next_flag(dataset))
         tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
         element, has_more = iterator.get_next()
         self._batch = has_more.op
@@ -101,7 +101,7 @@ def check_dataset(dataset: Any, owner: str) -> None:
         raise ValueError(message(owner, problem, expected, type(dataset).__name__, fix))
 
 
-def with_look_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def with_has_next_flag(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Pairs each element of a dataset with a flag: whether another element follows. Reads the dataset once."""
     pairs = tf.data.Dataset.zip((dataset, tf.data.Dataset.from_tensors(True).repeat()))
 

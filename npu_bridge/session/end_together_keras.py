@@ -7,7 +7,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals.training import steps_per_execution
-from npu_bridge.session.end_together import check_dataset, with_look_ahead
+from npu_bridge.session.end_together import check_dataset, with_has_next_flag
 
 _OWNER = "EndTogetherCallback"
 
@@ -52,7 +52,7 @@ class EndTogetherCallback(tf.keras.callbacks.Callback):
 
         def make_pass(number):
             return (
-                with_look_ahead(dataset)
+                with_has_next_flag(dataset)
                 .enumerate()
                 .map(lambda index, pair: self._record_and_pass_on(number, index, *pair))
             )

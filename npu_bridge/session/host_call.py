@@ -10,19 +10,19 @@ import tensorflow as tf
 from npu_bridge.base.tf_internals.sessions import summary_operators, summary_writer_initializers
 
 
-def call_on_host(function: Callable, tensors: Any, computed_before: Any) -> tf.Operation:
+def call_on_host(function: Callable, tensors: Any, control_input: Any) -> tf.Operation:
     """Builds the operators of a host call, and returns the operator that runs them all.
 
     Args:
       function: called once, immediately; returns an operator, a tensor, or a structure of them. The `tf.summary`
         operators it makes need not be returned.
       tensors: list or tuple of the function's arguments, or a dict of keyword arguments.
-      computed_before: operator or tensor that is computed before the arguments, including variables, are read.
+      control_input: operator or tensor that is computed before the arguments, including variables, are read.
     Graph: an identity of each argument, the operators of `function`, and a group.
     """
     known = len(summary_operators())
     # Only the arguments wait, not all operators of the function: a summary writer exists before the first step.
-    with tf.control_dependencies([computed_before]):
+    with tf.control_dependencies([control_input]):
         captured = tf.nest.map_structure(tf.identity, tensors)
     returned = function(**captured) if isinstance(captured, dict) else function(*captured)
     wanted = [part for part in tf.nest.flatten(returned) if part is not None]

@@ -69,7 +69,7 @@ def train_in_loops(session: Any, steps_per_run: int) -> None:
     Graph: the operators of `put_in_loop`, at the first such run; also in a finalized graph.
     Ranks: local; all ranks need the same number.
     """
-    _compare_with_options(session.graph, steps_per_run)
+    _warn_if_options_differ(session.graph, steps_per_run)
     loops = find_engine(session, _LoopEngine)
     if loops is None:
         if steps_per_run == 1:
@@ -122,10 +122,10 @@ class _LoopEngine(SessionEngine):
     def _earlier_steps_of(self, session, request):
         """Returns the object that trains all steps of a run but the last; None if the run does not train."""
         fed = tuple(sorted(tensor.name for tensor in request.fed))
-        kind = (tuple(element.name for element in request.asked), fed)
+        kind = (tuple(element.name for element in request.requested_elements), fed)
         if kind not in self._steps_of_run:
             names = {ITERATION_OP, *session.graph.get_collection(_KEY)}
-            ops = run_of(session.graph, request.asked, fed).ops
+            ops = run_of(session.graph, request.requested_elements, fed).ops
             self._steps_of_run[kind] = tuple(op.name for op in ops if op.name in names)
         step = self._steps_of_run[kind]
         if not step:
@@ -139,7 +139,7 @@ class _LoopEngine(SessionEngine):
         step = [graph.get_operation_by_name(name) for name in names]
         if any(op.type == "OneShotIterator" for op in graph.get_operations()):
             say_once(logging.INFO, "iterations_per_loop: a one-shot iterator is fine here; the NPU stack rejects it.")
-        reason, is_only_random = _reason_against_copying(session), False
+        reason, is_only_random = _reason_against_copying_step(session), False
         if not reason:
             try:
                 return _InGraphStepTrainer(_make_loop(graph, step, fed))
@@ -147,7 +147,7 @@ class _LoopEngine(SessionEngine):
                 reason, is_only_random = str(error), error.is_only_random
         # A step that waits for other ranks or for a queue stays in the pool.
         one_by_one = _SingleStepTrainer(names, fed, LoopThreadChoice(None if is_only_random else POOL))
-        if not _reason_against_copying(session) and gradient_all_reduces(computed_ops(step, fed)):
+        if not _reason_against_copying_step(session) and gradient_all_reduces(computed_ops(step, fed)):
             return OverlappedSteps(
                 step, fed, one_by_one.train, functools.partial(_make_overlapped_loop, graph, step, fed)
             )
@@ -223,14 +223,14 @@ class LoopThreadChoice:
             return self._settled
         return POOL if len(self._secs[POOL]) <= len(self._secs[CALLER]) else CALLER
 
-    def record_duration(self, choice: int, steps: int, secs: float) -> None:
+    def record_duration(self, thread_choice: int, steps: int, secs: float) -> None:
         """Records how long a loop took, except for the first loop, in which TensorFlow prepares the graph."""
         if self._settled is not None:
             return
         if not self._has_warmed_up:
             self._has_warmed_up = True
             return
-        self._secs[choice].append(secs / steps)
+        self._secs[thread_choice].append(secs / steps)
         if min(self._secs[POOL], default=0.0) > _LONGEST_STEP_SECS:
             self._settled = POOL
         elif len(self._secs[CALLER]) == _TRIALS:
@@ -244,7 +244,7 @@ def _is_trace_requested(request):
     return options.trace_level != config_pb2.RunOptions.NO_TRACE
 
 
-def _reason_against_copying(session):
+def _reason_against_copying_step(session):
     if precision_of_session(session) is not None:
         return "the precision of this session is decided for each run"
     others = {device.device_type for device in session.list_devices()} - {"CPU"}
@@ -273,7 +273,7 @@ def _find_or_make_loop(graph, loop_key, make_loop):
         return known[-1][1], True
 
 
-def _compare_with_options(graph, steps_per_run):
+def _warn_if_options_differ(graph, steps_per_run):
     options = of_graph.options_of(graph)
     if options is not None and options.iterations_per_loop != steps_per_run:
         problem = "the session and the loop variable differ"

@@ -58,7 +58,7 @@ def load_loop_variables(session: Any, variables: dict[str, tf.Variable], steps_p
 
     The variable `iterations_per_loop` is set to one less than the number of training steps in a run.
     """
-    steps_per_run = environment.imposed_options().get("iterations_per_loop", steps_per_run)
+    steps_per_run = environment.options_set_by_launcher().get("iterations_per_loop", steps_per_run)
     session = plain_session(session)
     for name, value in zip(LOOP_VARIABLES, (steps_per_run - 1, 0, 0, 1)):
         initializer = variables[name].initializer

@@ -55,7 +55,7 @@ class OverflowHook(TensorWatch):
         """Returns the names of all numeric tensors of the run."""
         return sorted(run.values)
 
-    def handle_values(self, run: SessionRun, step: int, values: dict) -> None:
+    def handle_fetched_values(self, run: SessionRun, step: int, values: dict) -> None:
         """Reports the operator at which the non-finite values of a step begin."""
         finding = find_first_non_finite(run.ops, run.fed, values)
         if finding is None:
@@ -68,7 +68,7 @@ class OverflowHook(TensorWatch):
 
     def _report(self, run, step, finding, values):
         op, name = finding.origin, self.graph_name_of(run)
-        folder = self.write(run, step, find_tensor_places([op], ("input", "output"), values), values)
+        folder = self.write_tensors_of_step(run, step, find_tensor_places([op], ("input", "output"), values), values)
         about = {"op": op.name, "type": op.type, "made_at": _script_line(op), "graph": name, "step": step}
         with new_file(os.path.join(folder, "overflow.json")) as file:
             json.dump({**about, "operators_with_nan_or_inf": finding.non_finite_ops}, file, indent=1)
@@ -98,15 +98,15 @@ def find_first_non_finite(
       values: numpy arrays by tensor name.
     """
     state = {name: _non_finite_kind(value) for name, value in values.items()}
-    non_finite_ops = [op for op in ops if op.type != "Const" and _worst_kind(op.outputs, state)]
+    non_finite_ops = [op for op in ops if op.type != "Const" and _worst_overflow_kind(op.outputs, state)]
     for tensor in fed:
-        if _worst_kind([tensor], state):
+        if _worst_overflow_kind([tensor], state):
             return NonFiniteOrigin(tensor.op, [tensor.op.name, *(op.name for op in non_finite_ops)])
     for op in non_finite_ops:
-        if not _worst_kind(op.inputs, state):
+        if not _worst_overflow_kind(op.inputs, state):
             return NonFiniteOrigin(op, [other.name for other in non_finite_ops])
     for op in non_finite_ops:
-        if _worst_kind(op.outputs, state) == _NAN and _worst_kind(op.inputs, state) != _NAN:
+        if _worst_overflow_kind(op.outputs, state) == _NAN and _worst_overflow_kind(op.inputs, state) != _NAN:
             return NonFiniteOrigin(op, [other.name for other in non_finite_ops])
     return None
 
@@ -121,8 +121,8 @@ def _non_finite_kind(value):
     return _NAN if np.isnan(number).any() else _INF
 
 
-def _worst_kind(tensors, state):
-    return max((state.get(tensor.name, _FINITE) for tensor in tensors), default=_FINITE)
+def _worst_overflow_kind(tensors, kind_by_name):
+    return max((kind_by_name.get(tensor.name, _FINITE) for tensor in tensors), default=_FINITE)
 
 
 def describe_operator(op: tf.Operation) -> str:
@@ -130,7 +130,7 @@ def describe_operator(op: tf.Operation) -> str:
 
     For an operator that rounds, describes the operator whose values it rounds.
     """
-    computing = rounding.operator_behind(op)
+    computing = rounding.operator_rounded_by(op)
     place = _script_line(computing)
     rounded = ", of values rounded to 16 bits" if computing is not op else ""
     return f"{computing.type} {computing.name!r}{rounded}{f', made at {place}' if place else ''}"

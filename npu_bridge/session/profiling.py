@@ -44,7 +44,7 @@ class ProfilingHook(tf.estimator.SessionRunHook):
     def after_create_session(self, session, coord):
         """Adds a second hook inside the session, because only that hook sees run options that other hooks have set."""
         del coord
-        run_with_hooks(session, [_RunOptionsWatch(self)])
+        run_with_hooks(session, [_TracedRunHook(self)])
 
     def before_run(self, run_context):
         """Starts the trace with the first run; TensorFlow marks each run in the trace."""
@@ -84,10 +84,10 @@ class ProfilingHook(tf.estimator.SessionRunHook):
                 self._folder,
             )
             return
-        self._stop = weakref.finalize(self, _stop_quietly)
+        self._stop = weakref.finalize(self, _stop_profiler)
 
 
-class _RunOptionsWatch(tf.estimator.SessionRunHook):
+class _TracedRunHook(tf.estimator.SessionRunHook):
     def __init__(self, hook):
         self._hook = hook
 
@@ -95,7 +95,7 @@ class _RunOptionsWatch(tf.estimator.SessionRunHook):
         self._hook.end_before_traced_run(run_context)
 
 
-def _stop_quietly():
+def _stop_profiler():
     """Ends the trace; logs a warning if another caller has already ended it."""
     try:
         tf.profiler.experimental.stop()

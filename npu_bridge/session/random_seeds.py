@@ -66,14 +66,14 @@ def _seed_positions(type_name: str) -> tuple | None:
     return tuple(map(inputs.index, _SEEDS)) if set(inputs).issuperset(_SEEDS) else None
 
 
-def _find_seed_changes(node: Any, find_function: Callable[[str], Any], seed: int, number: int) -> list[tuple]:
+def _find_seed_changes(node: Any, find_function: Callable[[str], Any], seed: int, node_seed: int) -> list[tuple]:
     """Returns the changes, (name of a node, attribute, value), that give a node seeds; empty if it has seeds."""
     positions = _seed_positions(node.op)
     if positions is None:
         return []
     if not positions:
         is_seeded = any(node.attr[name].i for name in _SEEDS)
-        values = [tf.compat.v1.AttrValue(i=value) for value in (seed, number)]
+        values = [tf.compat.v1.AttrValue(i=value) for value in (seed, node_seed)]
         return [] if is_seeded else [(node.name, *pair) for pair in zip(_SEEDS, values)]
     sources = [node.input[position].partition(":")[0] for position in positions]
     constants = [find_function(name) for name in sources]
@@ -81,7 +81,7 @@ def _find_seed_changes(node: Any, find_function: Callable[[str], Any], seed: int
         return []
     if any(tf.make_ndarray(constant.attr["value"].tensor).any() for constant in constants):
         return []
-    tensors = [tf.make_tensor_proto(value, tf.int64) for value in (seed, number)]
+    tensors = [tf.make_tensor_proto(value, tf.int64) for value in (seed, node_seed)]
     return [(name, "value", tf.compat.v1.AttrValue(tensor=tensor)) for name, tensor in zip(sources, tensors)]
 
 

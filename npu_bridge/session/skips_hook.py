@@ -13,7 +13,7 @@ from npu_bridge.graph.run import run_of
 _SKIPS_BEFORE_LOSS = 5
 
 
-class SkipsHook(tf.estimator.SessionRunHook):
+class SkippedStepsHook(tf.estimator.SessionRunHook):
     """A hook that counts skipped steps with `SkipsInARow`, and warns.
 
     The hook reads a decision only in a run that computes it anyway.
@@ -49,4 +49,4 @@ class SkipsHook(tf.estimator.SessionRunHook):
             scale, loss = (run_values.results.get(name) for name in (LOSS_SCALE, UNSCALED_LOSS))
             self._in_a_row = self._in_a_row + 1 if skipped else 0
             numbers = (None if value is None else float(np.mean(value)) for value in (scale, loss))
-            self._skips.add(skipped, *numbers)
+            self._skips.count_steps(skipped, *numbers)

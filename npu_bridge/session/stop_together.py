@@ -111,7 +111,7 @@ class StopTogether(tf.estimator.SessionRunHook):
         run_context.request_stop()
 
 
-def may_stop(hook: tf.estimator.SessionRunHook) -> bool:
+def can_hook_request_stop(hook: tf.estimator.SessionRunHook) -> bool:
     """Returns whether a hook's code can request a stop.
 
     Returns False for `StopAtStepHook`, which ends all ranks at the same step, for savers, and for the hooks of this

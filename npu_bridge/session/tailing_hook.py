@@ -22,7 +22,7 @@ REPORT_FILE = "tailing.json"
 _FILES = rb'^\{\n  "fragments": '  # how they begin
 
 
-class TailingHook(tf.estimator.SessionRunHook):
+class TailOptimizationHook(tf.estimator.SessionRunHook):
     """A hook that calls `optimize_tail` once for a graph: when its session begins or runs for the first time.
 
     A graph without an all-reduce of gradients, such as the graph of an evaluation, is not changed. Rank 0 logs the
@@ -41,7 +41,7 @@ class TailingHook(tf.estimator.SessionRunHook):
         self._optimize_tail(run_context.session.graph)
 
     def _optimize_tail(self, graph):
-        if graph.get_collection(_KEY) or of_graph.built_value("is_tailing_optimization", graph) is False:
+        if graph.get_collection(_KEY) or of_graph.option_value_at_build("is_tailing_optimization", graph) is False:
             return  # done already, or switched off in NPUOptimizer
         ranks = collective.current()
         if ranks.size == 1:
@@ -51,11 +51,13 @@ class TailingHook(tf.estimator.SessionRunHook):
             report = optimize_tail(graph, ranks)
             graph.add_to_collection(_KEY, report)
         # NPUOptimizer has built its own decision early; only the checks of a script remain to be found.
-        is_built_in = of_graph.built_value("is_tailing_optimization", graph) is True and not report.has_changed
+        is_built_in = (
+            of_graph.option_value_at_build("is_tailing_optimization", graph) is True and not report.has_changed
+        )
         if report.has_found_gradients and ranks.rank == 0:
-            self._publish(report, logging.DEBUG if is_built_in else logging.INFO)
+            self._write_report(report, logging.DEBUG if is_built_in else logging.INFO)
 
-    def _publish(self, report: TailingReport, level: int):
+    def _write_report(self, report: TailingReport, level: int):
         _LOG.log(level, "%s", report.text())
         if self._folder is not None:
             path = os.path.join(self._folder, REPORT_FILE)
@@ -67,7 +69,7 @@ def _write_text_file(path: str, text: str) -> None:
     write_atomically(path, text, _FILES)
 
 
-def tailing_report_of(graph: tf.Graph) -> TailingReport | None:
-    """Returns the report of the changes that a `TailingHook` has made to a graph; None if no hook saw the graph."""
+def tail_optimization_report_of(graph: tf.Graph) -> TailingReport | None:
+    """Returns the report of the changes of a graph by a `TailOptimizationHook`; None if no hook saw the graph."""
     reports = graph.get_collection(_KEY)
     return reports[0] if reports else None

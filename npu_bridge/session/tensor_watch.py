@@ -23,7 +23,7 @@ class _PendingRun(NamedTuple):
 
 
 class TensorWatch(tf.estimator.SessionRunHook):
-    """A base class for hooks that fetch tensors in a run, pass the values to `handle_values`, and can write them.
+    """A base class for hooks that fetch tensors in a run and pass them to `handle_fetched_values`; it can write them.
 
     It adds no operators to the graph, and no computation to a run. Steps are counted from 0, separately for each kind
     of run (`SessionRun.purpose`), during the life of this object. A TF 1 reference variable that is updated in the same
@@ -49,7 +49,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
         """Returns the names of the tensors to fetch, out of `run.values`; subclasses implement this."""
         raise NotImplementedError
 
-    def handle_values(self, run: SessionRun, step: int, values: dict) -> None:
+    def handle_fetched_values(self, run: SessionRun, step: int, values: dict) -> None:
         """Receives the fetched values, numpy arrays by tensor name; subclasses implement this."""
         raise NotImplementedError
 
@@ -66,14 +66,14 @@ class TensorWatch(tf.estimator.SessionRunHook):
         return tf.estimator.SessionRunArgs(names) if names else None
 
     def after_run(self, run_context, run_values):
-        """Passes the fetched values to `handle_values`, and counts the step."""
+        """Passes the fetched values to `handle_fetched_values`, and counts the step."""
         pending = self._pending.pop(run_context, None)
         if pending is None:
             return
         with self._lock:
             self._steps[pending.run.purpose] = pending.step + 1
             if pending.names:
-                self._pass_values_on(pending, dict(zip(pending.names, run_values.results)))
+                self._attempt_to_handle_values(pending, dict(zip(pending.names, run_values.results)))
 
     def stop(self) -> None:
         """Stops fetching: later runs fetch no tensors."""
@@ -83,12 +83,12 @@ class TensorWatch(tf.estimator.SessionRunHook):
         """Returns the name of the graph of a run, as folders of dumps have it."""
         return self._graph_name or run.name
 
-    def write(self, run: SessionRun, step: int, places: Iterable[tuple], values: dict) -> str:
+    def write_tensors_of_step(self, run: SessionRun, step: int, tensor_places: Iterable[tuple], values: dict) -> str:
         """Writes the tensors at places from `find_tensor_places`, or their statistics; returns the step's folder."""
         folder = self._folder.make_step_folder(self.graph_name_of(run), run.purpose, step)
         tensors = (
             DumpedTensor(op.name, op.type, side, slot, tensor.name, values[tensor.name])
-            for op, side, slot, tensor in places
+            for op, side, slot, tensor in tensor_places
         )
         if self._writes_statistics:
             write_statistics(folder, tensors)
@@ -96,8 +96,8 @@ class TensorWatch(tf.estimator.SessionRunHook):
             write_tensors(folder, tensors, graph=self.graph_name_of(run), step=step)
         return folder
 
-    def _pass_values_on(self, pending, values):
-        self._secondary.attempt(self.handle_values, pending.run, pending.step, values)
+    def _attempt_to_handle_values(self, pending, values):
+        self._secondary.attempt(self.handle_fetched_values, pending.run, pending.step, values)
 
 
 def find_tensor_places(ops: Iterable[tf.Operation], sides: Iterable[str], names: Any) -> Iterator[tuple]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from npu_bridge.base.errors import say_once
 from npu_bridge.options import OPTIONS, TrainingOptions
-from npu_bridge.options.reading import read_keywords
+from npu_bridge.options.reading import read_option_keywords
 from npu_bridge.options.rules import DEFAULT_PROFILING_OPTIONS
 from npu_device.configs.option_tree import Leaf, OptionTree
 
@@ -138,13 +138,13 @@ class NpuConfig(OptionTree):
         Raises:
           TypeError, ValueError: an option has a value that cannot be honoured, or two options contradict each other.
         """
-        given = self.given()
+        given = self.given_options()
         idle = sorted(name for name, value in given.items() if name not in WORKING and _is_requested(value))
         if idle:
             text = f"npu_device: kept without an effect on TensorFlow's devices: {', '.join(idle)}."
             say_once(logging.INFO, text)
         asked = {name: given[name] for name in WORKING if given.get(name) not in (None, "")}
-        return read_keywords("npu_device.global_options()", asked)
+        return read_option_keywords("npu_device.global_options()", asked)
 
 
 @functools.cache

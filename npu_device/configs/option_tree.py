@@ -72,12 +72,12 @@ class OptionTree:
     def __repr__(self) -> str:
         return f"{self._path}({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
 
-    def given(self) -> dict[str, Any]:
+    def given_options(self) -> dict[str, Any]:
         """Returns the options that a script has set, also in nested trees, by names such as "dump_config.dump_path"."""
         found = {name: self._values[name] for name in self._values if name in self._given}
         for name, value in self._values.items():
             if isinstance(value, OptionTree):
-                found.update({f"{name}.{inner}": each for inner, each in value.given().items()})
+                found.update({f"{name}.{inner}": each for inner, each in value.given_options().items()})
         return found
 
     def freeze(self) -> None:

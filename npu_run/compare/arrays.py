@@ -62,7 +62,7 @@ class StoredArray(NamedTuple):
         return self.dtype.rpartition("|")[2]
 
 
-class Agreement(NamedTuple):
+class ArrayAgreement(NamedTuple):
     """How closely two arrays agree; errors are B minus A.
 
     Attributes:
@@ -159,7 +159,7 @@ def choose_tolerance(array: StoredArray) -> float:
     return TOLERANCES.get(array.computed_dtype, 0.0)
 
 
-def compare_arrays(a: StoredArray, b: StoredArray, tolerance: float | None = None) -> Agreement:
+def compare_arrays(a: StoredArray, b: StoredArray, tolerance: float | None = None) -> ArrayAgreement:
     """Compares two arrays with the same number of elements.
 
     Args:
@@ -195,7 +195,7 @@ def compare_arrays(a: StoredArray, b: StoredArray, tolerance: float | None = Non
     gain = sums[2] / sums[0] if sums[0] else 1.0
     distance = math.sqrt(square_error / sums[0]) if sums[0] else (math.inf if square_error else 0.0)
     mean = float(sums[3]) / counted if counted else 0.0
-    return Agreement(
+    return ArrayAgreement(
         *(a.size, float(min(cosine, 1.0)), float(gain), largest, mean, relative, share),
         *(tuple(int(number) for number in bad), distance, tolerance, share <= _SHARE and not is_far and not bad[2]),
     )

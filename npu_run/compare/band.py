@@ -21,7 +21,7 @@ import numpy as np
 from npu_bridge.reporting.history import to_json_value
 from npu_run.compare.losses import Losses
 from npu_run.compare.spread import (
-    count_independent,
+    count_independent_deviations,
     median_spread,
     rms,
     running_mean,
@@ -116,7 +116,7 @@ def judge_losses(band: LossBand, runs: Sequence[Losses], name: str = "A") -> Ver
     value = losses.mean(axis=0)
     half = band.spread[at] * math.sqrt(1 / len(runs) + 1 / band.repeats)
     z = (value - band.center[at]) / half
-    far = _find_departures(z, band, len(steps))
+    far = _find_steps_outside_band(z, band, len(steps))
     return _make_verdict(steps, value, band.center[at], half, z, far, band, name)
 
 
@@ -177,12 +177,12 @@ def _compute_band(steps: np.ndarray, losses: np.ndarray) -> LossBand:
     spread = np.sqrt(variance + (_ROUNDING * np.abs(center)) ** 2)
     z = apart / (spread * math.sqrt((repeats - 1) / repeats))
     lengths, limits = _window_lengths(count), {}
-    numbers, pieces = count_independent(z)
+    numbers, pieces = count_independent_deviations(z)
     freedom = (repeats - 1) * max(1.0, numbers)
     for length in lengths:
         medians = running_medians(z, length)
         # Slow drifts are hidden in single steps but show in long windows, which have their own freedom.
-        own, pieces = count_independent(medians, length)
+        own, pieces = count_independent_deviations(medians, length)
         own = max(1.0, min(own, numbers))
         chance = FALSE_ALARM / (own * pieces * len(lengths))
         limit = max(rms(medians), median_spread(length)) * t_quantile(chance, (repeats - 1) * own)
@@ -198,7 +198,7 @@ def _window_lengths(count: int) -> list[int]:
     return lengths
 
 
-def _find_departures(deviations: np.ndarray, band: LossBand, count: int) -> np.ndarray:
+def _find_steps_outside_band(deviations: np.ndarray, band: LossBand, count: int) -> np.ndarray:
     """Returns, for each step, whether it is in a window whose median is beyond the limit."""
     outside = ~np.isfinite(deviations)
     known = np.where(np.isfinite(deviations), deviations, 0.0)
@@ -229,8 +229,8 @@ def _make_verdict(steps, value, center, half, deviations, is_outside, band, name
         )
         return Verdict("losses", True, sentence, facts)
     first, last = (
-        _find_first_departure(deviations, is_outside),
-        len(deviations) - 1 - _find_first_departure(deviations[::-1], is_outside[::-1]),
+        _find_step_leaving_band(deviations, is_outside),
+        len(deviations) - 1 - _find_step_leaving_band(deviations[::-1], is_outside[::-1]),
     )
     # The step that shows it best, not its first one.
     show = _find_clearest_step(deviations, first, last)
@@ -252,7 +252,7 @@ def _make_verdict(steps, value, center, half, deviations, is_outside, band, name
     return Verdict("losses", False, sentence, facts)
 
 
-def _find_first_departure(deviations: np.ndarray, is_outside: np.ndarray) -> int:
+def _find_step_leaving_band(deviations: np.ndarray, is_outside: np.ndarray) -> int:
     """Returns the index of the step at which the loss leaves the band for the first time.
 
     The first steps outside can still be noise. If so, returns a later step of the same stretch outside the band: the
@@ -292,7 +292,7 @@ def _compare_without_band(a: Losses, b: Losses) -> Verdict:
         return Verdict("losses", True, f"A and B have the same loss to the bit in all {len(steps)} steps.", facts)
     first = int(np.argmin(same))
     broken = np.flatnonzero(np.isfinite(of_a) != np.isfinite(of_b))
-    if (not len(broken) or broken[0] > first) and _is_beyond_rounding(
+    if (not len(broken) or broken[0] > first) and _is_first_difference_beyond_rounding(
         first, steps, of_a, of_b, {a.precision, b.precision}
     ):
         facts.update(step=int(steps[first]), loss=float(of_b[first]), center=float(of_a[first]), equal_steps=first)
@@ -318,7 +318,7 @@ def _compare_without_band(a: Losses, b: Losses) -> Verdict:
         outside = np.zeros(len(steps), bool)
         for start in np.flatnonzero(far):
             outside[start : start + length] = True
-        at = _find_first_departure(z, outside)
+        at = _find_step_leaving_band(z, outside)
         facts["step"] = int(steps[at])
         show = _find_clearest_step(z, at, int(np.flatnonzero(outside)[-1]))
         sentence = (
@@ -335,19 +335,19 @@ def _compare_without_band(a: Losses, b: Losses) -> Verdict:
     return Verdict("losses", None, sentence, facts)
 
 
-def _is_beyond_rounding(
-    first: int, steps: np.ndarray, losses_a: np.ndarray, losses_b: np.ndarray, precisions: set
+def _is_first_difference_beyond_rounding(
+    index: int, steps: np.ndarray, losses_a: np.ndarray, losses_b: np.ndarray, precisions: set
 ) -> bool:
     """Returns whether the first difference between two losses is far beyond rounding; False after constant losses.
 
     A rounding difference begins in the last bits and grows, perhaps by a factor of two in each unrecorded step.
     """
-    if len(np.unique(losses_a[:first])) < _SHORTEST_WINDOW:  # a constant loss shows nothing
+    if len(np.unique(losses_a[:index])) < _SHORTEST_WINDOW:  # a constant loss shows nothing
         return False
     jump = max(_JUMP.get(precision, _JUMP_OF_FLOAT32) for precision in precisions)
-    gap = min(int(steps[first] - steps[first - 1]), 60)
-    size = max(abs(float(losses_a[first])), abs(float(losses_b[first])), float(np.abs(losses_a[first - 1])))
-    return bool(abs(losses_b[first] - losses_a[first]) > jump * 2.0 ** (gap - 1) * size)
+    gap = min(int(steps[index] - steps[index - 1]), 60)
+    size = max(abs(float(losses_a[index])), abs(float(losses_b[index])), float(np.abs(losses_a[index - 1])))
+    return bool(abs(losses_b[index] - losses_a[index]) > jump * 2.0 ** (gap - 1) * size)
 
 
 def _make_no_common_step_error(steps_of_a: np.ndarray, runs_of_b: Sequence[Losses]) -> NotComparableError:

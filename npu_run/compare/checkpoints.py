@@ -12,7 +12,7 @@ from npu_bridge.reporting.history import to_json_value
 from npu_run.compare.arrays import read_pieces
 from npu_run.compare.checkpoint_files import SavedTensor, read_checkpoint
 from npu_run.compare.names import match_operators
-from npu_run.compare.sizes import UpdateSizes, compare_sizes, is_slot, measure_update_sizes
+from npu_run.compare.sizes import UpdateSizes, compare_update_sizes, is_optimizer_slot, measure_update_sizes
 from npu_run.compare.spread import t_quantile
 from npu_run.compare.verdict import NotComparableError, Verdict
 
@@ -85,20 +85,22 @@ def compare_checkpoints(
     start = _read_checkpoints_at(a, b, steps[0])
     names, notes, problem = _match_variables(start)
     facts: dict[str, Any] = {"steps": steps, "repeats": max(len(a), len(b)), "variable": None, "step": None}
-    is_inside, sentence, found = (False, problem, []) if problem else _judge_steps(a, b, steps, start, names, facts)
+    is_inside, sentence, found = (
+        (False, problem, []) if problem else _compare_variables_at_steps(a, b, steps, start, names, facts)
+    )
     return Verdict("checkpoints", is_inside, sentence, facts, tuple(notes)), found
 
 
-def _judge_steps(
-    a, b, steps, start: _TensorsAtStep, names, facts: dict
+def _compare_variables_at_steps(
+    a, b, steps, start: _TensorsAtStep, name_pairs, facts: dict
 ) -> tuple[bool | None, str, list[VariableComparison]]:
     """Decides whether the checkpoints at `steps` agree; also returns a sentence, and the variables, worst first."""
-    limit = t_quantile(_FALSE_ALARM / len(names), facts["repeats"] - 1) if facts["repeats"] > 1 else math.inf
+    limit = t_quantile(_FALSE_ALARM / len(name_pairs), facts["repeats"] - 1) if facts["repeats"] > 1 else math.inf
     found: list[VariableComparison] = []
     for step in steps:
         files = start if step == steps[0] else _read_checkpoints_at(a, b, step)
         before = None if step == steps[0] else start
-        found = [_compare_variable(name, other, step, files, before) for name, other in names.items()]
+        found = [_compare_variable(name, other, step, files, before) for name, other in name_pairs.items()]
         found.sort(key=lambda one: (-one.not_finite, -(one.distance if one.z is None else one.z)))
         outside = [one for one in found if one.not_finite or (one.z is not None and one.z > limit)]
         if limit == math.inf and step == steps[0] and _are_most_variables_equal(found):
@@ -112,9 +114,9 @@ def _judge_steps(
         return False, _describe_worst_variable(found, outside, steps), found
     if limit < math.inf and len(steps) > 1:
         stretch = max(zip(steps, steps[1:]), key=lambda pair: pair[1] - pair[0])
-        sizes = _compare_update_sizes(a, b, stretch, names)
+        sizes = _compare_update_sizes(a, b, stretch, name_pairs)
         facts.update(sizes=None if sizes is None else sizes.as_json_facts())
-        if sizes is not None and not sizes.is_inside:
+        if sizes is not None and not sizes.do_sizes_agree:
             facts.update(step=stretch[1])
             return False, _describe_sizes(sizes, stretch), found
     said = f"{len(found)} variables and slots at steps {', '.join(map(str, steps))}"
@@ -219,12 +221,12 @@ def _compare_update_sizes(a, b, step_range: tuple[int, int], names: Mapping[str,
                 {
                     name: measure_update_sizes(before[own], after[own])
                     for name, own in own_names.items()
-                    if own in before and own in after and not is_slot(own, before)
+                    if own in before and own in after and not is_optimizer_slot(own, before)
                 }
             )
     every = [run for side in moved for run in side]
     common = [name for name in names if all(run.get(name) is not None for run in every)]
-    return compare_sizes(*([[run[name] for name in common] for run in side] for side in moved), _FALSE_ALARM)
+    return compare_update_sizes(*([[run[name] for name in common] for run in side] for side in moved), _FALSE_ALARM)
 
 
 def _describe_sizes(sizes: UpdateSizes, step_range: tuple[int, int]) -> str:

@@ -14,10 +14,10 @@ import shutil
 from typing import Any, NamedTuple
 
 from npu_bridge.base.files import new_file
-from npu_bridge.base.reading import RefusedFileError, open_file, read_json, to_whole_number
+from npu_bridge.base.reading import RefusedFileError, open_file, read_json, to_integer
 from npu_bridge.base.terminal import escape_in_line
 from npu_run.compare.arrays import StoredArray, open_npy
-from npu_run.compare.names import plain_name
+from npu_run.compare.names import convert_to_file_name
 from npu_run.compare.verdict import NotComparableError, NothingToCompareError
 
 _INDEX, _OPERATORS = "index.json", "operators.json"
@@ -119,7 +119,7 @@ def read_csv_pairs(path: str, folder: str | None = None) -> dict[str, str]:
       NotComparableError: the file cannot be read, or no line has two columns.
     """
     try:
-        with open_file(path, within=folder, encoding="utf-8-sig", newline="") as file:
+        with open_file(path, within_folder=folder, encoding="utf-8-sig", newline="") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
     except RefusedFileError:
         raise
@@ -148,7 +148,7 @@ def write_named_outputs(dump: Dump, folder: str) -> int:
     long: list[tuple[str, str]] = []
     outputs = [(place, file) for place, (file, _) in dump.files.items() if place.side == "output"]
     for count, (place, file) in enumerate(outputs, 1):
-        name = f"{escape_in_line(plain_name(place.op))}.{place.slot}.{began + count}.npy"
+        name = f"{escape_in_line(convert_to_file_name(place.op))}.{place.slot}.{began + count}.npy"
         if len(name.encode()) > _LONGEST_NAME:
             long.append((f"{began + count}.npy", name))
             name = long[-1][0]
@@ -178,12 +178,11 @@ def _read_indexed_dump(path: str) -> Dump:
     index = _read_json(path, _INDEX)
     try:
         rows = [
-            (TensorPlace(str(row["op"]), str(row["side"]), to_whole_number(row["slot"])), row)
-            for row in index["tensors"]
+            (TensorPlace(str(row["op"]), str(row["side"]), to_integer(row["slot"])), row) for row in index["tensors"]
         ]
         files = {place: (str(row["file"]), str(row["dtype"])) for place, row in rows}
         types = {place.op: str(row["type"]) for place, row in rows}
-        key = DumpKey(to_whole_number(index.get("step", 0)), _rank_of(path), str(index.get("graph", "")))
+        key = DumpKey(to_integer(index.get("step", 0)), _rank_of(path), str(index.get("graph", "")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NotComparableError(f"{os.path.join(path, _INDEX)} is not an index of a dump: {error!r}.") from None
     return Dump(path, key, files, types, _read_inputs(path, rows, types))
@@ -270,7 +269,7 @@ def _rank_of(path: str) -> int:
 
 def _read_json(folder: str, name: str) -> Any:
     try:
-        return read_json(name, within=folder)
+        return read_json(name, within_folder=folder)
     except RefusedFileError:
         raise
     except (OSError, ValueError) as error:

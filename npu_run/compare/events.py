@@ -45,7 +45,7 @@ def _read_file(path: str) -> Iterator[tuple[int, str, float]]:
     import tensorflow as tf
 
     # A record is its length, a checksum of that, an event, and a checksum. TensorFlow's reader would start its devices.
-    with open_file(path, "rb", within=os.path.dirname(path)) as file:
+    with open_file(path, "rb", within_folder=os.path.dirname(path)) as file:
         while len(head := file.read(12)) == 12:
             (length,) = struct.unpack("<Q", head[:8])
             record = file.read(length + 4) if length < _LONGEST_RECORD else b""

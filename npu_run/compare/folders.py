@@ -12,7 +12,7 @@ from npu_run.compare.band import LossBand, compare_losses
 from npu_run.compare.checkpoint_files import checkpoints_in
 from npu_run.compare.checkpoints import VariableComparison, compare_checkpoints
 from npu_run.compare.dumps import read_dumps
-from npu_run.compare.losses import Losses, read_repeats, repeats_in
+from npu_run.compare.losses import Losses, list_repeat_folders, read_repeats
 from npu_run.compare.tensors import TensorComparison, compare_dumps
 from npu_run.compare.verdict import NotComparableError, NothingToCompareError, Verdict
 
@@ -105,12 +105,12 @@ def compare_folders(
 
     readers = {
         "losses": (lambda path: read_repeats(path, tag), judge_losses),
-        "tensors": (lambda path: [read_dumps(folder) for folder in repeats_in(path)], judge_tensors),
+        "tensors": (lambda path: [read_dumps(folder) for folder in list_repeat_folders(path)], judge_tensors),
         "checkpoints": (_find_checkpoints, judge_checkpoints),
     }
     verdicts, notes = [], []
     for kind in only or KINDS:
-        verdict, note = _compare_kind(kind, a, b, *readers[kind], is_asked_for=bool(only))
+        verdict, note = _compare_files_of_kind(kind, a, b, *readers[kind], is_asked_for=bool(only))
         verdicts += [] if verdict is None else [verdict]
         notes += [note] if note else []
     if not verdicts:
@@ -121,7 +121,7 @@ def compare_folders(
     return FolderComparison(a, b, verdicts, notes, **found)
 
 
-def _compare_kind(
+def _compare_files_of_kind(
     kind: str, a: str, b: str, read: Callable[[str], Any], compare: Callable[[Any, Any], Verdict], is_asked_for: bool
 ) -> tuple[Verdict | None, str]:
     sides, missing = {}, ""
@@ -142,7 +142,7 @@ def _compare_kind(
 
 
 def _find_checkpoints(path: str) -> list[dict[int, str]]:
-    found = [checkpoints_in(folder) for folder in repeats_in(path)]
+    found = [checkpoints_in(folder) for folder in list_repeat_folders(path)]
     if not all(found):
         raise NothingToCompareError(f"{path} holds no checkpoints; expected files that end in .index.")
     return found

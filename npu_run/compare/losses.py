@@ -11,7 +11,7 @@ import numpy as np
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.page.run_folder import NoRunError, read_run_folder
 from npu_run.compare.events import read_scalars
-from npu_run.compare.names import list_first_names
+from npu_run.compare.names import format_first_names
 from npu_run.compare.verdict import NotComparableError, NothingToCompareError
 
 _REPEAT = re.compile(r"repeat-(\d+)")
@@ -39,7 +39,7 @@ class Losses(NamedTuple):
     precision: str | None = None
 
 
-def repeats_in(folder: str) -> list[str]:
+def list_repeat_folders(folder: str) -> list[str]:
     """Returns the subfolders `repeat-0`, `repeat-1`, ... of `npu-run --repeat`, in order, or else the folder itself."""
     try:
         found = [(int(match[1]), name) for name in os.listdir(folder) if (match := _REPEAT.fullmatch(name))]
@@ -54,7 +54,7 @@ def read_repeats(folder: str, tag: str | None = None) -> list[Losses]:
     Raises:
       NotComparableError: there are no files with losses, or the files have no loss.
     """
-    return [read_losses(path, tag) for path in repeats_in(folder)]
+    return [read_losses(path, tag) for path in list_repeat_folders(folder)]
 
 
 def read_losses(path: str, tag: str | None = None) -> Losses:
@@ -83,12 +83,12 @@ def read_losses(path: str, tag: str | None = None) -> Losses:
             return Losses(path, *_as_arrays(points), f"tag {chosen} of event files")
         if tags and tag:
             raise NotComparableError(
-                f"{path} has no event with the tag {tag!r}; its tags are {list_first_names(sorted(tags), 8)}."
+                f"{path} has no event with the tag {tag!r}; its tags are {format_first_names(sorted(tags), 8)}."
             )
         if tags:
             raise NotComparableError(
                 f"{path} has event files without a loss under a usual name; name the loss with --tag, one of "
-                f"{list_first_names(sorted(tags), 8)}."
+                f"{format_first_names(sorted(tags), 8)}."
             )
     raise NothingToCompareError(
         f"{path} holds no losses; expected {HISTORY_FILE} with at least one step, or event files."

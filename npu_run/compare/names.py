@@ -27,14 +27,14 @@ class OperatorMatching(NamedTuple):
     only_b: list[str]
 
 
-def plain_name(name: str) -> str:
+def convert_to_file_name(name: str) -> str:
     """Converts a name to the form used in file names: `. / \\ :` and blanks become underscores."""
     return re.sub(r"[./\\: ]", "_", name).strip("_")
 
 
-def list_first_names(names: Sequence[str], most: int = 4) -> str:
+def format_first_names(names: Sequence[str], max_count: int = 4) -> str:
     """Returns a text with the first names and the number of the others."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(names[:max_count]) + (f" and {len(names) - max_count} more" if len(names) > max_count else "")
 
 
 def match_operators(
@@ -67,14 +67,14 @@ def match_operators(
             add_pair(of_a, of_b, "given")
     for name in [name for name in free_a if name in free_b]:
         add_pair(name, name)
-    for of_a, of_b in _pair_by_unique_key(free_a, free_b, plain_name):
+    for of_a, of_b in _pair_by_unique_key(free_a, free_b, convert_to_file_name):
         add_pair(of_a, of_b, "renamed")
-    for of_b, parts in _find_fused(free_b, free_a).items():
+    for of_b, parts in _find_fused_names(free_b, free_a).items():
         add_pair(parts[-1], of_b, "fused")
         for part in parts[:-1]:
             inside[part] = of_b
             free_a.pop(part)
-    for of_a, parts in _find_fused(free_a, free_b).items():
+    for of_a, parts in _find_fused_names(free_a, free_b).items():
         add_pair(of_a, parts[-1], "fused")
         for part in parts[:-1]:
             free_b.pop(part, None)
@@ -83,25 +83,25 @@ def match_operators(
     return OperatorMatching(pairs, how, inside, list(free_a), list(free_b))
 
 
-def _pair_by_unique_key(free_a, free_b, key) -> list[tuple[str, str]]:
-    """Returns pairs of names for which `key` returns the same value, if it returns this value for no other name."""
+def _pair_by_unique_key(unmatched_a, unmatched_b, key_of) -> list[tuple[str, str]]:
+    """Returns pairs of names for which `key_of` returns the same value, if it returns this value for no other name."""
     of_b: dict[str, list[str]] = defaultdict(list)
     of_a: dict[str, list[str]] = defaultdict(list)
-    for names, found in ((free_a, of_a), (free_b, of_b)):
+    for names, found in ((unmatched_a, of_a), (unmatched_b, of_b)):
         for name in names:
-            found[key(name)].append(name)
+            found[key_of(name)].append(name)
     return [(names[0], of_b[form][0]) for form, names in of_a.items() if len(names) == len(of_b.get(form, ())) == 1]
 
 
-def _find_fused(candidates, names) -> dict[str, list[str]]:
+def _find_fused_names(candidates, names) -> dict[str, list[str]]:
     """Returns a dict from each candidate that joins two or more of `names` to these names; uses each name once."""
     known: dict[str, str] = {}
     for name in names:
-        known.setdefault(plain_name(name), name)
+        known.setdefault(convert_to_file_name(name), name)
     lengths = sorted({len(form) for form in known}, reverse=True)
     found, used = {}, set()
     for candidate in list(candidates):
-        form = plain_name(candidate)
+        form = convert_to_file_name(candidate)
         parts = _split_into_words(form, known, lengths) if len(form) <= _LONGEST_FUSED else None
         if parts and len(parts) > 1 and not used.intersection(parts):
             used.update(parts)
@@ -137,11 +137,11 @@ def _pair_by_scope(free_a, free_b) -> list[tuple[str, str]]:
     for shorts, longs, is_swapped in ((free_a, free_b, False), (free_b, free_a, True)):
         by_end: dict[str, list[str]] = defaultdict(list)
         for long in longs:
-            words = plain_name(long).split("_")
+            words = convert_to_file_name(long).split("_")
             for first in range(1, len(words)):
                 by_end["_".join(words[first:])].append(long)
         taken = {pair[is_swapped] for pair in found} | {pair[not is_swapped] for pair in found}
-        partner = {short: by_end.get(plain_name(short), []) for short in shorts}
+        partner = {short: by_end.get(convert_to_file_name(short), []) for short in shorts}
         wanted = Counter(ends[0] for ends in partner.values() if len(ends) == 1)
         for short, ends in partner.items():
             if len(ends) == 1 and wanted[ends[0]] == 1 and not taken.intersection((short, ends[0])):

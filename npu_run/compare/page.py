@@ -71,7 +71,7 @@ def _draw_losses(a: Sequence[Losses], b: Sequence[Losses], band: LossBand | None
     y = axes.make_loss_axis([float(known.min()), float(known.max())], _BOTTOM, _TOP)
     body, legend = [], [("of-a line", "A"), ("of-b line", "B")]
     if band is not None:
-        at = _choose_drawn_indices(len(band.steps))
+        at = _choose_drawn_places(len(band.steps))
         places, middle, half = band.steps[at], band.center[at], 3 * band.spread[at]
         edge = [(x.position_of(s), y.position_of(v)) for s, v in zip(places, middle + half)]
         edge += [(x.position_of(s), y.position_of(v)) for s, v in zip(places[::-1], (middle - half)[::-1])]
@@ -79,7 +79,7 @@ def _draw_losses(a: Sequence[Losses], b: Sequence[Losses], band: LossBand | None
         body.append(f'<path class="band {owner}" d="{svg_path_data(edge)}Z"/>')
         legend.append((f"{owner} line", f"band: three spreads of {band.repeats} repeats"))
     for kind, _, of_steps, values in curves:
-        at = _choose_drawn_indices(len(of_steps))
+        at = _choose_drawn_places(len(of_steps))
         points = [(x.position_of(s), y.position_of(v)) for s, v in zip(of_steps[at], values[at]) if np.isfinite(v)]
         body.append(f'<path class="line {kind}" d="{svg_path_data(points)}"/>' if points else "")
     left = verdict.facts.get("step")
@@ -100,7 +100,7 @@ def _mean_of_repeats(runs: Sequence[Losses]) -> tuple[np.ndarray, np.ndarray]:
     return (steps, losses.mean(axis=0)) if len(steps) else (runs[0].steps, runs[0].values)
 
 
-def _choose_drawn_indices(count: int) -> np.ndarray:
+def _choose_drawn_places(count: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, _MOST_PLACES)).astype(int)) if count else np.arange(0)
 
 

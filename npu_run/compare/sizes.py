@@ -44,7 +44,7 @@ class UpdateSizes(NamedTuple):
     parts: int
 
     @property
-    def is_inside(self) -> bool:
+    def do_sizes_agree(self) -> bool:
         """Whether the sizes of A's and B's updates agree."""
         return abs(self.apart) <= self.limit
 
@@ -53,10 +53,10 @@ class UpdateSizes(NamedTuple):
         return {**self._asdict(), "factor": math.exp(self.apart)}
 
 
-def is_slot(name: str, tensors: Mapping[str, StoredArray]) -> bool:
+def is_optimizer_slot(name: str, all_tensors: Mapping[str, StoredArray]) -> bool:
     """Returns whether a tensor is an optimizer's slot, whose size and unit differ from those of weights."""
-    parent = tensors.get(name.rpartition("/")[0])
-    return ".OPTIMIZER_SLOT" in name or (parent is not None and parent.shape == tensors[name].shape)
+    parent = all_tensors.get(name.rpartition("/")[0])
+    return ".OPTIMIZER_SLOT" in name or (parent is not None and parent.shape == all_tensors[name].shape)
 
 
 def measure_update_sizes(before: StoredArray | SavedTensor, after: StoredArray | SavedTensor) -> np.ndarray | None:
@@ -79,14 +79,14 @@ def measure_update_sizes(before: StoredArray | SavedTensor, after: StoredArray |
     return 0.5 * np.log(sums * parts / after.size)
 
 
-def compare_sizes(
-    a: Sequence[Sequence[np.ndarray]], b: Sequence[Sequence[np.ndarray]], chance: float
+def compare_update_sizes(
+    a: Sequence[Sequence[np.ndarray]], b: Sequence[Sequence[np.ndarray]], false_alarm_chance: float
 ) -> UpdateSizes | None:
     """Compares the sizes of updates of two trainings.
 
     Args:
       a, b: for each repeat and each variable the result of `measure_update_sizes`; A or B has at least two repeats.
-      chance: chance of a false alarm.
+      false_alarm_chance: chance of a false alarm.
     Returns:
       The comparison; None without variables.
     """
@@ -107,7 +107,9 @@ def compare_sizes(
         _OVER_PARTS * float(weight**2 @ variance[variable]), _OVER_VARIABLES * float((of_variables**2).sum() / freedom)
     )
     pooled = (freedom * seen + _MORE_REPEATS * expected) / (freedom + _MORE_REPEATS)
-    limit = max(math.sqrt(pooled) * t_quantile(chance, freedom + _MORE_REPEATS), _FEWEST_SPREADS * math.sqrt(seen))
+    limit = max(
+        math.sqrt(pooled) * t_quantile(false_alarm_chance, freedom + _MORE_REPEATS), _FEWEST_SPREADS * math.sqrt(seen)
+    )
     limit *= math.sqrt(1 / len(a) + 1 / len(b))
     apart = float((of_b.mean(axis=0) - of_a.mean(axis=0)) @ weight)
     return UpdateSizes(apart, math.sqrt(seen), max(limit, _LEAST), len(weight))

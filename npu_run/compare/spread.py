@@ -12,21 +12,21 @@ FEWEST_PLACES = 8
 _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 
 
-def count_independent(rows: np.ndarray, length: int = 1) -> tuple[float, int]:
+def count_independent_deviations(rows: np.ndarray, window_length: int = 1) -> tuple[float, int]:
     """Divides the steps into pieces; returns the number of independent numbers in a piece and the number of pieces.
 
     Args:
       rows: deviations, a row for each repeat.
-      length: the number of steps over which each deviation was computed.
+      window_length: the number of steps over which each deviation was computed.
     """
     count = rows.shape[1]
-    pieces = max(1, min(4, count // max(10, 3 * length)))
+    pieces = max(1, min(4, count // max(10, 3 * window_length)))
     parts = np.array_split(rows, pieces, axis=1)
     # The mean over pieces: with rounding alone, deviations are noise in the beginning and one direction later.
-    return pieces / sum(_correlated_steps(part) / part.shape[1] for part in parts), pieces
+    return pieces / sum(_estimate_correlation_length(part) / part.shape[1] for part in parts), pieces
 
 
-def _correlated_steps(rows: np.ndarray) -> float:
+def _estimate_correlation_length(rows: np.ndarray) -> float:
     """Estimates over how many neighbouring steps a deviation lasts.
 
     Steps deviate together if their deviations have the same signs, or the same proportions between repeats: if one
@@ -72,11 +72,11 @@ def single_step_noise(values: np.ndarray) -> float:
     return float(1.4826 * np.median(np.abs(bend)) / math.sqrt(6))
 
 
-def running_mean(values: np.ndarray, reach: int) -> np.ndarray:
-    """Computes running means over `reach` places on each side; over fewer places at the ends."""
+def running_mean(values: np.ndarray, half_window: int) -> np.ndarray:
+    """Computes running means over `half_window` places on each side; over fewer places at the ends."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
-    low, high = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(values))
+    low, high = np.maximum(at - half_window, 0), np.minimum(at + half_window + 1, len(values))
     return np.maximum(sums[high] - sums[low], 0.0) / (high - low)
 
 
@@ -95,18 +95,22 @@ def median_spread(length: int) -> float:
     return 1.0 if length == 1 else _MEDIAN_FACTOR / math.sqrt(length)
 
 
-def t_quantile(chance: float, freedom: float) -> float:
-    """Computes the number that the magnitude of a t-distributed value exceeds with a given chance.
+def t_quantile(probability: float, degrees_of_freedom: float) -> float:
+    """Computes the number that the magnitude of a t-distributed value exceeds with a given probability.
 
     Args:
-      chance: between 0 and 1, exclusive; for both tails together.
-      freedom: degrees of freedom, at least 1; need not be a whole number.
+      probability: between 0 and 1, exclusive; for both tails together.
+      degrees_of_freedom: degrees of freedom, at least 1; need not be a whole number.
     """
-    freedom = min(freedom, 1000.0)  # for more degrees of freedom the numbers are up to 1 % smaller
+    degrees_of_freedom = min(
+        degrees_of_freedom, 1000.0
+    )  # for more degrees of freedom the numbers are up to 1 % smaller
     # The chance beyond sqrt(freedom) / tan(angle) is the integral of sin(angle) ** (freedom - 1) up to this angle.
     angles = np.geomspace(1e-15, math.pi / 2, 20_000)
-    heights = np.sin(angles) ** (freedom - 1)
+    heights = np.sin(angles) ** (degrees_of_freedom - 1)
     chances = np.cumsum(np.diff(angles) * (heights[1:] + heights[:-1]))
     with np.errstate(divide="ignore"):  # small angles have no chance in 64 bits
         logarithms = np.log(chances / chances[-1])
-    return math.sqrt(freedom) / math.tan(math.exp(np.interp(math.log(chance), logarithms, np.log(angles[1:]))))
+    return math.sqrt(degrees_of_freedom) / math.tan(
+        math.exp(np.interp(math.log(probability), logarithms, np.log(angles[1:])))
+    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from npu_run.compare.arrays import Agreement, choose_tolerance, compare_arrays
+from npu_run.compare.arrays import ArrayAgreement, choose_tolerance, compare_arrays
 from npu_run.compare.dumps import Dump, DumpKey, TensorPlace
-from npu_run.compare.names import OperatorMatching, list_first_names, match_operators
+from npu_run.compare.names import OperatorMatching, format_first_names, match_operators
 from npu_run.compare.verdict import NotComparableError, Verdict
 
 # The cause of a first difference, by the type of an operator without computed inputs.
@@ -46,13 +46,13 @@ class TensorRow(NamedTuple):
     other: TensorPlace
     type: str
     dtypes: tuple[str, ...]
-    agreement: Agreement | None
+    agreement: ArrayAgreement | None
     problem: str
     how: str
     is_noise: bool = False
 
     @property
-    def is_inside(self) -> bool | None:
+    def is_inside_tolerance(self) -> bool | None:
         """Whether the tensor is within tolerance; None if it was not compared, or is noise."""
         return None if self.agreement is None or self.is_noise else self.agreement.is_inside
 
@@ -166,19 +166,19 @@ def _compare_step(
     rows = [row._replace(is_noise=row.place in noisy) for row in rows if row.place.op not in wrong]
     matching.only_a.extend(wrong)
     matching.only_b.extend(matching.pairs.pop(name) for name in wrong)
-    lost = [row for row in rows if row.is_inside is False]
+    lost = [row for row in rows if row.is_inside_tolerance is False]
     first = next((row for row in lost if not _reads_reference_variable(a, row.place.op)), lost[0] if lost else None)
     if first is None:
         return TensorComparison(a.key, rows, matching, None, {}, {})
     state: dict[str, bool | None] = {}
     for row in [row for row in rows if row.place.side == "output"] or rows:
         known = state.get(row.place.op, True)
-        state[row.place.op] = row.is_inside if known else known
+        state[row.place.op] = row.is_inside_tolerance if known else known
     readers: dict[str, list[str]] = {}
     for name, sources in a.inputs.items():
         for source in sources:
             readers.setdefault(source, []).append(name)
-    before, behind = (_find_nearest_compared(edges, first.place.op, state) for edges in (a.inputs, readers))
+    before, behind = (_find_nearest_compared_operators(edges, first.place.op, state) for edges in (a.inputs, readers))
     return TensorComparison(a.key, rows, matching, first, before, behind)
 
 
@@ -235,8 +235,8 @@ def _reads_reference_variable(dump: Dump, op: str) -> bool:
     return any(dump.types.get(name) in _REFERENCES for name in read)
 
 
-def _find_nearest_compared(
-    edges: Mapping[str, list[str]], op: str, state: Mapping[str, bool | None]
+def _find_nearest_compared_operators(
+    edges: Mapping[str, list[str]], op: str, is_inside_by_name: Mapping[str, bool | None]
 ) -> dict[str, bool | None]:
     """Returns the nearest compared operators along the edges, passing through operators that were not compared."""
     found: dict[str, bool | None] = {}
@@ -247,8 +247,8 @@ def _find_nearest_compared(
             if name in seen:
                 continue
             seen.add(name)
-            if name in state:
-                found[name] = state[name]
+            if name in is_inside_by_name:
+                found[name] = is_inside_by_name[name]
             else:
                 following.append(name)
         border = following
@@ -276,16 +276,16 @@ def _describe_first_difference(tensors: TensorComparison) -> str:
     late = [repr(name) for name, is_inside in tensors.inputs.items() if is_inside is False]
     if good:
         plural, verb = ("s", "are") if len(good) > 1 else ("", "is")
-        said += f"; its input{plural} {list_first_names(good)} {verb} inside"
+        said += f"; its input{plural} {format_first_names(good)} {verb} inside"
     if lost:
-        said += f"; {list_first_names(lost)} {'were' if len(lost) > 1 else 'was'} not compared"
+        said += f"; {format_first_names(lost)} {'were' if len(lost) > 1 else 'was'} not compared"
     if late:
         verb = "are" if len(late) > 1 else "is"
-        said += f"; {list_first_names(late)} {verb} out, too, or shows the variable after this step"
+        said += f"; {format_first_names(late)} {verb} out, too, or shows the variable after this step"
     return f"{said}."
 
 
-def _describe_agreement(agreement: Agreement) -> str:
+def _describe_agreement(agreement: ArrayAgreement) -> str:
     if agreement.not_finite[2]:
         in_a, in_b, only = agreement.not_finite
         return f"NaN or infinity in {in_a} elements of A and {in_b} of B, in {only} of one alone"
@@ -308,15 +308,17 @@ def _describe_names(tensors: TensorComparison) -> list[str]:
     notes, matching = [], tensors.matching
     for names, side in ((matching.only_a, "A"), (matching.only_b, "B")):
         if names:
-            notes.append(f"Operators of {side} without a partner: {len(names)}, {list_first_names(names)}.")
+            notes.append(f"Operators of {side} without a partner: {len(names)}, {format_first_names(names)}.")
     if matching.inside:
         notes.append(
-            f"Operators of A inside fused ones of B: {len(matching.inside)}, {list_first_names(list(matching.inside))}."
+            f"Operators of A inside fused ones of B: {len(matching.inside)}, "
+            f"{format_first_names(list(matching.inside))}."
         )
     noise = [row.place.op for row in tensors.rows if row.is_noise]
     if noise:
         notes.append(
-            f"Tensors that were not judged, as A's own repeats differ in them: {len(noise)}, {list_first_names(noise)}."
+            f"Tensors that were not judged, as A's own repeats differ in them: {len(noise)}, "
+            f"{format_first_names(noise)}."
         )
     problems = [row.problem for row in tensors.rows if row.problem]
     if problems:

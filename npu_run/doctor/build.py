@@ -122,7 +122,10 @@ class Installer:
                 **_make_build_environment(self._extra_header_folders(Path(built)), before),
                 **_compiler_without_debug_info(built),
             }
-            if self.run([_path_without_spaces(self._python, built), "-m", "pip", *build, HOROVOD], environment) != 0:
+            if (
+                self.run([_python_path_without_spaces(self._python, built), "-m", "pip", *build, HOROVOD], environment)
+                != 0
+            ):
                 raise self.make_error("Horovod could not be compiled")
             (wheel,) = Path(built).glob("horovod-*.whl")
             if not self._try_wheel("Horovod, from the wheel that was compiled", wheel):
@@ -243,7 +246,7 @@ def _describe_lack_of_space(python: str) -> str:
     return ""
 
 
-def _path_without_spaces(python: str, folder: str) -> str:
+def _python_path_without_spaces(python: str, folder: str) -> str:
     """Returns an interpreter path without spaces, through a link if needed, as make and compilers split at spaces."""
     environment = os.path.dirname(os.path.dirname(os.path.abspath(python)))
     if re.fullmatch(r"[\w.+/-]*", environment, re.ASCII):

@@ -51,10 +51,10 @@ def doctor(config: str | None, rank_table: str | None, limit_secs: float, fix: b
     0 once Horovod is installed.
     """
     console = PlainConsole()
-    with _Progress(None if as_json else console) as progress:
+    with _CheckProgress(None if as_json else console) as progress:
         page = check_machine(config, rank_table, limit_secs, progress)
     if as_json:
-        print_json(page.exit_code, page.facts())
+        print_json(page.exit_code, page.make_json_facts())
     else:
         print_page(page, console, is_short=is_quiet())
     if fix:
@@ -94,7 +94,7 @@ def _say(text: str) -> None:
     print_unless_quiet(f"npu-run doctor: {text}")
 
 
-class _Progress:
+class _CheckProgress:
     """Displays the current check: in one changing line on a terminal, otherwise in a line for each finished stage.
 
     Args:
@@ -108,7 +108,7 @@ class _Progress:
         self._stages: dict[str, tuple[str, float]] = {}  # of each trial: its stage, and since when
         self._one_at_a_time = threading.Lock()
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> _CheckProgress:
         if self._status is not None:
             self._status.start()
         else:
@@ -138,7 +138,9 @@ class _Progress:
             echo(f"npu-run doctor: {text}", err=True)
 
 
-def check_machine(config: str | None, rank_table: str | None, limit_secs: float, progress: _Progress) -> DoctorPage:
+def check_machine(
+    config: str | None, rank_table: str | None, limit_secs: float, progress: _CheckProgress
+) -> DoctorPage:
     """Makes all checks and returns the page. Problems are put on the page; they raise no errors.
 
     Args:

@@ -53,7 +53,7 @@ def config_section(path: str) -> tuple[PageSection, list[FoundProblem]]:
             chosen = read_run_config(NPURunConfig.from_file(path))
         except (TypeError, ValueError, OSError) as error:
             return make_config_section(path, []), [FoundProblem(str(error))]
-    changed = [option for option in OPTIONS if option.is_plain and chosen[option.name] != usual[option.name]]
+    changed = [option for option in OPTIONS if option.has_plain_value and chosen[option.name] != usual[option.name]]
     rows = [
         (
             f"{option.owner}.{option.name}",

@@ -58,7 +58,7 @@ class DoctorPage:
             if not any(earlier.what in problem.what for earlier in self.problems):
                 self.problems.append(problem)
 
-    def facts(self) -> dict[str, Any]:
+    def make_json_facts(self) -> dict[str, Any]:
         """Returns the page for JSON: under each section's key a list of its rows, as dicts from field to text."""
         sections = {
             each.key: [

@@ -24,27 +24,27 @@ def main(arguments: list[str]) -> None:
     Args:
       arguments: empty; or, for the checks of a single rank, "all", optionally followed by a configuration file.
     """
-    tf = _run_stage("import tensorflow", _import_tensorflow)
+    tf = _run_trial_stage("import tensorflow", _import_tensorflow)
     if tf is None:
         return
     if arguments:
-        _run_stage("import npu_bridge.npu_init", lambda: importlib.import_module("npu_bridge.npu_init"))
+        _run_trial_stage("import npu_bridge.npu_init", lambda: importlib.import_module("npu_bridge.npu_init"))
     for path in arguments[1:]:
-        _run_stage(f"read {path}", lambda path=path: _read_config(path))
+        _run_trial_stage(f"read {path}", lambda path=path: _read_config(path))
     is_missing = importlib.util.find_spec("horovod") is None
     if is_missing:
         _print_fact(horovod_is_missing=True)
-    hvd = None if is_missing else _run_stage("import horovod.tensorflow", _import_horovod)
+    hvd = None if is_missing else _run_trial_stage("import horovod.tensorflow", _import_horovod)
     if choose_engine() == "tensorflow":
         if arguments:
             _print_fact(size=1)
         else:
-            _run_stage("sum a tensor", lambda: _sum_by_tensorflow(tf))
+            _run_trial_stage("sum a tensor", lambda: _sum_by_tensorflow(tf))
     elif hvd is not None:
-        _run_stage("sum a tensor", lambda: _sum_tensor(tf, hvd))
+        _run_trial_stage("sum a tensor", lambda: _sum_tensor(tf, hvd))
 
 
-def _run_stage(stage: str, action: Callable[[], Any]) -> Any:
+def _run_trial_stage(stage: str, action: Callable[[], Any]) -> Any:
     _print_fact(stage=stage)
     try:
         return action()
@@ -84,7 +84,7 @@ def _sum_tensor(tf: Any, hvd: Any) -> None:
         # A placeholder: TensorFlow would fold the sum of a constant.
         value = tf.compat.v1.placeholder(tf.float32, [])
         total = session.run(hvd.allreduce(value, op=hvd.Sum, name="doctor"), {value: hvd.rank() + 1.0})
-    _check_sum(total, hvd.size())
+    _check_sum_over_ranks(total, hvd.size())
     _print_fact(size=hvd.size(), controller="gloo" if hvd.gloo_enabled() else "mpi" if hvd.mpi_enabled() else "none")
     if hvd.size() > 1:
         from npu_bridge.collective import current
@@ -99,14 +99,14 @@ def _sum_by_tensorflow(tf: Any) -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         value = tf.compat.v1.placeholder(tf.float32, [])
         total = session.run(ranks.reduce(value, "sum", "doctor"), {value: ranks.rank + 1.0})
-    _check_sum(total, ranks.size)
+    _check_sum_over_ranks(total, ranks.size)
     _print_fact(size=ranks.size, controller="grpc", millisecs=_measure_sum_times(tf, ranks))
 
 
-def _check_sum(total: float, size: int) -> None:
-    expected = size * (size + 1) / 2
+def _check_sum_over_ranks(total: float, rank_count: int) -> None:
+    expected = rank_count * (rank_count + 1) / 2
     if total != expected:
-        raise ArithmeticError(f"the sum over {size} rank(s) is {total}, not {expected}")
+        raise ArithmeticError(f"the sum over {rank_count} rank(s) is {total}, not {expected}")
 
 
 def _measure_sum_times(tf: Any, ranks: Any) -> list[float]:

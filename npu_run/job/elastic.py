@@ -49,39 +49,41 @@ class RankBounds(NamedTuple):
 
 
 def determine_rank_bounds(
-    least: int | None,
-    most: int | None,
+    min_ranks: int | None,
+    max_ranks: int | None,
     size: int | None,
     plan: JobPlan | None,
-    hosts_from: str | None,
-    excluded: list[str],
+    hosts_command: str | None,
+    excluded_hosts: list[str],
 ) -> tuple[int, int]:
     """Returns the smallest and the largest number of ranks of an elastic job, from options of the command line.
 
     Args:
-      least, most, size: values of --min-np, --max-np and -np.
+      min_ranks, max_ranks, size: values of --min-np, --max-np and -np.
       plan: plan with all slots that are named; None if no hosts are named.
-      hosts_from: the command of --hosts-from.
-      excluded: options that were given but do not work with an elastic job.
+      hosts_command: the command of --hosts-from.
+      excluded_hosts: options that were given but do not work with an elastic job.
     Raises:
       LaunchError: options contradict each other, or an option is missing.
     """
-    if plan is not None and hosts_from:
+    if plan is not None and hosts_command:
         raise LaunchError("--hosts-from and other ways to name hosts exclude each other. Name the hosts in one way.")
-    if excluded:
+    if excluded_hosts:
         raise LaunchError(
-            f"{excluded[0]} requires a fixed number of ranks. Omit {excluded[0]}, or the elastic options."
+            f"{excluded_hosts[0]} requires a fixed number of ranks. Omit {excluded_hosts[0]}, or the elastic options."
         )
-    named = MOST_RANKS if hosts_from else None if plan is None else plan.size
-    most = most or size or named
-    if most is None:
+    named = MOST_RANKS if hosts_command else None if plan is None else plan.size
+    max_ranks = max_ranks or size or named
+    if max_ranks is None:
         raise LaunchError("--min-np alone does not limit the number of ranks. Add --max-np N, or name hosts with -H.")
-    least = least or 1
-    for name, number in (("--max-np", most), *(() if named is None else (("the hosts", named),))):
-        if least > number:
+    min_ranks = min_ranks or 1
+    for name, number in (("--max-np", max_ranks), *(() if named is None else (("the hosts", named),))):
+        if min_ranks > number:
             where = f"{name} offer {number}" if name == "the hosts" else f"{name} is {number}"
-            raise LaunchError(f"--min-np {least} cannot be reached, as {where}. Lower --min-np, or allow more ranks.")
-    return least, most
+            raise LaunchError(
+                f"--min-np {min_ranks} cannot be reached, as {where}. Lower --min-np, or allow more ranks."
+            )
+    return min_ranks, max_ranks
 
 
 class HostsCommand:

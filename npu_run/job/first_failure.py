@@ -47,7 +47,7 @@ class RankEnding(NamedTuple):
       is_secondary: whether the failure only says that another rank is gone.
       tensor: the op that the exception is about, or "".
       is_unfinished: whether the process ended with exit code 0 although its script did not finish.
-      lost_because: why the launcher lost the rank, if its host cannot be reached any more; "" if its end is known.
+      disconnect_reason: why the launcher lost the rank, if its host cannot be reached any more; "" if its end is known.
       is_stopped: whether the rank ended after a whole step on request.
     """
 
@@ -59,7 +59,7 @@ class RankEnding(NamedTuple):
     trace: str = ""
     is_secondary: bool = False
     tensor: str = ""
-    lost_because: str = ""
+    disconnect_reason: str = ""
     is_unfinished: bool = False
     is_stopped: bool = False
 
@@ -69,9 +69,9 @@ class RankEnding(NamedTuple):
         return self.exit_code != 0 and not self.is_stopped
 
     @property
-    def is_lost(self) -> bool:
+    def was_killed_or_lost(self) -> bool:
         """Whether the rank was killed (not by SIGABRT: Gloo itself can abort without a peer), or its host is gone."""
-        return bool(self.lost_because) or self.signal_number not in (None, signal.SIGABRT)
+        return bool(self.disconnect_reason) or self.signal_number not in (None, signal.SIGABRT)
 
 
 class InputEnd(NamedTuple):
@@ -97,8 +97,10 @@ class InputEnd(NamedTuple):
 def first_failure(endings: list[RankEnding]) -> RankEnding | None:
     """Returns the failure that caused the other failures; None if no rank has failed."""
     failures = [ending for ending in endings if ending.has_failed]
-    cause = min(failures, key=lambda ending: (is_consequence(ending), _failure_time(ending)), default=None)
-    if cause is not None and is_consequence(cause):
+    cause = min(
+        failures, key=lambda ending: (is_consequence_of_other_rank(ending), _failure_time(ending)), default=None
+    )
+    if cause is not None and is_consequence_of_other_rank(cause):
         # The others failed because a rank had ended early without an exception.
         return min((ending for ending in endings if ending.is_unfinished), key=_failure_time, default=cause)
     return cause
@@ -109,7 +111,7 @@ def is_cause_certain(endings: list[RankEnding], now: float) -> bool:
     cause = first_failure(endings)
     if cause is None:
         return False
-    if not is_consequence(cause):
+    if not is_consequence_of_other_rank(cause):
         return now >= cause.when + SETTLE_SECS
     return now >= min(ending.when for ending in endings if ending.has_failed) + SECONDARY_GRACE_SECS
 
@@ -118,7 +120,7 @@ def describe_failure_of_job(cause: RankEnding, endings: list[RankEnding], size: 
     """Returns a line of text: which rank failed first, how, and the likely cause."""
     text = f"rank {cause.rank} of {size} {_describe_ending(cause)}; exit code {choose_exit_code(cause)}."
     finished = sorted(ending.rank for ending in endings if ending.exit_code == 0)
-    if is_consequence(cause) and finished:
+    if is_consequence_of_other_rank(cause) and finished:
         who = format_ranks(finished).capitalize()
         text += f" {who} had ended normally by then: every rank must take part in the same collectives. {_CURE}"
     elif cause.is_secondary and len(endings) < size:
@@ -141,7 +143,7 @@ def find_short_rank(cause: RankEnding, input_ends: Mapping[int, InputEnd], size:
       size: number of ranks.
     """
     is_own = cause.rank in input_ends and _NO_INPUT in cause.summary
-    if not input_ends or len(input_ends) == size or not (is_own or is_consequence(cause)):
+    if not input_ends or len(input_ends) == size or not (is_own or is_consequence_of_other_rank(cause)):
         return None
     if not is_own and cause.rank in input_ends:
         return None
@@ -170,8 +172,8 @@ def _describe_ending(ending: RankEnding) -> str:
             " (by hand, or by the system because memory ran out)" if ending.signal_number == signal.SIGKILL else ""
         )
         return f"was killed by {signal.Signals(ending.signal_number).name}{by_whom}"
-    if ending.lost_because:
-        return f"was lost: {ending.lost_because}"
+    if ending.disconnect_reason:
+        return f"was lost: {ending.disconnect_reason}"
     if ending.summary:
         is_short = len(ending.summary) <= _SUMMARY_CHARACTERS
         said = ending.summary.removesuffix(".") if is_short else f"{ending.summary[:_SUMMARY_CHARACTERS]} ..."
@@ -186,7 +188,7 @@ def choose_exit_code(cause: RankEnding) -> int:
     return cause.exit_code or 1
 
 
-def describe_survivors(cause: RankEnding, endings: list[RankEnding]) -> list[str]:
+def describe_other_failures(cause: RankEnding, endings: list[RankEnding]) -> list[str]:
     """Returns lines about the other failed ranks: one for each kind of failure, six at most."""
     ranks_by_words: dict[str, list[int]] = {}
     for ending in sorted(endings):
@@ -221,7 +223,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
 
 
-def is_consequence(ending: RankEnding) -> bool:
+def is_consequence_of_other_rank(ending: RankEnding) -> bool:
     """Returns whether a rank failed only because another rank is gone; Gloo may have aborted the process then."""
     return ending.is_secondary or ending.signal_number == signal.SIGABRT
 

@@ -73,18 +73,18 @@ class HangDetector:
     def is_hung(
         self,
         calls: Mapping[int, StuckCall | None],
-        stopped: Sequence[int],
-        endings: Sequence[RankEnding],
+        stopped_ranks: Sequence[int],
+        rank_endings: Sequence[RankEnding],
         now: float,
         input_ends: Mapping[int, InputEnd] | None = None,
     ) -> bool:
         """Returns whether to end the job; call it repeatedly.
 
         Args:
-          calls, stopped, endings, input_ends: arguments of `describe_hang`.
+          calls, stopped_ranks, rank_endings, input_ends: arguments of `describe_hang`.
           now: seconds on the monotonic clock.
         """
-        if self._limit_secs != 0 and not endings and is_deadlock(calls, stopped):
+        if self._limit_secs != 0 and not rank_endings and is_deadlock(calls, stopped_ranks):
             return True
         since = find_longest_wait_start(calls)
         if since is None:
@@ -92,22 +92,22 @@ class HangDetector:
             return False
         if not self._limit_secs and now - since >= WARN_SECS and since != self._warned_of:
             self._warned_of = since
-            text = describe_hang(calls, endings, stopped, now - since, input_ends=input_ends)
+            text = describe_hang(calls, rank_endings, stopped_ranks, now - since, input_ends=input_ends)
             until = "" if self._limit_secs == 0 else f" until every rank has been idle for {IDLE_LIMIT_SECS:.0f} s"
             self._warn(f"{text} The job continues{until}; --stall-secs N would end it.")
         if self._limit_secs is None:
-            idle = find_idle_start(calls, stopped)
+            idle = find_start_of_common_wait(calls, stopped_ranks)
             is_over = idle is not None and now - idle >= IDLE_LIMIT_SECS
         else:
             is_over = self._limit_secs > 0 and now - since >= self._limit_secs
-        short = find_uneven_wait_start(calls, stopped, input_ends or {})
+        short = find_start_of_wait_with_uneven_input(calls, stopped_ranks, input_ends or {})
         if self._limit_secs != 0 and short is not None:
             is_over |= now - short >= SHORT_LIMIT_SECS
         # A rank that waits for a stopped process waits for ever.
-        self._stopped_at = {rank: self._stopped_at.get(rank, now) for rank in stopped}
+        self._stopped_at = {rank: self._stopped_at.get(rank, now) for rank in stopped_ranks}
         waiting = {rank for rank, call in calls.items() if call is not None and call.waits}
         long_stopped = any(now - when >= STOPPED_LIMIT_SECS for when in self._stopped_at.values())
-        return is_over or (long_stopped and bool(waiting.difference(stopped)))
+        return is_over or (long_stopped and bool(waiting.difference(stopped_ranks)))
 
 
 def find_longest_wait_start(calls: Mapping[int, StuckCall | None]) -> float | None:
@@ -119,13 +119,13 @@ def find_longest_wait_start(calls: Mapping[int, StuckCall | None]) -> float | No
     return min((max(call.since, call.busy_at) for call in waiting), default=None)
 
 
-def find_idle_start(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -> float | None:
+def find_start_of_common_wait(calls: Mapping[int, StuckCall | None], stopped_ranks: Sequence[int]) -> float | None:
     """Returns the time since which every rank has waited without computing; None if any rank can still continue.
 
     A rank in a call outside TensorFlow and Horovod, such as a download, can continue. So can a rank that computes: a
     single run can hold hours of training steps.
     """
-    since, halted = 0.0, set(stopped)
+    since, halted = 0.0, set(stopped_ranks)
     for rank, call in calls.items():
         if rank in halted:
             continue
@@ -140,8 +140,8 @@ def is_deadlock(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -
     return not stopped and bool(calls) and all(call is not None and call.is_blocked for call in calls.values())
 
 
-def find_uneven_wait_start(
-    calls: Mapping[int, StuckCall | None], stopped: Sequence[int], input_ends: Mapping[int, InputEnd]
+def find_start_of_wait_with_uneven_input(
+    calls: Mapping[int, StuckCall | None], stopped_ranks: Sequence[int], input_ends: Mapping[int, InputEnd]
 ) -> float | None:
     """Returns the time since which all ranks have waited, if the input has ended on some ranks but not on others.
 
@@ -149,13 +149,13 @@ def find_uneven_wait_start(
     """
     is_behind = {rank in input_ends for rank in calls}
     is_reading = any(call is not None and call.pipeline for call in calls.values())
-    return None if is_reading or len(is_behind) < 2 else find_idle_start(calls, stopped)
+    return None if is_reading or len(is_behind) < 2 else find_start_of_common_wait(calls, stopped_ranks)
 
 
 def describe_hang(
     calls: Mapping[int, StuckCall | None],
-    endings: Sequence[RankEnding],
-    stopped: Sequence[int],
+    rank_endings: Sequence[RankEnding],
+    stopped_ranks: Sequence[int],
     secs: float,
     positions: Mapping[int, ThreadPosition | None] | None = None,
     input_ends: Mapping[int, InputEnd] | None = None,
@@ -164,13 +164,13 @@ def describe_hang(
 
     Args:
       calls: the call in which each running rank is stuck; None for a rank that moves or has not reported.
-      endings: the ends of ranks that finished, or failed because Horovod was shut down.
-      stopped: ranks whose process is stopped (SIGSTOP, Ctrl-Z, a debugger).
+      rank_endings: the ends of ranks that finished, or failed because Horovod was shut down.
+      stopped_ranks: ranks whose process is stopped (SIGSTOP, Ctrl-Z, a debugger).
       secs: how long there was no progress.
       positions: the positions of the ranks that answered.
       input_ends: the ends of input, for the ranks whose input has ended.
     """
-    ended, halted = {ending.rank: ending for ending in endings}, set(stopped)
+    ended, halted = {ending.rank: ending for ending in rank_endings}, set(stopped_ranks)
     ranks_by_words: dict[str, list[int]] = {}
     for rank in sorted({*calls, *ended}):
         words = _describe_rank(calls.get(rank), ended.get(rank), rank in halted, (positions or {}).get(rank))
@@ -178,7 +178,7 @@ def describe_hang(
         words = words if input_end is None else f"{input_end}, and is {words}"
         ranks_by_words.setdefault(words, []).append(rank)
     parts = [f"{format_ranks(ranks)} {words}" for words, ranks in ranks_by_words.items()]
-    cure = _CERTAIN if is_deadlock(calls, stopped) else _CAUSES
+    cure = _CERTAIN if is_deadlock(calls, stopped_ranks) else _CAUSES
     return f"no progress for {secs:.0f} s: {'; '.join(parts)}. {cure}"
 
 

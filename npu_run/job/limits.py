@@ -66,7 +66,9 @@ def describe_process_limit(error: OSError) -> str:
     )
 
 
-def allow_job_files(slots: Sequence[Any], log_dir: str | None) -> contextlib.AbstractContextManager[Limit | None]:
+def allow_open_files_of_job(
+    slots: Sequence[Any], log_dir: str | None
+) -> contextlib.AbstractContextManager[Limit | None]:
     """Allows the open files of a job: a connection and a log for each rank, pipes for each local rank and host."""
     here, hosts = sum(not slot.host for slot in slots), len({slot.host for slot in slots})
     count = FILES_OF_A_RANK * (here + hosts) + (1 + bool(log_dir)) * len(slots)

@@ -35,7 +35,7 @@ _SECONDARY_MESSAGES = re.compile(
 _THEIR_OPERATOR = b"\t [[{{node "
 
 
-class ReaderGoneError(Exception):
+class OutputReaderGoneError(Exception):
     """Raised if the reader of one of the launcher's streams is gone."""
 
 
@@ -57,7 +57,7 @@ class JointStream:
         """Writes text of rank 0 at once; the text can be part of a line, or a progress bar that ends in `\\r`.
 
         Raises:
-          ReaderGoneError: the stream's reader is gone.
+          OutputReaderGoneError: the stream's reader is gone.
         """
         if self._stream is not None:
             self._secondary.attempt(self._write, text)
@@ -72,7 +72,7 @@ class JointStream:
                 text = text[count or 0 :]
             self._stream.flush()
         except BrokenPipeError:
-            raise ReaderGoneError(self._secondary.what) from None
+            raise OutputReaderGoneError(self._secondary.what) from None
 
     def write_line(self, line: bytes) -> None:
         """Writes a line of another rank and a newline; first ends an unfinished line, if there is one."""
@@ -113,7 +113,7 @@ class RankOutput:
         *lines, rest = text.split(b"\n")
         for line in lines:
             self._held += line
-            self._pass_line_on(self._clear_held_text())
+            self._write_line_to_joint_output(self._clear_held_text())
         self._held += rest
         if b"\r" in rest and self._prefix:
             self._held += _last_drawn_text(self._clear_held_text())
@@ -130,14 +130,14 @@ class RankOutput:
     def close(self) -> None:
         """Passes on the text held back; called when the rank has ended."""
         if self._held:
-            self._pass_line_on(self._clear_held_text())
+            self._write_line_to_joint_output(self._clear_held_text())
 
     def _clear_held_text(self) -> bytes:
         held = bytes(self._held)
         self._held.clear()
         return held
 
-    def _pass_line_on(self, line: bytes) -> None:
+    def _write_line_to_joint_output(self, line: bytes) -> None:
         final = _last_drawn_text(line).rstrip(b"\r")
         self.tail.append(final[-_TAIL_LINE_BYTES:].decode(errors="replace"))
         goes_on = self._has_left_out and final.startswith(_THEIR_OPERATOR)

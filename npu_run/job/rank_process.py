@@ -39,15 +39,15 @@ def rank_command(script: str, arguments: list[str], devices: Sequence[int] = (),
     return [sys.executable, "-m", "npu_run.rank.main", *options, script, *arguments]
 
 
-def rank_defaults(size: int) -> dict[str, str]:
+def default_rank_environment(ranks_on_host: int) -> dict[str, str]:
     """Returns the default environment variables of a rank; variables in the caller's environment win.
 
     Args:
-      size: number of ranks on this machine, among which the cores are divided.
+      ranks_on_host: number of ranks on this machine, among which the cores are divided.
     """
     defaults = {"TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "1"}
-    if size > 1:  # a single rank has all cores, and its script decides how to use them
-        share = max(1, usable_cores() // size)
+    if ranks_on_host > 1:  # a single rank has all cores, and its script decides how to use them
+        share = max(1, usable_cores() // ranks_on_host)
         defaults |= {"OMP_NUM_THREADS": str(share), "TF_NUM_INTRAOP_THREADS": str(share)}
         # A collective that waits must not keep other ops from running.
         defaults["TF_NUM_INTEROP_THREADS"] = str(max(2, share))
@@ -70,7 +70,7 @@ class RankProcess:
       LaunchError: a limit on processes is reached.
     """
 
-    lost_because = ""  # why its end is unknown: on this machine it is always known
+    disconnect_reason = ""  # why its end is unknown: on this machine it is always known
 
     def __init__(
         self,
@@ -140,17 +140,17 @@ class RankProcess:
             os.close(file)
         return bool(text)
 
-    def drain(self, *names: str) -> None:
+    def read_remaining_output(self, *channels: str) -> None:
         """Passes on the remaining text of channels; does not wait for other processes that hold the channels open."""
         for file, name in list(self._channels.items()):
-            while name in names and self.read(file):
+            while name in channels and self.read(file):
                 pass
 
     def collect(self) -> bool:
         """Returns whether the process has ended; if it has, passes on its remaining reports."""
         if self._process.poll() is None:
             return False
-        self.drain("link")
+        self.read_remaining_output("link")
         return True
 
     def poll(self) -> int | None:
@@ -203,8 +203,8 @@ class OutputWatch:
         while True:
             for key, _ in self._selector.select(max(limit - time.monotonic(), 0.0)):
                 key.data.read(key.fd)
-                self._forget_closed(key.data)
-            ended += self._collect()
+                self._forget_closed_files(key.data)
+            ended += self._collect_ended_processes()
             if time.monotonic() >= limit or (ended and not self._running):
                 return ended
 
@@ -212,14 +212,14 @@ class OutputWatch:
         """Stops watching all sources."""
         self._selector.close()
 
-    def _forget_closed(self, source: Any) -> None:
+    def _forget_closed_files(self, source: Any) -> None:
         left = source.files()
         for file in self._files[source]:
             if file not in left:
                 self._selector.unregister(file)
         self._files[source] = left
 
-    def _collect(self) -> list[RankProcess]:
+    def _collect_ended_processes(self) -> list[RankProcess]:
         """Returns the processes that have ended; the system names them, so the others need not be checked."""
         ended = []
         with contextlib.suppress(ChildProcessError):
@@ -234,5 +234,5 @@ class OutputWatch:
             missed = [process for process in self._running.values() if process.collect()]
             ended += [self._running.pop(process.pid) for process in missed]
         for process in ended:
-            self._forget_closed(process)
+            self._forget_closed_files(process)
         return ended

@@ -47,7 +47,7 @@ class _AssignedSlot(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_slots(
+def connect_slots(
     plan: JobPlan, tasks: ConnectedTasks | None = None
 ) -> Iterator[tuple[list[Slot], KeyValueServer | None]]:
     """Yields the slots of a plan's ranks; for several ranks also runs a key-value server during the block.

@@ -45,11 +45,11 @@ class RestartableJob:
         environment.write_variable(environment.BEGAN, "")
 
         def start(plan: JobPlan, **options: Any) -> Outcome:
-            starts.begin()
+            starts.begin_start()
             outcome = run_ranks(
                 self.script, arguments, plan, self.log_dir, self.stall_secs, tasks=self.tasks, **options
             )
-            starts.end(outcome.might_still_run)
+            starts.end_start(outcome.might_still_run)
             environment.write_variable(environment.BEGAN, began)
             return outcome
 

@@ -26,12 +26,12 @@ class StopAfterStep:
         self._last: int | None = None
 
     @property
-    def is_announced(self) -> bool:
+    def is_stop_announced(self) -> bool:
         """Whether the ranks have been told after which run to end."""
         return self._last is not None
 
     @property
-    def is_possible(self) -> bool:
+    def is_stop_possible(self) -> bool:
         """Whether all ranks are in a training that can end after a step; otherwise there is nothing to save."""
         return bool(self._ranks) and all(rank.is_running and rank.can_stop_after_step for rank in self._ranks)
 

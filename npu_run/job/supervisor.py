@@ -19,7 +19,7 @@ from npu_bridge.base.environment import VERBOSE, is_flag_on
 from npu_bridge.base.terminal import discard_unwritten_output, escape_controls
 from npu_bridge.collective.key_value_server import KeyValueServer
 from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
-from npu_run.errors import check_thread
+from npu_run.errors import check_is_main_thread
 from npu_run.job.first_failure import (
     SECONDARY_GRACE_SECS,
     InputEnd,
@@ -27,13 +27,13 @@ from npu_run.job.first_failure import (
     choose_exit_code,
     describe_failure_of_job,
     describe_input_end,
-    describe_survivors,
+    describe_other_failures,
     earliest_input_end,
     find_short_rank,
     first_failure,
     format_ranks,
     is_cause_certain,
-    is_consequence,
+    is_consequence_of_other_rank,
 )
 from npu_run.job.hang import (
     HANG_EXIT_CODE,
@@ -41,14 +41,14 @@ from npu_run.job.hang import (
     StuckCall,
     describe_hang,
     find_longest_wait_start,
-    find_uneven_wait_start,
+    find_start_of_wait_with_uneven_input,
     is_deadlock,
 )
 from npu_run.job.hosts import JobPlan
-from npu_run.job.limits import Limit, allow_job_files
-from npu_run.job.output import JointStream, RankLog, ReaderGoneError
-from npu_run.job.rank_process import OutputWatch, RankProcess, rank_command, rank_defaults
-from npu_run.job.slots import Slot, open_slots
+from npu_run.job.limits import Limit, allow_open_files_of_job
+from npu_run.job.output import JointStream, OutputReaderGoneError, RankLog
+from npu_run.job.rank_process import OutputWatch, RankProcess, default_rank_environment, rank_command
+from npu_run.job.slots import Slot, connect_slots
 from npu_run.job.stop_after_step import StopAfterStep
 from npu_run.job.watched_rank import WatchedRank
 from npu_run.remote.host import RemoteHost, RemoteProcess
@@ -118,7 +118,8 @@ def run_ranks(
         thread, or a system limit does not allow so many ranks.
     """
     job = _Job(stall_secs, is_out_of_date, tasks)
-    with open_slots(plan, tasks) as (slots, server), allow_job_files(slots, log_dir) as limit, job.collecting_signals():
+    connection = connect_slots(plan, tasks)
+    with connection as (slots, server), allow_open_files_of_job(slots, log_dir) as limit, job.collecting_signals():
         try:
             job.server, job.open_files = server, limit
             title = f"of {plan.size}: {script}"
@@ -129,16 +130,16 @@ def run_ranks(
                 start(own, script, arguments, plan, logs)
             outcome = job.run()
             lost = tuple(slots[rank].host for rank in job.lost)
-            might_still_run = any(host.lost_because for host in job.hosts)
+            might_still_run = any(host.disconnect_reason for host in job.hosts)
             has_trained = any(rank.could_stop_after_step for rank in job.ranks)
             outcome = outcome._replace(lost=lost, has_trained=has_trained, might_still_run=might_still_run)
             if lost or outcome.was_torn or outcome.was_resized:
                 for host in job.hosts:
                     host.send_message(goes_on=True)  # the host then keeps the state that ranks hold in its memory
             return outcome
-        except ReaderGoneError as gone:
+        except OutputReaderGoneError as gone:
             discard_unwritten_output(sys.stdout)  # a write at exit would fail, too
-            with contextlib.suppress(ReaderGoneError):
+            with contextlib.suppress(OutputReaderGoneError):
                 job.say(f"the program that reads {gone} has ended; all ranks are stopped")
             return Outcome(128 + signal.SIGPIPE, has_failed=False)
         finally:
@@ -173,7 +174,7 @@ class _Job:
     ) -> None:
         """Starts the ranks on this machine."""
         sharing = len(slots) if self._tasks is None else self._tasks.count_sharing_tasks("")
-        defaults = {**rank_defaults(sharing), **os.environ}
+        defaults = {**default_rank_environment(sharing), **os.environ}
         command = functools.partial(rank_command, script, arguments, plan.devices)
         for slot in slots:
             rank = WatchedRank(slot.rank, self._streams, logs[slot.rank])
@@ -198,7 +199,7 @@ class _Job:
     @contextlib.contextmanager
     def collecting_signals(self) -> Iterator[None]:
         """Collects stop signals for the loop during a block, so that the signals do not kill the launcher."""
-        check_thread()
+        check_is_main_thread()
         before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
         # An ignored signal stays ignored: `nohup npu-run` outlives its terminal.
         heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
@@ -220,10 +221,10 @@ class _Job:
             if is_cause_certain(endings, time.monotonic()):
                 break
             if len(endings) == len(self.ranks) and not first_failure(endings):
-                self._drain_ranks()
+                self._read_remaining_output_of_ranks()
                 self._report_refused_requests()
                 return self._report_stop() if any(ending.is_stopped for ending in endings) else Outcome(0, False)
-            is_leaving = self._stop_after_step.is_announced
+            is_leaving = self._stop_after_step.is_stop_announced
             if (is_leaving or len(self.ranks) > 1) and not first_failure(endings) and self._is_hung(endings):
                 code = self._end_hung_job()
                 # The ranks have made all requested steps; the next start resumes from their checkpoint.
@@ -231,15 +232,15 @@ class _Job:
         else:
             return Outcome(self._stop_by_signal(), has_failed=False)
         cause = first_failure(endings)
-        self.lost = [ending.rank for ending in endings if ending.is_lost]
+        self.lost = [ending.rank for ending in endings if ending.was_killed_or_lost]
         self._stop_ranks(signal.SIGTERM)
-        was_torn = is_consequence(cause)
+        was_torn = is_consequence_of_other_rank(cause)
         return Outcome(self._report_failure(cause, endings), has_failed=True, was_torn=was_torn)
 
     def _must_stop_at_once(self) -> bool:
         """Returns whether a signal must stop the ranks at once. A first SIGTERM, or a resize of the job, only asks the
         ranks to end after the current step."""
-        if not self._stop_after_step.is_asked and self._stop_after_step.is_possible:
+        if not self._stop_after_step.is_asked and self._stop_after_step.is_stop_possible:
             told = [rank.rank for rank in self.ranks if rank.received_signal]
             if self._signals == [signal.SIGTERM] or (told and not self._signals):
                 self._is_told = not self._signals
@@ -281,7 +282,7 @@ class _Job:
             rank.process.send_signal(signal.SIGKILL)
         while any(rank.is_running for rank in self.ranks):
             # Their last output is passed on while the reader is there.
-            with contextlib.suppress(ReaderGoneError):
+            with contextlib.suppress(OutputReaderGoneError):
                 self._wait_for_output(_KILL_TICK_SECS)
 
     def _wait_for_output(self, tick_secs: float = _TICK_SECS) -> list[RankEnding]:
@@ -303,7 +304,7 @@ class _Job:
         calls, stopped, input_ends = self._stuck_calls(), self._stopped_ranks(), self._input_ends()
         certain = is_deadlock(calls, stopped) and len(calls) == len(self.ranks)
         short = ""
-        if find_uneven_wait_start(calls, stopped, input_ends) is not None:
+        if find_start_of_wait_with_uneven_input(calls, stopped, input_ends) is not None:
             short = describe_input_end(earliest_input_end(input_ends), input_ends, len(self.ranks), 1)
             if not certain:
                 self._stop_ranks(signal.SIGTERM)
@@ -359,11 +360,11 @@ class _Job:
             if time.monotonic() >= limit:
                 break
         self.kill()
-        self._drain_ranks()
+        self._read_remaining_output_of_ranks()
 
-    def _drain_ranks(self) -> None:
+    def _read_remaining_output_of_ranks(self) -> None:
         for rank in self.ranks:
-            rank.drain()
+            rank.read_remaining_output()
 
     def _report_failure(self, cause: RankEnding, endings: list[RankEnding]) -> int:
         input_ends, size = self._input_ends(), len(self.ranks)
@@ -371,15 +372,14 @@ class _Job:
         told = [ending for ending in endings if is_flag_on(VERBOSE) or not ending.is_secondary]
         short = find_short_rank(cause, input_ends, size)
         # If a rank's input ended early, the other ranks did nothing wrong at the places of their exceptions.
-        for line in describe_survivors(cause if short is None else cause._replace(rank=short), told):
+        for line in describe_other_failures(cause if short is None else cause._replace(rank=short), told):
             self.say(line)
         if short is not None:
             self.say(describe_input_end(short, input_ends, size, choose_exit_code(cause)))
             return choose_exit_code(cause)
         lines = cause.trace.splitlines()[0 if is_flag_on(VERBOSE) else -_TRACE_LINES :]
         if lines:
-            kind = "traceback" if cause.summary else "last output"
-            self.say("\n".join([f"{kind} of rank {cause.rank}:", *lines]))
+            self.say("\n".join([f"{'traceback' if cause.summary else 'last output'} of rank {cause.rank}:", *lines]))
         self._report_refused_requests()
         self.say(describe_failure_of_job(cause, endings, len(self.ranks)))
         return choose_exit_code(cause)

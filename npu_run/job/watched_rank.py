@@ -28,13 +28,13 @@ class Process(Protocol):
 
     Attributes:
       is_stopped: whether the process is stopped by a signal.
-      lost_because: why the state of the process is unknown; "" while it is known.
-      heard_at: time of the last sign of life, in seconds on the monotonic clock.
+      disconnect_reason: why the state of the process is unknown; "" while it is known.
+      last_sign_of_life: time of the last sign of life, in seconds on the monotonic clock.
     """
 
     is_stopped: bool
-    lost_because: str
-    heard_at: float
+    disconnect_reason: str
+    last_sign_of_life: float
 
     def poll(self) -> int | None:
         """Returns the exit code, or minus the number of the signal that killed the process; None while it runs."""
@@ -45,7 +45,7 @@ class Process(Protocol):
     def send_order(self, order: str) -> None:
         """Sends the rank one of the orders that `rank/link.py` carries out, such as "hold"."""
 
-    def drain(self, *names: str) -> None:
+    def read_remaining_output(self, *channels: str) -> None:
         """Reads and passes on the rest of the output."""
 
     def close(self) -> None:
@@ -99,13 +99,13 @@ class WatchedRank:
     def is_running(self) -> bool:
         return self.ending is None
 
-    def receive(self, channel: str, text: bytes, lead_secs: float = 0.0) -> None:
+    def receive(self, channel: str, text: bytes, clock_lead_secs: float = 0.0) -> None:
         """Receives text from a channel of the rank's process.
 
         Args:
           channel: "stdout", "stderr" or "link".
           text: any piece of the text; the link carries lines of JSON.
-          lead_secs: how many seconds the launcher's clock is ahead of the rank's clock.
+          clock_lead_secs: how many seconds the launcher's clock is ahead of the rank's clock.
         """
         if channel != "link":
             self._outputs[channel].receive_output(text, time.monotonic())
@@ -114,7 +114,9 @@ class WatchedRank:
         for message in map(json.loads, messages):
             if "stuck" in message:
                 stuck = StuckCall(**message["stuck"]) if message["stuck"] else None
-                self.stuck = stuck and stuck._replace(since=stuck.since + lead_secs, busy_at=stuck.busy_at + lead_secs)
+                self.stuck = stuck and stuck._replace(
+                    since=stuck.since + clock_lead_secs, busy_at=stuck.busy_at + clock_lead_secs
+                )
             elif "position" in message:
                 self.position = ThreadPosition(**message["position"])
             elif "input_end" in message:
@@ -132,7 +134,7 @@ class WatchedRank:
                 self._has_finished, self.stuck = True, None
             else:
                 self._report = message["ending"]
-                self._report["when"] += lead_secs
+                self._report["when"] += clock_lead_secs
                 if self._log is not None:
                     self._log.receive_output(
                         "stderr", self._report["trace"].encode()
@@ -145,9 +147,9 @@ class WatchedRank:
         code = self.process.poll()
         if self.ending is None and code is not None:
             self.ending = self._describe_end(code)
-        elif self.ending is None and self.process.lost_because:
-            why = self.process.lost_because
-            self.ending = RankEnding(self.rank, self.process.heard_at, _LOST_EXIT_CODE, lost_because=why)
+        elif self.ending is None and self.process.disconnect_reason:
+            why = self.process.disconnect_reason
+            self.ending = RankEnding(self.rank, self.process.last_sign_of_life, _LOST_EXIT_CODE, disconnect_reason=why)
         return self.ending or (self._describe_end(self._report["code"]) if self._report else None)
 
     def _describe_end(self, code: int) -> RankEnding:
@@ -165,9 +167,9 @@ class WatchedRank:
             is_stopped=self._has_stopped and code == STOPPED_EXIT_CODE,
         )
 
-    def drain(self) -> None:
+    def read_remaining_output(self) -> None:
         """Passes on the rest of the rank's output; does not wait for other processes that hold the pipes open."""
-        self.process.drain("stdout", "stderr")
+        self.process.read_remaining_output("stdout", "stderr")
         for output in self._outputs.values():
             output.close()
 
@@ -185,10 +187,10 @@ class WatchedRank:
         stream = getattr(sys, name)
         if self.rank > 0 or not stream.isatty():
             return os.pipe()
-        return None if self._log is None else _open_terminal_like(stream)
+        return None if self._log is None else _open_pseudo_terminal_for(stream)
 
 
-def _open_terminal_like(stream: TextIO) -> tuple[int, int]:
+def _open_pseudo_terminal_for(stream: TextIO) -> tuple[int, int]:
     """Opens a pseudo-terminal as large as a stream's terminal; returns the launcher's end and the rank's end.
 
     Text passes through the pseudo-terminal unchanged; the real terminal converts the newlines.

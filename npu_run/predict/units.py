@@ -17,12 +17,12 @@ _SECS_OF = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "": 1
 _MOST_RANKS = 1_000_000
 
 
-def parse_count(text: str, name: str, most: float = 1e15) -> int:
+def parse_count(text: str, option: str, maximum: float = 1e15) -> int:
     """Parses a whole number such as 110M or 1.3B; errors name the option."""
     found = _COUNT.fullmatch(text)
     count = float(found[1]) * _FACTORS[found[2]] if found else 0.0
-    if not 1 <= count <= most:
-        raise _option_error(name, f"a number from 1 to {most:.0e}, such as 25600000, 110M or 1.3B", text)
+    if not 1 <= count <= maximum:
+        raise _option_error(option, f"a number from 1 to {maximum:.0e}, such as 25600000, 110M or 1.3B", text)
     return round(count)
 
 

@@ -47,13 +47,13 @@ class _InputWatch(SessionEngine):
             results = self.inner.execute(session, request)
         except Exception as error:
             if type(error).__name__ == _END:
-                self._report_training_run(session, request.asked, kind)
+                self._report_training_run(session, request.requested_elements, kind)
             raise
         self._counts[kind] = self._counts.get(kind, 0) + 1
         if self._session() is not session:
             self._remember_session(session)
         if kind not in self._asked:
-            self._asked[kind] = [element.name for element in request.asked]
+            self._asked[kind] = [element.name for element in request.requested_elements]
         self._withdraw_report(kind)
         return results
 
@@ -101,7 +101,7 @@ class _InputWatch(SessionEngine):
         for kind, names in self._asked.items():
             run = run_of(graph, [graph.as_graph_element(name) for name in names])
             if run.trains:
-                counts[run.trained] = counts.get(run.trained, 0) + self._counts[kind]
+                counts[run.trained_variable_names] = counts.get(run.trained_variable_names, 0) + self._counts[kind]
         most = max(counts.values(), default=0)
         return _read_global_step(self._session(), most) if most else 0
 

@@ -75,11 +75,11 @@ class RankLink:
             self.has_left_horovod = True
             _shut_down_horovod()
         elif order == "hold":
-            self._stop_request.hold_runs()
+            self._stop_request.block_new_runs()
         elif order == "end_after":
-            self._stop_request.end_after(int(words[0]))
+            self._stop_request.allow_runs_until(int(words[0]))
         else:
-            self._stop_request.end_at_once()
+            self._stop_request.kill_own_process()
 
     def _answer_launcher(self) -> None:
         while True:

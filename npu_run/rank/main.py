@@ -19,7 +19,7 @@ import types
 from collections.abc import Iterator
 from typing import Callable
 
-from npu_bridge.base.after_import import after_import, call_when_loaded
+from npu_bridge.base.after_import import call_after_import, call_when_loaded
 from npu_bridge.base.environment import (
     VISIBLE_GPUS,
     Placement,
@@ -36,8 +36,8 @@ from npu_run.rank.input_end import watch_input
 from npu_run.rank.link import RankLink
 from npu_run.rank.report import describe_exception
 from npu_run.rank.trace import format_traceback, script_frames
-from npu_run.tensorflow_choice import TensorFlowChoice, pop_choice
-from npu_run.timeline import pop_recording, record_training
+from npu_run.tensorflow_choice import TensorFlowChoice, take_choice_from_environment
+from npu_run.timeline import pop_recording_from_environment, record_training
 from npu_run.trials.start import begin_trial
 from npu_run.trials.trial import pop_trial
 
@@ -61,17 +61,17 @@ def main(arguments: list[str]) -> None:
     _show_only_own_gpu(place, arguments[0])
     report_exit = watch_input(link.send) if link is not None and place.size > 1 else None
     if "tensorflow" not in sys.modules:
-        after_import(
+        call_after_import(
             "tensorflow", lambda module: None, functools.partial(_without_garbage_collection, link is not None)
         )
     if place.rank == 0 and place.size > 1:
         call_when_loaded("tensorflow", _watch_updates)
-    recording = pop_recording()
+    recording = pop_recording_from_environment()
     if recording is not None:
         record_training(recording, place.rank)
     trial = pop_trial()
     end_trial = begin_trial(trial, place.rank) if trial is not None else None
-    choice = pop_choice()
+    choice = take_choice_from_environment()
     try:
         tensorflow_server.announce_server_if_needed()
         _run_script(arguments[0], arguments, choice, place.rank)

@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
-from npu_bridge.base.after_import import after_import
+from npu_bridge.base.after_import import call_after_import
 from npu_bridge.base.held_folders import THREAD
 from npu_bridge.base.horovod_internals import BASICS_MODULE, wrap_init
 
@@ -45,7 +45,7 @@ def name_horovods_threads() -> None:
 
         return init_with_named_threads
 
-    after_import(BASICS_MODULE, lambda module: wrap_init(module, naming_threads))
+    call_after_import(BASICS_MODULE, lambda module: wrap_init(module, naming_threads))
 
 
 def processor_secs() -> float | None:
@@ -63,7 +63,9 @@ def processor_secs() -> float | None:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def is_blocked(frames: Mapping[int, types.FrameType], is_wait: Callable[[types.FrameType], bool]) -> bool:
+def is_process_blocked(
+    frames: Mapping[int, types.FrameType], is_waiting_frame: Callable[[types.FrameType], bool]
+) -> bool:
     """Returns whether no thread of this process can continue: every thread waits for another thread or for other ranks.
 
     A thread that sleeps, reads, writes or listens can continue. So can a Python thread that waits with a time limit,
@@ -72,8 +74,8 @@ def is_blocked(frames: Mapping[int, types.FrameType], is_wait: Callable[[types.F
 
     Args:
       frames: the innermost frames of the threads that execute Python code, by `threading.get_ident()`.
-      is_wait: returns whether a thread in a given frame waits for another thread or for operators. TensorFlow also
-        waits in destructors: up to a minute for the thread that tunes an iterator; then it continues.
+      is_waiting_frame: returns whether a thread in a given frame waits for another thread or for operators. TensorFlow
+        also waits in destructors: up to a minute for the thread that tunes an iterator; then it continues.
     Returns:
       True if the process is blocked. False also if the system does not show the threads' system calls.
     """
@@ -84,7 +86,7 @@ def is_blocked(frames: Mapping[int, types.FrameType], is_wait: Callable[[types.F
     of_python = {str(thread.native_id) for thread in known}
     judged = [thread for thread in known if thread.ident != threading.get_ident() and thread.name != THREAD]
     left_out = of_python.difference(str(thread.native_id) for thread in judged)
-    if not all(is_wait(frames[thread.ident]) for thread in judged):
+    if not all(is_waiting_frame(frames[thread.ident]) for thread in judged):
         return False
 
     def is_waiting(thread):

@@ -44,7 +44,7 @@ def describe_exception(error: BaseException, script: str, code: int) -> dict[str
       ""), `trace` (without frames above the script) and `secondary` (whether the error only says that another rank is
       gone).
     """
-    summary, tensor = _reason_and_op(error)
+    summary, tensor = _find_reason_and_op(error)
     return {
         "when": time.monotonic(),
         "code": code,
@@ -55,7 +55,7 @@ def describe_exception(error: BaseException, script: str, code: int) -> dict[str
     }
 
 
-def _reason_and_op(error: BaseException) -> tuple[str, str]:
+def _find_reason_and_op(error: BaseException) -> tuple[str, str]:
     """Returns the reason for an error in one line, and the op that the error names, or ""."""
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r})", ""

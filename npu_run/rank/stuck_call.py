@@ -18,7 +18,7 @@ from typing import Any
 
 from npu_bridge.base.machine import is_installed_code
 from npu_bridge.base.tf_internals.names import INPUT_OF_ESTIMATOR, executes_operators
-from npu_run.rank.processor_time import is_blocked, processor_secs
+from npu_run.rank.processor_time import is_process_blocked, processor_secs
 
 # Shorter calls are normal and not reported.
 _NOTICE_SECS = 2.0
@@ -95,7 +95,8 @@ class MainThreadSampler:
             return None
         busy_at = self._last_busy_time(now)
         is_idle = busy_at < now and self._last_report is not None and not self._is_collecting
-        self._blocked = self._blocked + 1 if is_idle and is_blocked(frames, _waits_for_thread_or_operators) else 0
+        is_blocked = is_idle and is_process_blocked(frames, _waits_for_thread_or_operators)
+        self._blocked = self._blocked + 1 if is_blocked else 0
         self._processor_secs = processor_secs()  # read again: sampling itself takes some processor time
         stuck = {
             "since": self._since,
@@ -145,13 +146,13 @@ def frames_of_threads() -> dict[int, types.FrameType]:
             gc.enable()
 
 
-def _waits_for_ranks(innermost: types.FrameType) -> bool:
-    frame: types.FrameType | None = innermost
+def _waits_for_ranks(innermost_frame: types.FrameType) -> bool:
+    frame: types.FrameType | None = innermost_frame
     while frame is not None and frame.f_code.co_filename == _GENERATED:
         frame = frame.f_back
     if frame is not None and _module_of(frame).partition(".")[0] in _RUNTIMES:
         return True
-    return any(_module_of(frame) in _MEETINGS for frame, _ in traceback.walk_stack(innermost))
+    return any(_module_of(frame) in _MEETINGS for frame, _ in traceback.walk_stack(innermost_frame))
 
 
 def _waits_for_thread_or_operators(innermost: types.FrameType) -> bool:

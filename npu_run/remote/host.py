@@ -44,8 +44,8 @@ class RemoteHost:
     Attributes:
       codes: exit codes of the ranks that have ended.
       stopped: ranks whose process was stopped by a signal when the host sent its last sign of life.
-      lost_because: why the connection is lost; "" while the connection works.
-      heard_at: time of the last message from the host, in seconds on the monotonic clock.
+      disconnect_reason: why the connection is lost; "" while the connection works.
+      last_sign_of_life: time of the last message from the host, in seconds on the monotonic clock.
     Raises:
       LaunchError: ssh is not installed on this machine.
     """
@@ -54,8 +54,8 @@ class RemoteHost:
         self.host = host
         self.codes: dict[int, int] = {}
         self.stopped: list[int] = []
-        self.lost_because = ""
-        self.heard_at = time.monotonic()
+        self.disconnect_reason = ""
+        self.last_sign_of_life = time.monotonic()
         self._ranks: dict[int, WatchedRank] = {}
         self._errors = errors
         self._last_error = ""
@@ -119,19 +119,19 @@ class RemoteHost:
         return bool(text)
 
     def check_connection(self) -> None:
-        """Reads arrived events, then sets `lost_because` if the connection has ended or was silent for too long."""
-        if self.lost_because or self._is_closed.is_set():
+        """Reads arrived events; sets `disconnect_reason` if the connection has ended or was silent for too long."""
+        if self.disconnect_reason or self._is_closed.is_set():
             return
         reason = self._describe_end()
         limit = time.monotonic() - self._limit_secs
-        if reason is not None or self.heard_at < limit:
+        if reason is not None or self.last_sign_of_life < limit:
             for file in list(self._pipes):
                 self.read(file)
             reason = self._describe_end()
         if reason is not None and not self._pipes:
-            self.lost_because = reason
-        elif self.heard_at < limit:
-            self.lost_because = f"nothing was heard from {self.host} for {self._limit_secs:.0f} s"
+            self.disconnect_reason = reason
+        elif self.last_sign_of_life < limit:
+            self.disconnect_reason = f"nothing was heard from {self.host} for {self._limit_secs:.0f} s"
 
     def send_message(self, **message: Any) -> None:
         """Sends a message to the agent; has no effect if the connection has ended."""
@@ -186,7 +186,7 @@ class RemoteHost:
     def _disconnect(self) -> None:
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.0 if self.lost_because else _CLOSE_SECS)
+            self._process.wait(0.0 if self.disconnect_reason else _CLOSE_SECS)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -199,7 +199,7 @@ class RemoteHost:
             self.send_message()
 
     def _handle_events(self, text: bytes) -> None:
-        self.heard_at, self._limit_secs = time.monotonic(), self._silence_secs
+        self.last_sign_of_life, self._limit_secs = time.monotonic(), self._silence_secs
         *lines, self._unread = (self._unread + text).split(b"\n")
         for event in map(json.loads, lines):
             if "stopped" in event:
@@ -210,7 +210,7 @@ class RemoteHost:
             elif "code" in event:
                 self.codes[event["rank"]] = event["code"]
             else:
-                lead_secs = self.heard_at - event["now"]
+                lead_secs = self.last_sign_of_life - event["now"]
                 self._ranks[event["rank"]].receive(event["channel"], event["text"].encode("latin-1"), lead_secs)
 
 
@@ -230,13 +230,13 @@ class RemoteProcess:
         return self._rank in self._host.stopped
 
     @property
-    def lost_because(self) -> str:
+    def disconnect_reason(self) -> str:
         """Why the state of the process is unknown; "" while the host answers."""
-        return self._host.lost_because
+        return self._host.disconnect_reason
 
     @property
-    def heard_at(self) -> float:
-        return self._host.heard_at
+    def last_sign_of_life(self) -> float:
+        return self._host.last_sign_of_life
 
     def poll(self) -> int | None:
         """Returns the exit code, or minus the number of the signal that ended the process; None if not (yet) known."""
@@ -251,7 +251,7 @@ class RemoteProcess:
         """Sends the rank one of the orders that `rank/link.py` carries out, such as "hold"."""
         self._host.send_message(order=order, rank=self._rank)
 
-    def drain(self, *channels: str) -> None:
+    def read_remaining_output(self, *channels: str) -> None:
         """Does nothing: the agent passes on all output of a rank before its exit code."""
 
     def close(self) -> None:

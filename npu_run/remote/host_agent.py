@@ -25,7 +25,7 @@ from npu_bridge.base.environment import MEMORY_FOLDER
 from npu_bridge.base.memory_folders import MemoryFolder, make_memory_folder, memory_folder_name
 from npu_run.errors import LaunchError
 from npu_run.job.limits import FILES_OF_A_RANK, Limit, raise_open_file_limit
-from npu_run.job.rank_process import OutputWatch, RankProcess, rank_command, rank_defaults
+from npu_run.job.rank_process import OutputWatch, RankProcess, default_rank_environment, rank_command
 
 LIFE_SIGN_SECS = 1.0
 _TICK_SECS = 0.05
@@ -49,7 +49,7 @@ def main() -> None:
 def run_job(
     job: dict[str, Any],
     messages: Iterator[dict[str, Any]],
-    leave: Callable[[], None],
+    exit_agent: Callable[[], None],
     open_files: Limit | None = None,
 ) -> None:
     """Runs the ranks of one job, until the launcher ends it.
@@ -57,7 +57,7 @@ def run_job(
     Args:
       job: the launcher's first message.
       messages: the launcher's further messages.
-      leave: ends this process; called once the launcher is lost and the ranks are killed.
+      exit_agent: ends this process; called once the launcher is lost and the ranks are killed.
       open_files: the limit on open files for the ranks.
     """
     signals: list[str] = []
@@ -74,7 +74,9 @@ def run_job(
         ranks[place["rank"]] = RankProcess(command, variables, take, open_files=open_files)
     codes: dict[int, int] = {}
     is_over = threading.Event()
-    obey = threading.Thread(target=_follow_messages, args=(messages, ranks, codes, memory, is_over, leave), daemon=True)
+    obey = threading.Thread(
+        target=_obey_messages, args=(messages, ranks, codes, memory, is_over, exit_agent), daemon=True
+    )
     obey.start()
     with contextlib.suppress(ConnectionError):
         _report_ranks(ranks, codes, signals, is_over)
@@ -97,7 +99,8 @@ def _report_ranks(
     reported_at = 0.0
     while not is_over.is_set() or len(codes) < len(ranks):
         for process in watch.wait_for_news(_TICK_SECS):
-            process.drain("stdout", "stderr")  # the launcher must get all output before it learns of the end
+            # The launcher must get all output before it learns of the end.
+            process.read_remaining_output("stdout", "stderr")
             rank, code = numbers[process], process.poll()
             codes[rank] = code
             _write_event(rank=rank, code=code)
@@ -113,15 +116,15 @@ def _forward_output(rank: int, channel: str, text: bytes) -> None:
     _write_event(rank=rank, channel=channel, text=text.decode("latin-1"))
 
 
-def _follow_messages(
+def _obey_messages(
     messages: Iterator[dict[str, Any]],
     ranks: dict[int, RankProcess],
-    codes: dict[int, int],
-    memory: MemoryFolder | None,
-    is_over: threading.Event,
-    leave: Callable[[], None],
+    exit_codes: dict[int, int],
+    memory_folder: MemoryFolder | None,
+    job_end: threading.Event,
+    exit_agent: Callable[[], None],
 ) -> None:
-    """Carries out the launcher's messages; then kills the ranks, and calls `leave` if the launcher is lost."""
+    """Carries out the launcher's messages; then kills the ranks, and calls `exit_agent` if the launcher is lost."""
     goes_on = is_job_over = False
     for message in messages:
         goes_on, is_job_over = message.get("goes_on", goes_on), "over" in message
@@ -131,13 +134,13 @@ def _follow_messages(
             ranks[message["rank"]].send_order(message["order"])
         elif is_job_over:
             break
-    _kill_ranks(ranks, codes)
-    if memory is not None:
-        memory.close(keeps_files=goes_on)
+    _kill_ranks(ranks, exit_codes)
+    if memory_folder is not None:
+        memory_folder.close(keeps_files=goes_on)
     if is_job_over:
-        is_over.set()
+        job_end.set()
     else:
-        leave()
+        exit_agent()
 
 
 def _open_memory_folder(environment: dict[str, str]) -> MemoryFolder | None:
@@ -183,7 +186,7 @@ def _write_event(**event: Any) -> None:
 
 def _rank_environment(job: dict[str, Any]) -> dict[str, str]:
     """Returns the ranks' environment: defaults, overridden by this host's variables, then by the launcher's."""
-    variables = {**rank_defaults(job.get("sharing", len(job["ranks"]))), **os.environ, **job["environment"]}
+    variables = {**default_rank_environment(job.get("sharing", len(job["ranks"]))), **os.environ, **job["environment"]}
     interface = find_interface(address_towards(job["peer"]))
     if interface:
         variables.setdefault("HOROVOD_GLOO_IFACE", interface)

@@ -97,7 +97,7 @@ class ConnectedTasks:
                 addresses = [_LOCAL] if task.is_local else addresses_of_this_machine()
                 place = {"host": self._host, "addresses": addresses, "port": self._listener.getsockname()[1]}
                 self._text = json.dumps({"made_by": "npu-run", **place, "secret": self._secret})
-                with new_file(self._path, own_pattern=ADDRESS_FILE_START, permissions=0o600) as file:
+                with new_file(self._path, own_content_pattern=ADDRESS_FILE_START, permissions=0o600) as file:
                     file.write(self._text)
         except (OSError, ValueError, OverflowError) as error:
             raise LaunchError(
@@ -161,7 +161,7 @@ class ConnectedTasks:
         host, cores = places.get(name, places[""])
         return sum(other == host and bool(theirs & cores) for other, theirs in places.values())
 
-    def open_host(self, name: str, errors: JointStream) -> RemoteHost:
+    def open_host(self, name: str, error_stream: JointStream) -> RemoteHost:
         """Returns a host object through which the named task runs its rank, until the object is closed."""
         with self._agents_changed:
             agent = next(agent for agent in self._agents.values() if agent.name == name)
@@ -172,7 +172,7 @@ class ConnectedTasks:
             peer = others[0].socket.getpeername()[0] if others else _LOCAL
         changed = {name: text for name, text in os.environ.items() if self._before.get(name) != text}
         return _TaskConnection(
-            agent, errors, {"peer": peer, "environment": changed, "sharing": self.count_sharing_tasks(name)}
+            agent, error_stream, {"peer": peer, "environment": changed, "sharing": self.count_sharing_tasks(name)}
         )
 
     def close(self, code: int) -> None:
@@ -230,9 +230,11 @@ class ConnectedTasks:
 
 
 @contextlib.contextmanager
-def lead_tasks(task: ClusterTask, wait_secs: float, say: Callable[[str], None]) -> Iterator[ConnectedTasks]:
+def become_launcher_of_tasks(
+    task: ClusterTask, wait_secs: float, print_line: Callable[[str], None]
+) -> Iterator[ConnectedTasks]:
     """Makes this task the launcher of all tasks during the block; the other tasks end with the block's exit code."""
-    tasks = ConnectedTasks(task, wait_secs, say)
+    tasks = ConnectedTasks(task, wait_secs, print_line)
     before = signal.getsignal(signal.SIGTERM)
     # While no ranks run, the signal ends this process, with an exit code for all tasks.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -314,7 +316,7 @@ class _TaskConnection(RemoteHost):
     def _disconnect(self) -> None:
         """Ends the job in the task; reads until the task reports that its rank has ended."""
         self.send_message(over=True, silence_secs=None)
-        limit, rest = time.monotonic() + (0.0 if self.lost_because else _CLOSE_SECS), self._unread
+        limit, rest = time.monotonic() + (0.0 if self.disconnect_reason else _CLOSE_SECS), self._unread
         with contextlib.suppress(OSError, ValueError):
             while time.monotonic() < limit:
                 if not select.select([self._socket], [], [], 0.1)[0]:

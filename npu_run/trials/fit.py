@@ -42,7 +42,7 @@ class TrainStepCallback(tf.keras.callbacks.Callback):
         with tf.init_scope():  # a model without an input shape has no weights yet
             if not self.model.built:
                 self.model(tf.nest.map_structure(_zero_row_like, data[0] if isinstance(data, tuple) else data))
-            self._call_handle_weights_once()
+            self._handle_initial_weights_once()
         parts = tf.nest.flatten(data)
         values = tf.numpy_function(self.handle_batch, parts, [part.dtype for part in parts])
         for value, part in zip(values, parts):
@@ -50,20 +50,20 @@ class TrainStepCallback(tf.keras.callbacks.Callback):
         outcome = self._train_step(tf.nest.pack_sequence_as(data, values))
         graph = tf.compat.v1.get_default_graph()
         ops = [] if tf.executing_eagerly() else [op.node_def for op in graph.get_operations()]
-        self.handle_nodes([*ops, *nodes_in_functions(graph, ops)])
+        self.handle_step_nodes([*ops, *nodes_in_functions(graph, ops)])
         return outcome
 
     def on_train_begin(self, logs=None):
-        """Calls `handle_weights` if the model already has weights."""
+        """Calls `handle_initial_weights` if the model already has weights."""
         if self.model.built:
-            self._call_handle_weights_once()
+            self._handle_initial_weights_once()
 
-    def _call_handle_weights_once(self):
+    def _handle_initial_weights_once(self):
         if not self._has_begun:
             self._has_begun = True
-            self.handle_weights()
+            self.handle_initial_weights()
 
-    def handle_weights(self) -> None:
+    def handle_initial_weights(self) -> None:
         """Reads or changes the initial weights, before the first step."""
 
     def handle_batch(self, *values):
@@ -71,7 +71,7 @@ class TrainStepCallback(tf.keras.callbacks.Callback):
         self._batches += 1
         return list(values)
 
-    def handle_nodes(self, nodes: Sequence[Any]) -> None:
+    def handle_step_nodes(self, nodes: Sequence[Any]) -> None:
         """Notes the operators of the step, as `NodeDef`s."""
 
     def on_train_batch_end(self, batch, logs=None):
@@ -91,7 +91,7 @@ class RecordCallback(TrainStepCallback):
         super().__init__(model, rank)
         self._record, self._steps = RankRecordWriter(trial.record, rank), trial.steps
 
-    def handle_weights(self):
+    def handle_initial_weights(self):
         """Writes the initial weights."""
         self._record.save("weights.npz", numbered_weights(self.model))
 
@@ -102,7 +102,7 @@ class RecordCallback(TrainStepCallback):
         self._record.facts["kinds"].update(dict.fromkeys(numbers, "batch"))
         return super().handle_batch(*values)
 
-    def handle_nodes(self, nodes):
+    def handle_step_nodes(self, nodes):
         """Lists the step's random operators as not recorded."""
         types = sorted({node.op for node in nodes if find_source_kind(node.op) == "random"})
         self._record.facts["not_recorded"].update(dict.fromkeys(types, "it is inside the function that trains"))
@@ -131,7 +131,7 @@ class OperatorTypesCallback(TrainStepCallback):
         super().__init__(model, rank)
         self._path = trial.operators
 
-    def handle_nodes(self, nodes):
+    def handle_step_nodes(self, nodes):
         """Writes the list of operator types."""
         float32 = {node.op for node in nodes if node.attr["T"].type == tf.float32.as_datatype_enum}
         listed = [{"name": kind, "type": kind} for kind in sorted(float32) if is_type_lowerable(kind)]
@@ -147,18 +147,18 @@ class ReplayCallback(TrainStepCallback):
         super().__init__(model, rank)
         self._folder = folder_of_rank(trial.replay, rank)
         self._verdict = os.path.join(trial.folder, f"replay_rank_{rank}.json")
-        self._facts = read_json(os.path.join(self._folder, "record.json"), within=self._folder)
+        self._facts = read_json(os.path.join(self._folder, "record.json"), within_folder=self._folder)
 
-    def handle_weights(self):
+    def handle_initial_weights(self):
         """Loads the recorded weights."""
-        saved = self._load("weights.npz")
+        saved = self._load_recorded_arrays("weights.npz")
         for name, variable in numbered_variables(self.model).items():
             if name in saved:
                 variable.assign(saved[name])
 
     def handle_batch(self, *values):
         """Returns the recorded batch."""
-        saved = self._load(f"step_{self._batches:05d}.npz")
+        saved = self._load_recorded_arrays(f"step_{self._batches:05d}.npz")
         return super().handle_batch(*(saved.get(f"batch/{part}", value) for part, value in enumerate(values)))
 
     def on_train_batch_end(self, batch, logs=None):
@@ -169,8 +169,8 @@ class ReplayCallback(TrainStepCallback):
             write_verdict(self._verdict, self._folder, losses, numbered_weights(self.model))
             raise SystemExit(0)
 
-    def _load(self, name: str) -> dict[str, np.ndarray]:
-        with open_file(os.path.join(self._folder, name), "rb", within=self._folder) as file:
+    def _load_recorded_arrays(self, name: str) -> dict[str, np.ndarray]:
+        with open_file(os.path.join(self._folder, name), "rb", within_folder=self._folder) as file:
             return dict(np.load(file))
 
 

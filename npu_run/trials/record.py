@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base.environment import imposed_options
+from npu_bridge.base.environment import options_set_by_launcher
 from npu_bridge.base.files import new_file, write_atomically
 from npu_bridge.base.secondary_files import SecondaryOutput
 from npu_bridge.base.tf_internals.graphs import allow_fetching, enclosing_branches, operator_definition
@@ -73,7 +73,7 @@ class RankRecordWriter:
     def __init__(self, folder: str, rank: int):
         self._folder = folder_of_rank(folder, rank)
         self.facts: dict[str, Any] = {"steps": 0, "losses": [], "kinds": {}, "not_recorded": {}, "races": {}}
-        mode = imposed_options().get("precision_mode")
+        mode = options_set_by_launcher().get("precision_mode")
         self.facts.update(updates=[], trained=[], loss_names=[], is_float32=mode == "must_keep_origin_dtype")
         self._secondary = SecondaryOutput(f"the record in {self._folder}")
         self._is_whole = True
@@ -154,7 +154,7 @@ class RecordStepsHook(TrainingHook):
             races, graph = find_races(run), self._session.graph
             self._facts["races"].update(races)
             self._raced[run] = [graph.get_operation_by_name(name) for race in races.values() for name in race.others]
-            for key, names in (("updates", _find_updates(run)), ("trained", run.trained)):
+            for key, names in (("updates", _find_updates(run)), ("trained", run.trained_variable_names)):
                 self._facts[key] = sorted({*self._facts[key], *names})
         return self._raced[run]
 
@@ -202,7 +202,11 @@ class RecordStepsHook(TrainingHook):
 
 def _find_updates(run: SessionRun) -> set[str]:
     """Returns the names of operators that update trained variables; empty for an evaluation."""
-    changing = [op for op in run.ops if changes_variable(op.type) and variable_behind(op.inputs[0]) in run.trained]
+    changing = [
+        op
+        for op in run.ops
+        if changes_variable(op.type) and variable_behind(op.inputs[0]) in run.trained_variable_names
+    ]
     return {op.name for op in changing} or set(run.purpose)
 
 
@@ -253,19 +257,19 @@ def find_sources(
                 continue
             if not _is_number(tensor.dtype):
                 found.missing[tensor.name] = f"its values are {tensor.dtype.name}"
-            elif (is_run := _will_run(op, values or {})) is None:
+            elif (is_run := _will_run_in_step(op, values or {})) is None:
                 found.missing[tensor.name] = "it is inside a loop or a condition"
             elif is_run:
                 found.tensors[tensor.name], found.kinds[tensor.name] = tensor, kind
     return found
 
 
-def _will_run(op, values):
+def _will_run_in_step(op, known_values):
     """Returns whether a step runs an operator that is inside conditions; None if this is unknown before the step."""
     for predicate, branch in enclosing_branches(op):
-        while predicate is not None and predicate.op.type == "Identity" and predicate.name not in values:
+        while predicate is not None and predicate.op.type == "Identity" and predicate.name not in known_values:
             predicate = predicate.op.inputs[0]
-        decided = None if predicate is None else values.get(predicate.name, tf.get_static_value(predicate))
+        decided = None if predicate is None else known_values.get(predicate.name, tf.get_static_value(predicate))
         if decided is None:
             return None
         if bool(decided) != branch:

@@ -87,7 +87,7 @@ def find_differences(folder: str, losses: tuple[list, list], weights: Mapping[st
     path = os.path.join(folder, "weights_after.npz")
     recorded: dict[str, np.ndarray] = {}
     if os.path.lexists(path):
-        with open_file(path, "rb", within=folder) as file:
+        with open_file(path, "rb", within_folder=folder) as file:
             recorded = dict(np.load(file))
     for name in recorded:
         if name not in weights:

@@ -54,7 +54,7 @@ class Replay(tf.train.SessionRunHook):
         saved = np.load(os.path.join(self._folder, "weights.npz"))
         with session.graph.as_default():
             variables = {name_in_record(variable): variable for variable in tf.global_variables()}
-        self._print_missing("variables", set(saved.files) - set(variables))
+        self._print_missing_names("variables", set(saved.files) - set(variables))
         # Many variables per run: a session prepares its whole graph anew for every new set of fetches.
         left = [(variable, saved[name]) for name, variable in variables.items() if name in saved.files]
         while left:
@@ -86,7 +86,7 @@ class Replay(tf.train.SessionRunHook):
                 missing.add(name)
             else:
                 found[name] = saved[name]
-        self._print_missing("tensors", missing)
+        self._print_missing_names("tensors", missing)
         return found
 
     def is_step(self, graph, fetches):
@@ -138,10 +138,10 @@ class Replay(tf.train.SessionRunHook):
         """Counts the recorded steps."""
         self._step += self._is_step
 
-    def _print_missing(self, what, missing):
-        if missing - self._printed:
-            print(f"replay: this graph has no {what} named {', '.join(sorted(missing - self._printed))}")
-            self._printed |= missing
+    def _print_missing_names(self, kind, names):
+        if names - self._printed:
+            print(f"replay: this graph has no {kind} named {', '.join(sorted(names - self._printed))}")
+            self._printed |= names
 
 
 def name_in_record(variable):

@@ -100,7 +100,7 @@ def find_minimal_float32_set(
 
 
 def _find_needed_operators(
-    groups: list[list[Operator]], is_accepted_with: Callable[[Sequence[Operator]], bool]
+    groups: list[list[Operator]], are_operators_sufficient: Callable[[Sequence[Operator]], bool]
 ) -> list[Operator]:
     """Returns the operators of the needed groups.
 
@@ -114,12 +114,12 @@ def _find_needed_operators(
 
     while groups:
         if len(groups) > 1 or needed:
-            if is_accepted_with(needed):
+            if are_operators_sufficient(needed):
                 return needed
         fails, succeeds = 0, len(groups)
         while succeeds - fails > 1:
             middle = (fails + succeeds) // 2
-            if is_accepted_with(add_first_groups(middle)):
+            if are_operators_sufficient(add_first_groups(middle)):
                 succeeds = middle
             else:
                 fails = middle

@@ -11,7 +11,7 @@ import types
 from typing import Any, Callable
 
 from npu_bridge.base.after_import import call_when_loaded, wrap_function
-from npu_bridge.base.environment import imposed_options
+from npu_bridge.base.environment import options_set_by_launcher
 from npu_bridge.base.session_wrapper import SessionEngine, add_engine
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import ESTIMATOR_MODULE, KERAS, KERAS_MODEL_MODULES
@@ -29,7 +29,7 @@ def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
 
         pin_seeds(trial.seed, rank)
     call_when_loaded("tensorflow", functools.partial(_prepare_tensorflow, trial, rank))
-    if imposed_options():
+    if options_set_by_launcher():
         for name in _KERASES:
             call_when_loaded(name, lambda module: _let_sessions_read_options())
     end = watch_training(functools.partial(_choose_hooks, trial, rank))
@@ -42,7 +42,7 @@ def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
         call_when_loaded(name, functools.partial(_add_callback, trial, rank))
     if trial.record or trial.replay or trial.operators:
         for watch in (watch_keras_optimizers, keras3.watch_optimizers):
-            watch(lambda optimizer: None, _end_eager_loop)
+            watch(lambda optimizer: None, _end_script_at_eager_update)
     return end
 
 
@@ -55,12 +55,12 @@ def watch_training(make_hooks: Callable[[], list]) -> Callable[[], None]:
       A function to call when the script ends.
     """
 
-    watch = _TrialWatch(make_hooks)
+    watch = _TrialHookEngine(make_hooks)
     add_engine(None, watch)
     return watch.end
 
 
-class _TrialWatch(SessionEngine):
+class _TrialHookEngine(SessionEngine):
     """A session engine that delegates to a `TrainingHookEngine`, made when a session first runs."""
 
     def __init__(self, make_hooks: Callable[[], list]):
@@ -89,14 +89,14 @@ class _TrialWatch(SessionEngine):
 
 
 def _prepare_tensorflow(trial: Trial, rank: int, module: types.ModuleType) -> None:
-    if imposed_options() and not _KERASES & set(
+    if options_set_by_launcher() and not _KERASES & set(
         sys.modules
     ):  # Keras is only half loaded here if a script imports it first
         _let_sessions_read_options()
-    from npu_bridge.base.tf_internals.training import watch_gradients
-    from npu_bridge.graph.run import note_gradients
+    from npu_bridge.base.tf_internals.training import call_after_gradients
+    from npu_bridge.graph.run import record_gradients
 
-    watch_gradients(note_gradients)
+    call_after_gradients(record_gradients)
     if trial.seed is not None:
         from npu_run.trials.seeds import pin_seeds_of_tensorflow
 
@@ -152,7 +152,7 @@ def _redirect_estimators(folder: str, module: types.ModuleType) -> None:
     redirect_estimator_folders(module, choose_folder)
 
 
-def _end_eager_loop(optimizer: Any, pairs: list) -> None:
+def _end_script_at_eager_update(optimizer: Any, grads_and_vars: list) -> None:
     """Ends the script when its own eager loop first updates variables: eager steps cannot be recorded or listed."""
     import tensorflow as tf
 
@@ -166,8 +166,8 @@ def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
     def fit_with_trial(fit, *arguments, **keywords):
         from npu_run.trials.hooks import TrialCallback
 
-        if imposed_options():
-            _impose_precision_on_functions()
+        if options_set_by_launcher():
+            _apply_precision_to_functions()
         bound = signature.bind(*arguments, **keywords)
         callbacks = bound.arguments.get("callbacks")
         if callbacks is None or isinstance(callbacks, (list, tuple)):
@@ -199,7 +199,7 @@ def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
 
 
 @functools.cache
-def _impose_precision_on_functions() -> None:
+def _apply_precision_to_functions() -> None:
     from npu_bridge.options import read_session_config
     from npu_bridge.session.precision import Precision, lower_functions
 

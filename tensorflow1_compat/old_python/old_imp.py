@@ -105,23 +105,23 @@ def _open_source(path: str, mode: str) -> Any:
 
 def load_source(name: str, pathname: str, file: Any = None) -> types.ModuleType:
     """Loads a module from a source file, into an existing module of this name in `sys.modules` if there is one."""
-    return _load(name, pathname, _source_loader(name, pathname))
+    return _load_module(name, pathname, _source_loader(name, pathname))
 
 
 def load_compiled(name: str, pathname: str, file: Any = None) -> types.ModuleType:
     """Loads a module from a `.pyc` file, into an existing module of this name in `sys.modules` if there is one."""
-    return _load(name, pathname, importlib.machinery.SourcelessFileLoader(name, pathname))
+    return _load_module(name, pathname, importlib.machinery.SourcelessFileLoader(name, pathname))
 
 
 def load_dynamic(name: str, path: str, file: Any = None) -> types.ModuleType:
     """Loads a module from a shared library, into an existing module of this name in `sys.modules` if there is one."""
-    return _load(name, path, importlib.machinery.ExtensionFileLoader(name, path))
+    return _load_module(name, path, importlib.machinery.ExtensionFileLoader(name, path))
 
 
 def load_package(name: str, path: str) -> types.ModuleType:
     """Loads a package from a folder, into an existing module of this name in `sys.modules` if there is one."""
     file = os.path.join(path, "__init__.py") if os.path.isdir(path) else path
-    return _load(name, file, _source_loader(name, file), [path])
+    return _load_module(name, file, _source_loader(name, file), [path])
 
 
 def load_module(name: str, file: Any, filename: str, details: tuple[str, str, int]) -> types.ModuleType:
@@ -151,8 +151,8 @@ def _source_loader(name: str, path: str) -> Any:
     return (UserLoader if is_user_file(path) else importlib.machinery.SourceFileLoader)(name, path)
 
 
-def _load(name: str, path: str, loader: Any, places: list[str] | None = None) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader, submodule_search_locations=places)
+def _load_module(name: str, path: str, loader: Any, search_paths: list[str] | None = None) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader, submodule_search_locations=search_paths)
     module = sys.modules.get(name)
     is_new = module is None
     if is_new:

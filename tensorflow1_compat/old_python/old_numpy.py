@@ -106,16 +106,16 @@ def kernel_version_of(release: str) -> tuple[int, int]:
 
 def recfromtxt(fname: Any, **options: Any) -> Any:
     """Calls `genfromtxt` with automatic types; returns a record array."""
-    return np.genfromtxt(fname, **{"dtype": None, **options}).view(_record_type(options))
+    return np.genfromtxt(fname, **{"dtype": None, **options}).view(_choose_record_type(options))
 
 
 def recfromcsv(fname: Any, **options: Any) -> Any:
     """Calls `genfromtxt` for a CSV file with a header line; returns a record array with lower-case names."""
     given = {"case_sensitive": "lower", "names": True, "delimiter": ",", "dtype": None, **options}
-    return np.genfromtxt(fname, **given).view(_record_type(options))
+    return np.genfromtxt(fname, **given).view(_choose_record_type(options))
 
 
-def _record_type(options: dict[str, Any]) -> type:
+def _choose_record_type(options: dict[str, Any]) -> type:
     if not options.get("usemask"):
         return np.recarray
     from numpy.ma.mrecords import MaskedRecords
@@ -208,7 +208,7 @@ def _smallest_common_type(types: list[np.dtype], start: int = 0) -> Any:
     return next((one for one in wider if all(one >= each for each in types)), None)
 
 
-class _ByType(dict):
+class _TableByScalarType(dict):
     """A dictionary by scalar type; look-ups accept anything that names a type: "f", float, np.float32."""
 
     def __getitem__(self, key: Any) -> Any:
@@ -216,8 +216,8 @@ class _ByType(dict):
 
 
 _CONCRETE = [np.dtype(letter).type for letter in "?bhilqBHILQefdgFDGSUVOMm"]
-cast = _ByType({kind: lambda values, kind=kind: np.asarray(values).astype(kind) for kind in _CONCRETE})
-nbytes = _ByType({kind: np.dtype(kind).itemsize for kind in _CONCRETE})
+cast = _TableByScalarType({kind: lambda values, kind=kind: np.asarray(values).astype(kind) for kind in _CONCRETE})
+nbytes = _TableByScalarType({kind: np.dtype(kind).itemsize for kind in _CONCRETE})
 
 
 def get_array_wrap(*arguments: Any) -> Any:

@@ -72,7 +72,7 @@ def fromstring(string: Any, dtype: Any = float, count: int = -1, sep: str = "", 
     return numpy.frombuffer(string.encode() if isinstance(string, str) else string, dtype, count, **options).copy()
 
 
-def _accepting_old_keyword(name: str, old: str, new: str) -> Any:
+def _wrap_to_accept_old_keyword(name: str, old: str, new: str) -> Any:
     """Returns a numpy function that also accepts the keyword `old` for its argument `new`."""
     real = getattr(numpy, name)
 
@@ -90,17 +90,17 @@ def _accepting_old_keyword(name: str, old: str, new: str) -> Any:
     return call
 
 
-histogram = _accepting_old_keyword("histogram", "normed", "density")
+histogram = _wrap_to_accept_old_keyword("histogram", "normed", "density")
 percentile, quantile = (
-    _accepting_old_keyword("percentile", "interpolation", "method"),
-    _accepting_old_keyword("quantile", "interpolation", "method"),
+    _wrap_to_accept_old_keyword("percentile", "interpolation", "method"),
+    _wrap_to_accept_old_keyword("quantile", "interpolation", "method"),
 )
-nanpercentile = _accepting_old_keyword("nanpercentile", "interpolation", "method")
-nanquantile = _accepting_old_keyword("nanquantile", "interpolation", "method")
-reshape = _accepting_old_keyword("reshape", "newshape", "shape")
+nanpercentile = _wrap_to_accept_old_keyword("nanpercentile", "interpolation", "method")
+nanquantile = _wrap_to_accept_old_keyword("nanquantile", "interpolation", "method")
+reshape = _wrap_to_accept_old_keyword("reshape", "newshape", "shape")
 
 
-def _accepting_generator(name: str) -> Any:
+def _wrap_to_accept_generator(name: str) -> Any:
     """Returns a numpy function of several arrays that also accepts a generator or `map`."""
     real = getattr(numpy, name)
 
@@ -115,16 +115,16 @@ def _accepting_generator(name: str) -> Any:
 
 
 column_stack, dstack, hstack = (
-    _accepting_generator("column_stack"),
-    _accepting_generator("dstack"),
-    _accepting_generator("hstack"),
+    _wrap_to_accept_generator("column_stack"),
+    _wrap_to_accept_generator("dstack"),
+    _wrap_to_accept_generator("hstack"),
 )
-stack, vstack = _accepting_generator("stack"), _accepting_generator("vstack")
+stack, vstack = _wrap_to_accept_generator("stack"), _wrap_to_accept_generator("vstack")
 
 
-def _returning_list(name: str) -> Any:
+def _wrap_to_return_list(function_name: str) -> Any:
     """Returns a numpy function whose results are a list as in numpy 1, not a tuple."""
-    real = getattr(numpy, name)
+    real = getattr(numpy, function_name)
 
     @functools.wraps(real)
     def call(*arguments: Any, **options: Any) -> Any:
@@ -134,25 +134,27 @@ def _returning_list(name: str) -> Any:
     return call
 
 
-atleast_1d, atleast_2d, atleast_3d = map(_returning_list, ("atleast_1d", "atleast_2d", "atleast_3d"))
-broadcast_arrays, meshgrid = _returning_list("broadcast_arrays"), _returning_list("meshgrid")
+atleast_1d, atleast_2d, atleast_3d = map(_wrap_to_return_list, ("atleast_1d", "atleast_2d", "atleast_3d"))
+broadcast_arrays, meshgrid = _wrap_to_return_list("broadcast_arrays"), _wrap_to_return_list("meshgrid")
 
 
-def _accepting_scalar(name: str) -> Any:
+def _wrap_to_accept_scalar(function_name: str) -> Any:
     """Returns a version of `nonzero` or `where` that also accepts single numbers and booleans."""
-    real = getattr(numpy, name)
+    real = getattr(numpy, function_name)
 
     @functools.wraps(real)
     def call(a: Any, *arguments: Any) -> Any:
         if not arguments and numpy.ndim(a) == 0:
-            say_once(f"numpy.{name} of a single value", "refused since numpy 2.1; the value is made an array first")
+            say_once(
+                f"numpy.{function_name} of a single value", "refused since numpy 2.1; the value is made an array first"
+            )
             a = numpy.atleast_1d(a)
         return real(a, *arguments)
 
     return call
 
 
-nonzero, where = _accepting_scalar("nonzero"), _accepting_scalar("where")
+nonzero, where = _wrap_to_accept_scalar("nonzero"), _wrap_to_accept_scalar("where")
 
 
 @functools.wraps(numpy.cross)
@@ -213,18 +215,18 @@ def save(file: Any, arr: Any, *arguments: Any, **options: Any) -> None:
     numpy.save(file, arr, *arguments, **options)
 
 
-def _accepting_ragged_rows(real: Callable) -> Any:
+def _wrap_to_accept_ragged_rows(real_function: Callable) -> Any:
     def whole(value: Any) -> Any:
         return asarray(value) if isinstance(value, (list, tuple)) else value
 
-    @functools.wraps(real)
+    @functools.wraps(real_function)
     def save(file: Any, *values: Any, **named: Any) -> None:
-        real(file, *map(whole, values), **{key: whole(value) for key, value in named.items()})
+        real_function(file, *map(whole, values), **{key: whole(value) for key, value in named.items()})
 
     return save
 
 
-savez, savez_compressed = _accepting_ragged_rows(numpy.savez), _accepting_ragged_rows(numpy.savez_compressed)
+savez, savez_compressed = _wrap_to_accept_ragged_rows(numpy.savez), _wrap_to_accept_ragged_rows(numpy.savez_compressed)
 
 
 @functools.wraps(numpy.loadtxt)

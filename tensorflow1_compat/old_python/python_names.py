@@ -157,16 +157,16 @@ def shuffle(x: Any, random_function: Callable[[], float] | None = None, **option
     return None
 
 
-def _integral_as_int(function: str, value: Any, since: tuple[int, int] = (3, 12)) -> Any:
+def _integral_as_int(function: str, value: Any, refused_since: tuple[int, int] = (3, 12)) -> Any:
     """Converts an integral float to an integer if this Python refuses floats; returns other values unchanged."""
-    if sys.version_info < since:
+    if sys.version_info < refused_since:
         return value
     try:
         return operator.index(value)
     except TypeError:
         if not isinstance(value, (float, fractions.Fraction)) or value != int(value):
             return value
-    remark = f"refused since Python {'.'.join(map(str, since))}; the same number as an integer is used"
+    remark = f"refused since Python {'.'.join(map(str, refused_since))}; the same number as an integer is used"
     say_once(f"{function} of a float", remark)
     return int(value)
 

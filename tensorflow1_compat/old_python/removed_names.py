@@ -149,15 +149,15 @@ REUSED = frozenset({"numpy.bool", "numpy.long"})
 OF_OLD = "an old"  # comes before a method, and before a mode of `open`
 
 
-def _as_remarks(methods: Iterable[str]) -> frozenset[str]:
+def _remark_keys_of_methods(methods: Iterable[str]) -> frozenset[str]:
     return frozenset(f"{OF_OLD}.{name.rpartition('.')[2]}" for name in methods) - {f"{OF_OLD}.assertItemsEqual"}
 
 
-OLD_BESIDE_NUMPY_2 = _as_remarks(removed_of_numpy.METHODS).union(
+OLD_BESIDE_NUMPY_2 = _remark_keys_of_methods(removed_of_numpy.METHODS).union(
     removed_of_numpy.GONE_SINCE_2, removed_of_numpy.GONE_MODULES, ("numpy.fromstring", "numpy.lib.pad")
 )
 _OTHERS = (f"{OF_OLD}.open", "numpy.core.umath_tests", *(("imp",) if sys.version_info >= (3, 12) else ()))
-OLD_ANYWHERE = _as_remarks(GONE_METHODS).union(GONE_NAMES, GONE_MODULES, _OTHERS) - OLD_BESIDE_NUMPY_2
+OLD_ANYWHERE = _remark_keys_of_methods(GONE_METHODS).union(GONE_NAMES, GONE_MODULES, _OTHERS) - OLD_BESIDE_NUMPY_2
 
 # Wrappers that always replace the real functions, which now refuse some arguments or interpret them differently.
 WRAPPED: dict[str, str] = {

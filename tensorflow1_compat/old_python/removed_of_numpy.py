@@ -17,7 +17,7 @@ def _map_to_module(module: str, names: str) -> dict[str, str]:
     return {f"numpy.{name}": f"{module}:{name}" for name in names.split()}
 
 
-def _map_renamed(pairs: str) -> dict[str, str]:
+def _map_renamed_functions(pairs: str) -> dict[str, str]:
     """Maps old names of numpy to new names of numpy; `pairs` lists them as `old=new`."""
     split = (pair.split("=") for pair in pairs.split())
     return {f"numpy.{old}": f"numpy:{new}" for old, new in split}
@@ -26,8 +26,8 @@ def _map_renamed(pairs: str) -> dict[str, str]:
 GONE_BEFORE_2: dict[str, str] = {
     **_map_to_module("builtins", "bool complex float int object str"),
     **_map_to_module(_OLD, "alen asscalar mafromtxt ndfromtxt"),
-    **_map_renamed("bool8=bool_ bytes0=bytes_ int0=intp object0=object_ str0=str_ uint0=uintp void0=void"),
-    **_map_renamed("typeDict=sctypeDict"),
+    **_map_renamed_functions("bool8=bool_ bytes0=bytes_ int0=intp object0=object_ str0=str_ uint0=uintp void0=void"),
+    **_map_renamed_functions("typeDict=sctypeDict"),
     "numpy.loads": "pickle:loads",
     "numpy.long": "builtins:int",
     "numpy.math": "math",
@@ -36,7 +36,7 @@ GONE_BEFORE_2: dict[str, str] = {
     "numpy.warnings": "warnings",
 }
 GONE_SINCE_2: dict[str, str] = {
-    **_map_renamed(
+    **_map_renamed_functions(
         "Inf=inf Infinity=inf NAN=nan NaN=nan PINF=inf infty=inf alltrue=all cfloat=complex128 clongfloat=clongdouble "
         "complex_=complex128 cumproduct=cumprod float_=float64 longcomplex=clongdouble longfloat=longdouble "
         "mat=asmatrix product=prod round_=round row_stack=vstack singlecomplex=complex64 sometrue=any string_=bytes_ "

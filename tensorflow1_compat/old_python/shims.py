@@ -79,7 +79,7 @@ def matplotlib_use(backend: str, *_: Any, **options: Any) -> None:
     importlib.import_module("matplotlib").use(backend, **options)
 
 
-def _returning_matrix(name: str, new_name: str | None = None) -> Any:
+def _wrap_to_return_matrix(name: str, new_name: str | None = None) -> Any:
     """Returns a networkx function that returns a SciPy matrix as before networkx 3, not a sparse array.
 
     Code can depend on the difference: a sum over an axis keeps the axis in a matrix, but not in an array.
@@ -109,14 +109,14 @@ def _make_determinism_patch() -> Any:
     return patch
 
 
-def _accepting_multichannel(module: str, name: str) -> Any:
+def _wrap_to_accept_multichannel(module: str, function_name: str) -> Any:
     """Returns a scikit-image function that also accepts `multichannel`, as before version 0.21."""
-    real = getattr(importlib.import_module(module), name)
+    real = getattr(importlib.import_module(module), function_name)
 
     @functools.wraps(real)
     def make(*arguments: Any, **options: Any) -> Any:
         if "multichannel" in options and "channel_axis" in inspect.signature(real).parameters:
-            say_once(f"{module}.{name}(multichannel=)", "gone since scikit-image 0.21; channel_axis is used")
+            say_once(f"{module}.{function_name}(multichannel=)", "gone since scikit-image 0.21; channel_axis is used")
             options["channel_axis"] = -1 if options.pop("multichannel") else None
         return real(*arguments, **options)
 
@@ -136,14 +136,14 @@ def _make_define_enum() -> Any:
     return define
 
 
-def _accepting_no_loader(name: str) -> Any:
+def _wrap_to_accept_no_loader(function_name: str) -> Any:
     yaml = importlib.import_module("yaml")
-    real = getattr(yaml, name)
+    real = getattr(yaml, function_name)
 
     @functools.wraps(real)
     def read(stream: Any, Loader: Any = None) -> Any:  # noqa: N803 - its name in PyYAML
         if Loader is None:
-            say_once(f"yaml.{name} without Loader", "refused since PyYAML 6; yaml.FullLoader is used")
+            say_once(f"yaml.{function_name} without Loader", "refused since PyYAML 6; yaml.FullLoader is used")
             Loader = yaml.FullLoader
         return real(stream, Loader)
 
@@ -152,16 +152,16 @@ def _accepting_no_loader(name: str) -> Any:
 
 _LATE = {
     "define_enum": _make_define_enum,
-    "adjacency_matrix": lambda: _returning_matrix("adjacency_matrix"),
-    "laplacian_matrix": lambda: _returning_matrix("laplacian_matrix"),
-    "normalized_laplacian_matrix": lambda: _returning_matrix("normalized_laplacian_matrix"),
-    "to_scipy_sparse_matrix": lambda: _returning_matrix("to_scipy_sparse_matrix", "to_scipy_sparse_array"),
-    "gaussian": lambda: _accepting_multichannel("skimage.filters", "gaussian"),
-    "rescale": lambda: _accepting_multichannel("skimage.transform", "rescale"),
-    "structural_similarity": lambda: _accepting_multichannel("skimage.metrics", "structural_similarity"),
+    "adjacency_matrix": lambda: _wrap_to_return_matrix("adjacency_matrix"),
+    "laplacian_matrix": lambda: _wrap_to_return_matrix("laplacian_matrix"),
+    "normalized_laplacian_matrix": lambda: _wrap_to_return_matrix("normalized_laplacian_matrix"),
+    "to_scipy_sparse_matrix": lambda: _wrap_to_return_matrix("to_scipy_sparse_matrix", "to_scipy_sparse_array"),
+    "gaussian": lambda: _wrap_to_accept_multichannel("skimage.filters", "gaussian"),
+    "rescale": lambda: _wrap_to_accept_multichannel("skimage.transform", "rescale"),
+    "structural_similarity": lambda: _wrap_to_accept_multichannel("skimage.metrics", "structural_similarity"),
     "deterministic": _make_determinism_patch,
-    "yaml_load": lambda: _accepting_no_loader("load"),
-    "yaml_load_all": lambda: _accepting_no_loader("load_all"),
+    "yaml_load": lambda: _wrap_to_accept_no_loader("load"),
+    "yaml_load_all": lambda: _wrap_to_accept_no_loader("load_all"),
 }
 
 

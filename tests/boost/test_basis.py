@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import boost
-from npu_bridge.optimizers.subspace.basis import part_range, principal_directions
+from npu_bridge.optimizers.subspace.basis import principal_directions, row_range_of_part
 
 tf1 = tf.compat.v1
 
@@ -44,7 +44,7 @@ def test_more_directions_than_points_or_values_are_still_orthonormal():
 
 @pytest.mark.parametrize("total, count", [(32, 8), (3, 2), (1, 4), (10, 3)])
 def test_parts_follow_each_other_and_differ_by_one_at_most(total, count):
-    parts = [part_range(total, number, count) for number in range(count)]
+    parts = [row_range_of_part(total, number, count) for number in range(count)]
     assert parts[0][0] == 0 and parts[-1][1] == total
     assert all(before[1] == after[0] for before, after in zip(parts, parts[1:]))
     assert max(end - first for first, end in parts) - min(end - first for first, end in parts) <= 1

@@ -66,7 +66,7 @@ def test_each_key_has_its_default_and_takes_legal_values_only(section, key, defa
 @pytest.mark.parametrize("flag", FLAGS)
 def test_each_feature_in_each_mode_at_each_level(level, mode, flag):
     """With one flag set; level O0 turns everything off."""
-    chosen = BoostConfig.from_dict({"boost": {"mode": mode, flag: True}}).chosen(level)
+    chosen = BoostConfig.from_dict({"boost": {"mode": mode, flag: True}}).chosen_features(level)
     expected = {"auto": CHOSEN[level], "manual": {flag}, "enable_all": set(FLAGS), "disable_all": set()}[mode]
     assert set(chosen) == (expected if level != "O0" else set())
 
@@ -76,11 +76,11 @@ def test_levels_and_presets_are_not_mutated_by_a_configuration():
     given = {"boost": {"mode": "manual", "adasum": True}, "common": {"gradient_split_groups": [5, 9]}}
     before, levels = copy.deepcopy(given), {level: tuple(chosen) for level, chosen in boost.LEVELS.items()}
     config = BoostConfig.from_dict(given)
-    assert config.chosen("O1") == ("adasum",)
+    assert config.chosen_features("O1") == ("adasum",)
     given["common"]["gradient_split_groups"].append(3)
     given["boost"]["adasum"] = False
     assert config["common"]["gradient_split_groups"] == (5, 9) and config["boost"]["adasum"]
-    assert before["boost"]["adasum"] and BoostConfig.from_dict().chosen("O1") == ("less_bn", "grad_freeze")
+    assert before["boost"]["adasum"] and BoostConfig.from_dict().chosen_features("O1") == ("less_bn", "grad_freeze")
     assert (
         {level: set(chosen) for level, chosen in boost.LEVELS.items()}
         == CHOSEN
@@ -114,7 +114,7 @@ def test_unknown_keys_are_not_silent(config, kind, text):
 
 def test_unknown_levels_are_refused():
     with pytest.raises(ValueError, match=r"one of O0, O1, O2; got 'o1' \(str\). Did you mean 'O1'\?"):
-        BoostConfig.from_dict().chosen("o1")
+        BoostConfig.from_dict().chosen_features("o1")
 
 
 def test_files_are_read_as_dictionaries_are(tmp_path):
@@ -129,7 +129,7 @@ def test_files_are_read_as_dictionaries_are(tmp_path):
         BoostConfig.from_json(json.dumps(given)),
         BoostConfig.from_toml(tmp_path / "boost.toml"),
     ):
-        assert read == expected and read.chosen() == ("grad_freeze",)
+        assert read == expected and read.chosen_features() == ("grad_freeze",)
     (tmp_path / "wrong.toml").write_text("[boost]\nlevel = 1\n")
     with pytest.raises(ValueError, match=r"wrong.toml: BoostConfig: unknown key of boost"):
         BoostConfig.from_toml(tmp_path / "wrong.toml")

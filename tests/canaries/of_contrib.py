@@ -29,13 +29,13 @@ def _():
     expect(v1.Dimension(64 / 2) == 32, "a whole float is not a size")
 
 
-@canary_of(contrib.add_larger_epsilons)
+@canary_of(contrib.raise_batch_norm_epsilons)
 def _():
     from tensorflow.python.ops import gen_nn_ops, nn_impl
 
     try:
         for _ in range(2):
-            contrib.add_larger_epsilons()
+            contrib.raise_batch_norm_epsilons()
         one, x = tf.ones([1]), tf.constant(np.sqrt([[[[1e-5]], [[0.0]]]]), tf.float32)
         for epsilon, expected in ((1e-9, 1.001e-5), (2e-5, 2e-5)):
             y = v1.nn.fused_batch_norm(x, one, 0 * one, 0 * one, one * 0, epsilon, is_training=False)[0]
@@ -184,7 +184,7 @@ def _():
     expect(isinstance(hook, v1.train.SessionRunHook), "it is no hook")
 
 
-@canary_of(estimators.restore_estimator)
+@canary_of(estimators.add_estimator_module)
 def _():
     expect(issubclass(tf.estimator.Estimator, v1.estimator.Estimator), "the two classes are strangers")
     config = v1.estimator.RunConfig(train_distribute=tf.distribute.OneDeviceStrategy("/cpu:0"))

@@ -43,12 +43,12 @@ def _():
     expect(op.node_def.attr["_canary"].i == 3, "the attribute is not there")
 
 
-@canary_of(graphs.make_stand_in, graphs.original_variable_of, graphs.owner_of_slots)
+@canary_of(graphs.make_stand_in_variable, graphs.original_variable_of, graphs.owner_of_slots)
 def _():
     for use_resource in (True, False):
         original = v1.get_variable(f"original_{use_resource}", [2], tf.float16, use_resource=use_resource)
         values = v1.Variable(tf.zeros([2]), use_resource=True)
-        made = graphs.make_stand_in(original, values, tf.float32, has_key=True)
+        made = graphs.make_stand_in_variable(original, values, tf.float32, shares_slots=True)
         optimizer = v1.train.AdamOptimizer(0.1)
         step = optimizer.apply_gradients([(tf.ones([2]), made)])
         expect(made.name == original.name and made.dtype == tf.float32, "it has not that name")
@@ -56,7 +56,7 @@ def _():
             graphs.original_variable_of(made) is original and graphs.owner_of_slots(made) is original, "it is forgotten"
         )
         expect(optimizer.get_slot(original, "m") is optimizer.get_slot(made, "m"), "their slots are not the same")
-        keyless = graphs.make_stand_in(original, values, tf.float32, has_key=False)
+        keyless = graphs.make_stand_in_variable(original, values, tf.float32, shares_slots=False)
         expect(graphs.owner_of_slots(keyless) is keyless, "slots would be looked for at the original")
         with v1.Session() as session:
             session.run(v1.global_variables_initializer())

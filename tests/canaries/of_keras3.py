@@ -32,14 +32,14 @@ def built_optimizer():
 @canary_of(
     keras3.loaded_keras3,
     keras3.load_keras3,
-    keras3.when_keras3_loaded,
+    keras3.call_when_keras3_loaded,
     keras3.backend,
     keras3.check_backend,
     eagerly=True,
 )
 def _():
     told = []
-    keras3.when_keras3_loaded(told.append)
+    keras3.call_when_keras3_loaded(told.append)
     expect(keras3.loaded_keras3() is keras3.load_keras3("canary") is keras, "it is another module")
     expect(told == [keras], "it was not told")
     expect(keras3.backend() == "tensorflow", f"the backend is {keras3.backend()}")
@@ -105,7 +105,7 @@ def _():
     loader = importlib.import_module("tensorflow.python.util.lazy_loader").KerasLazyLoader({}, mode="v2")
     tensorflow = types.SimpleNamespace(keras=loader)
     expect(not keras3.is_tf_keras(tensorflow) and not keras3.is_tf_keras(tf), "it is Keras 3 before its first use")
-    with environment.temporary_variables(lambda: {"TF_USE_LEGACY_KERAS": "0"}):
+    with environment.set_variables_temporarily(lambda: {"TF_USE_LEGACY_KERAS": "0"}):
         expect(loader.Model is keras.Model, "it is no Keras 3")
     expect(keras3.is_tf_keras(tensorflow), "it is not seen")
 

@@ -61,7 +61,7 @@ def _():
     expect(v1.RunOptions.FromString(given) == options, "run options come in another form")
 
 
-@canary_of(sessions.is_remote, sessions.can_build_without_running, sessions.is_closed, sessions.prepare_finalizer)
+@canary_of(sessions.is_remote, sessions.can_build_without_running, sessions.is_closed, sessions.set_finalizer_attribute)
 def _():
     session = v1.Session()
     expect(not sessions.is_remote(session) and not sessions.is_closed(session), "a session is remote or closed")
@@ -69,7 +69,7 @@ def _():
     session.close()
     expect(sessions.is_closed(session) and not sessions.is_closed(None), "a closed session is not known")
     unmade = v1.Session.__new__(v1.Session)
-    sessions.prepare_finalizer(unmade)
+    sessions.set_finalizer_attribute(unmade)
     unmade.__del__()
 
 

@@ -281,7 +281,7 @@ def _():
     expect("_serialize_hyperparameter" not in vars(optimizer), "it stays changed")
 
 
-@canary_of(training.restrict_writing)
+@canary_of(training.restrict_file_writing)
 def _():
     def model(features, labels, mode, config):
         step, v = v1.train.get_or_create_global_step(), v1.get_variable("v", [])
@@ -292,7 +292,7 @@ def _():
     kind._train_with_estimator_spec = getattr(train, "__wrapped__", train)
     try:
         left = []
-        training.restrict_writing(tf.estimator.RunConfig, lambda: False, lambda: left.append(0))
+        training.restrict_file_writing(tf.estimator.RunConfig, lambda: False, lambda: left.append(0))
         config = tf.estimator.RunConfig(log_step_count_steps=1, save_checkpoints_steps=1, save_summary_steps=1)
         with tempfile.TemporaryDirectory() as folder:
             estimator = kind(model, folder, config)
@@ -351,13 +351,13 @@ def _():
         expect(v1.train.Saver(builder=own).save(session, f"{folder}/canary"), "nothing was saved")
 
 
-@canary_of(training.watch_gradients)
+@canary_of(training.call_after_gradients)
 def _():
     from tensorflow.python.ops import gradients_util
 
     seen, before = [], gradients_util._GradientsHelper
     try:
-        training.watch_gradients(lambda ys, gradients: seen.append((ys, gradients)))
+        training.call_after_gradients(lambda ys, gradients: seen.append((ys, gradients)))
         variable, loss = variable_and_loss()
         taken = v1.gradients(loss, [variable])
         v1.train.GradientDescentOptimizer(0.1).minimize(loss)

@@ -227,7 +227,7 @@ def test_a_step_that_would_gain_too_little_is_not_overlapped(latency_secs):
 def test_overlapping_steps_by_hand():
     """Two pieces: each takes 1 s in the forward pass, 2 s in the backward pass and 5 s on the wire."""
     link = NetworkLink(1.0, 0.0, efficiency=1.0, host_bytes_per_sec=math.inf, message_overhead_secs=0.0)
-    size = all_reduce_bytes(2, overlaps=True)
+    size = all_reduce_bytes(2, overlaps_next_step=True)
     link = dataclasses.replace(link, bytes_per_sec=size / 5)
     # 0 to 2 forward; 2 to 4 and 4 to 6 backward, the second piece first; it is sent from 4 to 9, the first one to 14.
     # Then the forward pass from 14 to 16, and the second piece is ready again at 18: the wire was idle for 4 s.

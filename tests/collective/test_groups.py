@@ -82,8 +82,8 @@ def test_a_set_is_opened_once_however_many_names_it_gets():
 
     def create(own, world):
         if world.rank == 2:
-            own.join_creation_of_group(world)
-            own.join_creation_of_group(world)
+            own.take_part_in_creation(world)
+            own.take_part_in_creation(world)
             return []
         own.create("a", [0, 1], world)
         own.create("b", [1, 0], world)
@@ -111,7 +111,7 @@ def test_a_pair_is_found_by_its_members_on_both_ranks():
     job = Job(3)
 
     def create(own, world):
-        own.create("g", [0, 2], world) if world.rank != 1 else own.join_creation_of_group(world)
+        own.create("g", [0, 2], world) if world.rank != 1 else own.take_part_in_creation(world)
         return own.find_pair(2, 0, world).members, own.find_pair(0, 1, world)
 
     assert job.run(create) == [((0, 2), None)] * 3

@@ -9,7 +9,7 @@ import pytest
 
 from npu_bridge.base import environment
 from npu_bridge.collective import thread_priority
-from npu_bridge.collective.thread_priority import give_new_threads_real_time
+from npu_bridge.collective.thread_priority import give_new_threads_real_time_priority
 from tests.npu_run.launching import needs_horovod, npu_run, write_script
 
 REAL_TIME = os.SCHED_RR | os.SCHED_RESET_ON_FORK
@@ -87,7 +87,7 @@ def test_it_is_done_under_gloo_where_it_is_asked_for(monkeypatch, switch, addres
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1" if address else "")
     is_over = threading.Event()
     thread = threading.Thread(target=is_over.wait)
-    with give_new_threads_real_time():
+    with give_new_threads_real_time_priority():
         thread.start()
     try:
         expected = REAL_TIME if is_raised and is_permitted() else os.SCHED_OTHER

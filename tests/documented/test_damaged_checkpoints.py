@@ -107,7 +107,7 @@ def test_the_file_what_is_wrong_and_the_newest_intact_one(folder, kind, monkeypa
     damage(folder / name)
     listed = NEWEST if name == STATE else INTACT  # what is damaged is then only the list
     with pytest.raises(DamagedCheckpointError) as raised:
-        check_newest_checkpoint(str(folder), may_go_back=True)
+        check_newest_checkpoint(str(folder), may_use_older=True)
     text = str(raised.value)
     assert text.startswith(f"checkpoint: {folder / name} is damaged. Expected a file as it was saved; got ")
     assert re.search(what, text) and f"The newest intact checkpoint is {listed}; to resume from it, write" in text
@@ -116,7 +116,7 @@ def test_the_file_what_is_wrong_and_the_newest_intact_one(folder, kind, monkeypa
     monkeypatch.setenv(RESTARTS, "3")
     with pytest.raises(DamagedCheckpointError):
         check_newest_checkpoint(str(folder))  # evaluation changes nothing
-    check_newest_checkpoint(str(folder), may_go_back=True)
+    check_newest_checkpoint(str(folder), may_use_older=True)
     assert f"{name} is damaged" in caplog.text and f"Training resumes from {listed}." in caplog.text
     assert tf.train.latest_checkpoint(str(folder)) == str(folder / listed)
     known = tf.train.get_checkpoint_state(str(folder)).all_model_checkpoint_paths
@@ -143,7 +143,7 @@ def test_where_nothing_is_intact(folder, monkeypatch):
     with pytest.raises(
         DamagedCheckpointError, match="No intact checkpoint is left in .*; remove .*checkpoint to start"
     ):
-        check_newest_checkpoint(str(folder), may_go_back=True)
+        check_newest_checkpoint(str(folder), may_use_older=True)
 
 
 def test_steps_are_compared_as_numbers(folder):
@@ -210,12 +210,12 @@ def test_a_list_that_is_lost_while_the_job_runs_is_made_anew(folder, monkeypatch
     monkeypatch.setenv(RESTARTS, "1")
     for began in ("", str(saved + 1)):
         monkeypatch.setenv(BEGAN, began)
-        check_newest_checkpoint(str(folder), may_go_back=True)
+        check_newest_checkpoint(str(folder), may_use_older=True)
         assert tf.train.latest_checkpoint(str(folder)) is None
     monkeypatch.setenv(BEGAN, str(saved - 1))
     check_newest_checkpoint(str(folder))
     assert tf.train.latest_checkpoint(str(folder)) is None
-    check_newest_checkpoint(str(folder), may_go_back=True)
+    check_newest_checkpoint(str(folder), may_use_older=True)
     assert f"{STATE} is damaged. Expected a file as it was saved; got no such file." in caplog.text
     assert tf.train.latest_checkpoint(str(folder)) == str(folder / NEWEST)
 
@@ -224,7 +224,7 @@ def test_a_folder_in_place_of_the_list_keeps_what_is_in_it(folder, monkeypatch):
     become_folder(folder / STATE)
     (folder / STATE / "notes.txt").write_text("mine")
     monkeypatch.setenv(RESTARTS, "1")
-    check_newest_checkpoint(str(folder), may_go_back=True)
+    check_newest_checkpoint(str(folder), may_use_older=True)
     assert tf.train.latest_checkpoint(str(folder)) == str(folder / NEWEST)
     assert [path.read_text() for path in folder.glob("checkpoint.folder_*/notes.txt")] == ["mine"]
 

@@ -54,9 +54,9 @@ X = [1.0, 2.0]
 @pytest.fixture(autouse=True)
 def fresh_groups():
     """No group or strategy outlives a test."""
-    groups.process_groups.cache_clear()
+    groups.groups_of_process.cache_clear()
     yield
-    groups.process_groups.cache_clear()
+    groups.groups_of_process.cache_clear()
 
 
 @pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: f"{function.__module__}.{function.__name__}")
@@ -214,14 +214,14 @@ def test_a_second_split_is_ignored_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         split.set_split_strategy_by_idx([5])
     assert "is ignored" in caplog.text
-    strategy = groups.process_groups().strategies.strategy_of(WORLD)
+    strategy = groups.groups_of_process().strategies.strategy_of(WORLD)
     assert strategy.last_indices == (3, 9, 11)
     split.set_split_strategy_by_size([90, 10])
-    assert groups.process_groups().strategies.strategy_of(WORLD).percentages == (90, 10)
+    assert groups.groups_of_process().strategies.strategy_of(WORLD).percentages == (90, 10)
 
 
 def test_more_than_eight_fragments_are_taken_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         split.set_split_strategy_by_size([10] * 10)
     assert "10 fragments" in caplog.text
-    assert len(groups.process_groups().strategies.strategy_of(WORLD).percentages) == 10
+    assert len(groups.groups_of_process().strategies.strategy_of(WORLD).percentages) == 10

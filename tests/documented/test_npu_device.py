@@ -143,7 +143,7 @@ def test_deprecated_options_are_kept_and_told(caplog):
     config.auto_tune_mode = "RL,GA"
     config.hcom_parallel = False
     assert "auto_tune_mode is deprecated" in caplog.text
-    assert config.given() == {"auto_tune_mode": "RL,GA", "hcom_parallel": False}
+    assert config.given_options() == {"auto_tune_mode": "RL,GA", "hcom_parallel": False}
 
 
 @pytest.fixture

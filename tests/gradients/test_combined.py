@@ -11,7 +11,7 @@ from npu_bridge.base.flat_tensors import (
     concatenate_flat,
     contiguous_slice,
     map_elementwise,
-    pieces_to_flats,
+    replace_pieces_by_flat_tensors,
     split_flat,
 )
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
@@ -146,11 +146,11 @@ def test_pieces_know_where_they_lie():
     pieces = split_flat(flat, [tensor.shape for tensor in tensors])
     for piece, tensor in zip(pieces, tensors):
         np.testing.assert_array_equal(piece, tensor)
-    assert contiguous_slice(pieces) is flat and pieces_to_flats([*pieces, tensors[1]])[0] is flat
+    assert contiguous_slice(pieces) is flat and replace_pieces_by_flat_tensors([*pieces, tensors[1]])[0] is flat
     np.testing.assert_array_equal(contiguous_slice(pieces[1:]), [5.0, 6.0, 7.0])
     for others in ([pieces[0], pieces[2]], pieces[::-1], [pieces[0], tf.identity(pieces[1])], tensors, []):
         assert contiguous_slice(others) is None
-    assert len(pieces_to_flats(pieces[:2])) == 2
+    assert len(replace_pieces_by_flat_tensors(pieces[:2])) == 2
     called = []
     doubled = map_elementwise(
         [pieces[2], tensors[1], pieces[0], pieces[1]], lambda values: called.append(values) or values * 2

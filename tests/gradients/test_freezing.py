@@ -173,31 +173,31 @@ def test_layers_are_cut_into_blocks_of_equal_numbers():
     layers = ["stem/conv/kernel", "stem/bn/gamma", "stem/bn/beta"]  # one block: what says "bn" joins
     for number in range(6):
         layers += [f"block_{number}/dense/kernel", f"block_{number}/dense/bias", f"block_{number}/dense/scale"]
-    assert stages.FreezeSchedule(groups=7).last_groups([f"{name}:0" for name in layers]) == [
+    assert stages.FreezeSchedule(groups=7).last_group_of_each([f"{name}:0" for name in layers]) == [
         *[0] * 3,
         *[group for group in range(1, 7) for _ in range(3)],
     ]
     # 7 blocks in 3 groups: two for each, and the last one also what is left
-    assert stages.FreezeSchedule(groups=3).last_groups(layers)[::3] == [0, 0, 1, 1, 2, 2, 2]
+    assert stages.FreezeSchedule(groups=3).last_group_of_each(layers)[::3] == [0, 0, 1, 1, 2, 2, 2]
     plain = ["w0", "w1", "w2", "w3", "subnet", "out_bias"]
-    assert stages.FreezeSchedule(groups=2).last_groups(plain) == [0, 0, 0, 1, 1, 1]
+    assert stages.FreezeSchedule(groups=2).last_group_of_each(plain) == [0, 0, 0, 1, 1, 1]
     with pytest.raises(ValueError, match="2 blocks of layers for 3 groups. Use groups=2"):
-        stages.FreezeSchedule(groups=3).last_groups(plain)
+        stages.FreezeSchedule(groups=3).last_group_of_each(plain)
 
 
 def test_parts_of_a_model_are_named_by_expressions_or_variables():
     names = ["bert/embedding:0", "bert/layer_0/kernel:0", "bert/layer_1/kernel:0", "bert/layer_10/kernel:0", "head:0"]
     parts = [["embedding"], ["layer_0/", "layer_1/"], ["layer_10"]]
-    assert stages.FreezeSchedule(groups=parts).last_groups(names) == [0, 1, 1, 2, 2]
+    assert stages.FreezeSchedule(groups=parts).last_group_of_each(names) == [0, 1, 1, 2, 2]
     variable = tf.Variable([1.0], name="bert/layer_1/kernel")
     schedule = stages.FreezeSchedule(groups=[[variable], ["head"]])
-    assert schedule.last_groups(names) == [1, 1, 0, 1, 1]
+    assert schedule.last_group_of_each(names) == [1, 1, 0, 1, 1]
     again = stages.FreezeSchedule.of(schedule.get_config())
-    assert again.get_config() == schedule.get_config() and again.last_groups(names) == [1, 1, 0, 1, 1]
+    assert again.get_config() == schedule.get_config() and again.last_group_of_each(names) == [1, 1, 0, 1, 1]
     with pytest.raises(ValueError, match="'layer_0_/kernl'.*Did you mean 'bert/layer_0/kernel'"):
-        stages.FreezeSchedule(groups=[["layer_0_/kernl"], ["head"]]).last_groups(names)
+        stages.FreezeSchedule(groups=[["layer_0_/kernl"], ["head"]]).last_group_of_each(names)
     with pytest.raises(ValueError, match="bert/layer_10/kernel in parts 0 and 1"):
-        stages.FreezeSchedule(groups=[["layer_1"], ["layer_10"]]).last_groups(names)
+        stages.FreezeSchedule(groups=[["layer_1"], ["layer_10"]]).last_group_of_each(names)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.graph.races import find_races
-from npu_bridge.graph.run import note_gradients, run_of
+from npu_bridge.graph.run import record_gradients, run_of
 from tests.goldens.two_layers import OPTIMIZERS
 from tests.session.precision.small_models import tf1
 
@@ -51,7 +51,7 @@ def test_a_variable_that_only_the_loss_reads(graph):
     loss += weight
     optimizer = tf1.train.GradientDescentOptimizer(0.1)
     pairs = optimizer.compute_gradients(loss)
-    note_gradients(loss, [gradient for gradient, _ in pairs])
+    record_gradients(loss, [gradient for gradient, _ in pairs])
     train = optimizer.apply_gradients(pairs, step)
     assert races_of(graph, train, loss, weight.assign(2.0)) == {"weight"}
 
@@ -66,7 +66,7 @@ def test_two_optimizers_on_the_same_variable(graph):
 def test_assignments_of_what_gradients_say_train(graph, use_resource):
     kernel, step, loss = model(use_resource)
     (gradient,) = tf1.gradients(loss * 1024.0, [kernel])
-    note_gradients(loss * 1024.0, [gradient])
+    record_gradients(loss * 1024.0, [gradient])
     assigned = kernel.assign(kernel - 0.1 * gradient)
     clipped = kernel.assign(tf.clip_by_value(kernel, -1.0, 1.0))
     train = run_of(graph, [assigned.op, step.assign(step + 1).op])
@@ -84,5 +84,5 @@ def test_the_loss_is_that_of_the_model(graph, kind):
         scale = FixedLossScaleManager(128.0).get_loss_scale()
     for scaled, expected in ((loss * scale, loss), (loss * 0.5, None), (loss * (1.0 + tf.reduce_sum(kernel)), None)):
         gradients = tf1.gradients(scaled, [kernel])
-        note_gradients(scaled, gradients)
+        record_gradients(scaled, gradients)
         assert run_of(graph, gradients).loss is (scaled if expected is None else expected)

@@ -136,7 +136,7 @@ def warnings_of_tensorflow(caplog):
 
 
 def test_a_global_step_that_stands_still_is_no_news_where_steps_are_skipped(caplog, monkeypatch):
-    alarms = tensorflow_start._false_alarms()
+    alarms = tensorflow_start._false_alarm_filter()
     monkeypatch.setattr(alarms, "step_is_explained", False)
     assert tensorflow_start._STANDS_STILL in inspect.getsource(inspect.getmodule(tf.estimator.StepCounterHook))
     text = f"{tensorflow_start._STANDS_STILL} has not been increased."

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from npu_run.check import check
-from npu_run.real_checks import import_object, simulated_run, try_call
+from npu_run.real_checks import catch_refusal, import_object, simulated_run
 from npu_run.tensorflow_choice import TensorFlowChoice
 from tests.npu_run.launching import ROOT, npu_run, write_script
 from tests.npu_run.planted import planted
@@ -30,7 +30,7 @@ def find_call_error(text):
 
 
 def stops_of(script):
-    return [each for each in TensorFlowChoice().survey(str(script)).findings if each.severity == "stops it"]
+    return [each for each in TensorFlowChoice().survey_script(str(script)).findings if each.severity == "stops it"]
 
 
 def test_what_a_run_refuses_is_named_in_its_words_and_nothing_else(tmp_path, monkeypatch):
@@ -57,7 +57,8 @@ def test_checks_leave_no_variables_behind():
     before = dict(os.environ)
     with simulated_run(1):
         assert (
-            try_call(import_object("npu_bridge.npu_init.TellMeStepOrLossHook"), loss="loss:0", final_loss=0.5) is None
+            catch_refusal(import_object("npu_bridge.npu_init.TellMeStepOrLossHook"), loss="loss:0", final_loss=0.5)
+            is None
         )
         assert dict(os.environ) != before
     assert dict(os.environ) == before

@@ -165,4 +165,4 @@ STATES = ["", "[]", "{}", '{"asked": 1, "runs": []}', '{"asked": {}, "runs": [{"
 def test_the_state_of_a_search_that_is_damaged_is_told(tmp_path, content):
     (tmp_path / "state.json").write_text(content)
     with pytest.raises(LaunchError, match=r"state.json does not come from an earlier search"):
-        Bisection(str(tmp_path), "force_fp16", 2, 0.1, 9, ["train.py"])._load_earlier_runs()
+        Bisection(str(tmp_path), "force_fp16", 2, 0.1, 9, ["train.py"])._load_runs_of_earlier_search()

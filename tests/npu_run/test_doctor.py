@@ -382,7 +382,7 @@ def test_page(is_terminal):
     assert page.exit_code == 1
     print_page(page, Console(file=(short := io.StringIO()), highlight=False), is_short=True)
     assert "title" not in short.getvalue() and "a problem" in short.getvalue()
-    assert page.facts() == {
+    assert page.make_json_facts() == {
         "versions": [{"name": "short", "value": "1"}, {"name": "much longer", "value": "2 [bold]"}],
         "problems": [
             {"what": "a note", "fix": "a fix", "is_fatal": False},

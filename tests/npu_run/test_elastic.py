@@ -242,7 +242,7 @@ class Thread:
 
     def send_order(self, order):
         name, *words = order.split()
-        {"hold": self.request.hold_runs, "end_after": self.request.end_after}[name](*map(int, words))
+        {"hold": self.request.block_new_runs, "end_after": self.request.allow_runs_until}[name](*map(int, words))
 
     def has_ended(self):
         self._thread.join(20)
@@ -267,7 +267,7 @@ def test_ranks_that_are_in_different_places_end_after_the_same_step(seed):
         rank.start()
     time.sleep(random.random() / 50)
     stop.request_stop(time.monotonic())
-    while not stop.is_announced:
+    while not stop.is_stop_announced:
         assert stop.announce_if_ready(time.monotonic())
     assert all(rank.has_ended() for rank in ranks)
     assert len({rank.steps for rank in ranks}) == 1
@@ -366,7 +366,7 @@ def test_a_rank_alone_ends_after_a_step_for_ranks_that_come(tmp_path, monkeypatc
             while not request.is_due and not os.path.exists("asked_often"):
                 request.begin_run()
         if request.is_due:
-            request.leave(1)
+            request.exit_after_save(1)
         """,
     )
     asked = []

@@ -14,7 +14,7 @@ from npu_run.job.first_failure import (
     choose_exit_code,
     describe_failure_of_job,
     describe_input_end,
-    describe_survivors,
+    describe_other_failures,
     find_short_rank,
     first_failure,
     format_ranks,
@@ -117,9 +117,9 @@ def test_survivors_have_a_line_each_and_one_where_they_say_the_same():
         SECONDARY._replace(rank=0, summary=shut_down, tensor="grad_w"),
         SECONDARY._replace(rank=6, summary="UnknownError: [/a/b/pair.cc:589] Read error. Really."),
         ABORTED._replace(rank=7),
-        KILLED._replace(rank=8, signal_number=None, exit_code=255, lost_because="nothing was heard from hostb"),
+        KILLED._replace(rank=8, signal_number=None, exit_code=255, disconnect_reason="nothing was heard from hostb"),
     ]
-    assert describe_survivors(RAISED, endings) == [
+    assert describe_other_failures(RAISED, endings) == [
         "ranks 0, 3 ended with UnknownError: Horovod has been shut down (in grad_w) after that",
         "rank 6 ended with UnknownError: Read error after that",
         "rank 7 was killed by SIGABRT after that",
@@ -145,13 +145,13 @@ def test_a_thousand_deaths_are_told_in_few_lines():
     killed = [KILLED._replace(rank=rank, when=KILLED.when + rank / 1000) for rank in range(1000)]
     cause = first_failure(killed)
     assert cause == killed[0] and is_cause_certain(killed, cause.when + SETTLE_SECS)
-    assert describe_survivors(cause, killed) == [
+    assert describe_other_failures(cause, killed) == [
         "ranks 1-999 were killed by SIGKILL (by hand, or by the system because memory ran out) after that"
     ]
     raised = [RAISED._replace(rank=rank) for rank in range(1000)]
-    assert describe_survivors(raised[0], raised) == ["ranks 1-999 ended with ValueError: boom after that"]
+    assert describe_other_failures(raised[0], raised) == ["ranks 1-999 ended with ValueError: boom after that"]
     differing = [RAISED._replace(rank=rank, summary=f"ValueError: rank {rank}") for rank in range(1000)]
-    *_, fifth, rest = lines = describe_survivors(differing[0], differing)
+    *_, fifth, rest = lines = describe_other_failures(differing[0], differing)
     assert len(lines) == 6 and fifth == "rank 5 ended with ValueError: rank 5 after that"
     assert rest == "ranks 6-999 failed with other errors after that"
     secondary = [SECONDARY, *(DONE._replace(rank=rank) for rank in range(1, 999))]

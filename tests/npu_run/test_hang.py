@@ -27,8 +27,8 @@ from npu_run.job.hang import (
     StuckCall,
     ThreadPosition,
     describe_hang,
-    find_idle_start,
     find_longest_wait_start,
+    find_start_of_common_wait,
 )
 from npu_run.rank.processor_time import _horovods_thread_name, processor_secs
 from npu_run.rank.stuck_call import MainThreadSampler, frames_of_threads
@@ -50,7 +50,7 @@ def test_only_waiting_inside_a_runtime_counts():
 
 def test_description_names_who_waits_for_what_and_who_is_missing():
     calls = {0: WAITS, 1: SLEEPS, 2: WAITS, 3: None, 4: None}
-    text = describe_hang(calls, [RAISED, RAISED._replace(rank=2), RankEnding(5, 1.0, 0)], stopped=[4], secs=60.4)
+    text = describe_hang(calls, [RAISED, RAISED._replace(rank=2), RankEnding(5, 1.0, 0)], stopped_ranks=[4], secs=60.4)
     assert text.startswith(
         "no progress for 60 s: ranks 0, 2 waiting for grad_w at train.py:7 (session.run(step)); "
         "rank 1 missing, it stays at train.py:3 (time.sleep(600)); rank 3 missing, it is elsewhere; "
@@ -126,12 +126,12 @@ def test_waiting_for_a_stopped_process_ends_the_job_without_a_limit(stopped, sto
 
 def test_a_job_is_idle_when_every_rank_waits_and_none_computes():
     other = WAITS._replace(since=30.0)
-    assert find_idle_start({0: WAITS, 1: other}, []) == 30.0
-    assert find_idle_start({0: WAITS._replace(busy_at=40.0), 1: other}, []) == 40.0
-    assert find_idle_start({0: WAITS, 1: None}, []) is None
-    assert find_idle_start({0: WAITS, 1: SLEEPS}, []) is None  # a download, perhaps
-    assert find_idle_start({0: WAITS, 1: None}, stopped=[1]) == 10.0
-    assert find_idle_start({}, []) is None
+    assert find_start_of_common_wait({0: WAITS, 1: other}, []) == 30.0
+    assert find_start_of_common_wait({0: WAITS._replace(busy_at=40.0), 1: other}, []) == 40.0
+    assert find_start_of_common_wait({0: WAITS, 1: None}, []) is None
+    assert find_start_of_common_wait({0: WAITS, 1: SLEEPS}, []) is None  # a download, perhaps
+    assert find_start_of_common_wait({0: WAITS, 1: None}, stopped_ranks=[1]) == 10.0
+    assert find_start_of_common_wait({}, []) is None
 
 
 def test_a_job_ends_in_which_all_wait_and_some_have_no_input_left():
@@ -371,7 +371,7 @@ def test_a_rank_that_is_looked_at_while_it_has_garbage_does_not_wait_for_itself(
 
 BLOCKED = """
 import subprocess, sys, threading, time
-from npu_run.rank.processor_time import _horovods_thread_name, is_blocked
+from npu_run.rank.processor_time import _horovods_thread_name, is_process_blocked
 
 def cycle():
     while True:
@@ -413,7 +413,7 @@ threading.Thread(target=others[sys.argv[1]], daemon=True).start()
 def look():
     time.sleep(0.3)
     is_wait = lambda frame: sys.argv[1] != "frees an object"
-    print(sum(is_blocked(sys._current_frames(), is_wait) for _ in range(5)), flush=True)
+    print(sum(is_process_blocked(sys._current_frames(), is_wait) for _ in range(5)), flush=True)
     held.release()
 
 threading.Thread(target=look).start()

@@ -196,7 +196,7 @@ def test_a_host_that_falls_silent_is_lost(tmp_path, ssh, monkeypatch):
         host._silence_secs = host._limit_secs = 4.0
         wait_for(lambda: look(host, rank) is not None, "the loss to be noticed")
         assert rank.ending.exit_code == 255
-        assert rank.ending.lost_because == f"nothing was heard from {ONE} for 4 s"
+        assert rank.ending.disconnect_reason == f"nothing was heard from {ONE} for 4 s"
     finally:
         host.close()
     assert_all_gone([int((tmp_path / "pids.5").read_text().split()[0])])
@@ -269,11 +269,13 @@ def test_state_in_memory_is_kept_for_a_job_that_goes_on(tmp_path, goes_on):
 
 def test_times_of_another_clock_become_the_launchers():
     rank = WatchedRank(3, streams={})
-    rank.process = RemoteProcess(3, types.SimpleNamespace(check_connection=lambda: None, codes={}, lost_because=""))
+    rank.process = RemoteProcess(
+        3, types.SimpleNamespace(check_connection=lambda: None, codes={}, disconnect_reason="")
+    )
     stuck = b'{"stuck": {"since": 100.0, "where": "train.py:1", "waits": true}}\n{"ending": {"when"'
-    rank.receive("link", stuck, lead_secs=50.0)
+    rank.receive("link", stuck, clock_lead_secs=50.0)
     assert rank.stuck.since == 150.0
-    rank.receive("link", b': 120.0, "code": 1, "summary": "ValueError: boom"}}\n', lead_secs=50.5)
+    rank.receive("link", b': 120.0, "code": 1, "summary": "ValueError: boom"}}\n', clock_lead_secs=50.5)
     assert rank.poll().when == 170.5
     rank.receive("link", b'{"stuck": null}\n')
     assert rank.stuck is None

@@ -104,7 +104,7 @@ def test_what_only_one_task_is_told_becomes_an_ordered_end_of_all(tmp_path):
                 time.sleep(0.1)
             while not os.path.exists("told twice"):
                 time.sleep(0.01)
-            request.leave(7)
+            request.exit_after_save(7)
         """,
     )
     processes = start_all(tmp_path, "train.py")

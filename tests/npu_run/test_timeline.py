@@ -11,7 +11,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.output_folders import claim_output_folder
 from npu_run.errors import LaunchError
 from npu_run.outputs import MADE_BY
-from npu_run.timeline import Recording, pop_recording
+from npu_run.timeline import Recording, pop_recording_from_environment
 from tests.npu_run.launching import needs_horovod, npu_run, write_script
 
 PLAIN_SESSION = """
@@ -217,16 +217,16 @@ def test_a_wrong_range_or_folder_starts_nothing(tmp_path):
     assert "npu-run: --timeline is not a range of steps." in output
     assert "started" not in output
     with pytest.raises(LaunchError, match="train.py/inside cannot be written"):
-        Recording.parse("1:2", str(tmp_path / "train.py" / "inside")).announce(1)
+        Recording.parse("1:2", str(tmp_path / "train.py" / "inside")).announce_to_ranks(1)
 
 
 def test_ranks_get_what_the_launcher_announced_once(tmp_path, monkeypatch):
     monkeypatch.setattr(environment.os, "environ", {})
     recording = Recording.parse(" 3:9 ", str(tmp_path))
-    recording.announce(2)
-    assert pop_recording() == recording == Recording(3, 9, str(tmp_path))
+    recording.announce_to_ranks(2)
+    assert pop_recording_from_environment() == recording == Recording(3, 9, str(tmp_path))
     assert recording.steps == range(3, 9)
-    assert pop_recording() is None
+    assert pop_recording_from_environment() is None
 
 
 OVERLAPPING = """

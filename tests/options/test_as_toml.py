@@ -16,7 +16,7 @@ from npu_bridge.estimator.npu.npu_config import (
 )
 from npu_bridge.options import OPTIONS, read_run_config
 from npu_bridge.options.as_toml import as_toml
-from npu_bridge.options.kinds import Helper
+from npu_bridge.options.kinds import HelperObject
 from npu_bridge.options.table import REQUIRED, RUN_CONFIG
 
 _VALUES = (True, False, 1, 7, 0.5, 'a "b"\\\n\té\x01\x7f', "1", b"text")
@@ -38,7 +38,7 @@ def made(owner, name, value, **required):
     """A configuration with one option changed, None where its value is not legal."""
     try:
         helper = getattr(npu_config, owner)(**{**required, name: value})
-        path = [o.name for o in OPTIONS if isinstance(o.kind, Helper) and o.kind.owner == owner]
+        path = [o.name for o in OPTIONS if isinstance(o.kind, HelperObject) and o.kind.owner == owner]
         if owner == "GraphMemoryOptimizeConfig":
             path, helper = ["experimental_config"], ExperimentalConfig(graph_memory_optimize_config=helper)
         return helper if owner == RUN_CONFIG else NPURunConfig(**{path[0]: helper})
@@ -48,7 +48,7 @@ def made(owner, name, value, **required):
 
 def test_every_option_comes_back_from_its_file(tmp_path):
     seen = set()
-    plain = [option for option in OPTIONS if option.is_plain and hasattr(npu_config, option.owner)]
+    plain = [option for option in OPTIONS if option.has_plain_value and hasattr(npu_config, option.owner)]
     for option in plain:
         needed = [o.name for o in OPTIONS.options_of(option.owner) if o.default is REQUIRED and o.name != option.name]
         for value in (*getattr(option.kind, "choices", ()), *_VALUES):

@@ -206,6 +206,6 @@ def test_numbers_up_to_64_bits_are_read():
 def test_variables_are_as_they_were_afterwards(monkeypatch):
     monkeypatch.setenv("NPU_SET_BEFORE", "1")
     monkeypatch.delenv("NPU_UNSET_BEFORE", raising=False)
-    with environment.temporary_variables(lambda: {"NPU_SET_BEFORE": "2", "NPU_UNSET_BEFORE": "3"}):
+    with environment.set_variables_temporarily(lambda: {"NPU_SET_BEFORE": "2", "NPU_UNSET_BEFORE": "3"}):
         assert (os.environ["NPU_SET_BEFORE"], os.environ["NPU_UNSET_BEFORE"]) == ("2", "3")
     assert os.environ["NPU_SET_BEFORE"] == "1" and "NPU_UNSET_BEFORE" not in os.environ

@@ -86,7 +86,7 @@ def test_repr_makes_the_same_configuration_again(given):
     again = eval(repr(config), vars(npu_config))
     assert repr(again) == repr(config) and all(f"{name}=" in repr(config) for name in given)
     options, options_again = read_run_config(config), read_run_config(again)
-    plain = [option.name for option in OPTIONS if option.is_plain]
+    plain = [option.name for option in OPTIONS if option.has_plain_value]
     assert [getattr(options, name) for name in plain] == [getattr(options_again, name) for name in plain]
 
 

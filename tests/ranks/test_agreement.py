@@ -66,11 +66,11 @@ DIFFERENCES = {
 
 def build(how):
     """Makes a small model in a graph of its own and takes its gradients; gives the sentence of the error, or None."""
-    strategies = groups.process_groups().strategies
+    strategies = groups.groups_of_process().strategies
     if how.last_indices:
         strategies.set_last_indices(groups.WORLD, how.last_indices)
     try:
-        in_flight = environment.temporary_variables(lambda: {"NPU_TRANSFERS_IN_FLIGHT": how.in_flight})
+        in_flight = environment.set_variables_temporarily(lambda: {"NPU_TRANSFERS_IN_FLIGHT": how.in_flight})
         with in_flight, tf.Graph().as_default():
             shapes = {"kernel": [3, 4], "bias": how.bias_shape}
             variables = [tf1.get_variable(name, shapes.get(name, [4]), how.dtype) for name in how.names]

@@ -14,7 +14,7 @@ from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpe
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPUDistributedOptimizer
 from npu_bridge.session import EndTogether, EndTogetherCallback
-from npu_bridge.session.end_together import with_look_ahead
+from npu_bridge.session.end_together import with_has_next_flag
 from tests.goldens.two_layers import assert_same_bits, in_graph
 
 tf1 = tf.compat.v1
@@ -164,9 +164,9 @@ def test_looking_ahead_changes_no_element_and_goes_through_the_data_once():
 
     spec = ({"x": tf.TensorSpec([None], tf.float32)}, tf.SparseTensorSpec([1, 2], tf.int32))
     dataset = tf.data.Dataset.from_generator(batches, output_signature=spec)
-    looked = with_look_ahead(dataset)
+    looked = with_has_next_flag(dataset)
     assert looked.element_spec[0] == dataset.element_spec
     found = [(element[0]["x"].numpy().tolist(), int(element[1].shape[0]), bool(more)) for element, more in looked]
     assert found == [([float(number)] * (number + 1), 1, number < 3) for number in range(4)]
     assert drawn == [0, 1, 2, 3]
-    assert not list(with_look_ahead(tf.data.Dataset.range(0)))
+    assert not list(with_has_next_flag(tf.data.Dataset.range(0)))

@@ -89,7 +89,7 @@ def _dense(rows, indices):
 
 def random_strategy(random, count):
     """Sets a split strategy for `count` dense gradients, by index or by size."""
-    strategies = groups.process_groups().strategies
+    strategies = groups.groups_of_process().strategies
     strategies.reset(groups.WORLD)
     if random.rand() < 0.5 and count:
         picked = random.choice(count, random.randint(1, min(count, 8) + 1), replace=False)
@@ -135,12 +135,12 @@ def reduce_in_many_cuts(seed, cut_count):
         # The last one is the default cut.
         random_strategy(random, gradients.kinds.count("dense"))
         if number == cut_count - 1:
-            groups.process_groups().strategies.reset(groups.WORLD)
+            groups.groups_of_process().strategies.reset(groups.WORLD)
         fragment_counts.append(len(cut_fragments([grad for grad, _ in pairs], gradients.kinds)))
         reduced = _reduced(f"cut_{number}", pairs, wire, is_scaled)
         assert [grad is None for grad in reduced] == [grad is None for grad, _ in pairs]
         cuts.append([reduced[position] for position in existing])
-    groups.process_groups().strategies.reset(groups.WORLD)
+    groups.groups_of_process().strategies.reset(groups.WORLD)
     with tf1.Session() as session:
         alone, cuts = session.run([alone, cuts])
     expected = [_bits(result) for result in alone]
@@ -209,7 +209,7 @@ def npu_allreduce_in_many_cuts(seed, cut_count):
     for number in range(cut_count):
         random_strategy(random, gradients.kinds.count("dense"))
         cuts.append(npu_allreduce(values, ("mean", "sum")[number % 2], fusion=1))
-    groups.process_groups().strategies.reset(groups.WORLD)
+    groups.groups_of_process().strategies.reset(groups.WORLD)
     with tf1.Session() as session:
         alone, cuts = session.run([alone, cuts])
     expected = {reduction: [_bits(result) for result in results] for reduction, results in alone.items()}
@@ -230,7 +230,7 @@ def test_a_list_given_to_npu_allreduce_may_be_cut_anyhow(on_ranks):
 @in_graph
 def cuts_of_two_optimizers():
     """On a rank: how many transfers there are for an optimizer with a cut of its own, and for others around it."""
-    strategies = groups.process_groups().strategies
+    strategies = groups.groups_of_process().strategies
     variables = [tf1.get_variable(f"v{number}", [4]) for number in range(5)]
     loss = tf.add_n([tf.reduce_sum(tf.square(variable)) for variable in variables])
     options = {"before": {}, "own": {"gradient_split_groups": [1, 2, 3]}, "after": {}, "later": {}}

@@ -539,7 +539,7 @@ def random_strategies(count):
     whole = ranks.all_reduce(gradients, "whole")
     differing, fragment_counts = 0, set()
     for _ in range(count):
-        strategies = groups.process_groups().strategies
+        strategies = groups.groups_of_process().strategies
         strategies.reset(groups.WORLD)
         if drawn.random() < 0.5:
             strategies.set_last_indices(groups.WORLD, sorted(drawn.choice(12, drawn.integers(1, 9), replace=False)))

@@ -99,7 +99,7 @@ def overlapped(step, early):
     waits: dict = {}
     for each in transfers:
         waits.update(dependencies_for_order(ops, order_for_forward_pass(each, early)))
-    return put_in_overlapped_loop(tf1.get_default_graph(), [step], waits=waits)
+    return put_in_overlapped_loop(tf1.get_default_graph(), [step], control_inputs_of_copies=waits)
 
 
 @mock.patch.dict(os.environ, FUSION_TENSOR_SIZE=str(4 * WIDTH * WIDTH))

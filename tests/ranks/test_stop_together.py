@@ -15,7 +15,7 @@ from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpe
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPUDistributedOptimizer
 from npu_bridge.session import AverageMetricsCallback, BestCheckpoint, StopTogether
-from npu_bridge.session.stop_together import may_stop
+from npu_bridge.session.stop_together import can_hook_request_stop
 from tests.goldens.two_layers import in_graph
 
 tf1 = tf.compat.v1
@@ -170,7 +170,11 @@ def test_with_one_rank_logs_stay_as_they_are():
 def test_only_hooks_that_decide_by_themselves_are_asked_for():
     undecided = (tf.estimator.StopAtStepHook(3), _AtEnd(), tf.estimator.CheckpointSaverHook("unused", 3))
     inherits = type("Inherits", (_StopAfter,), {})
-    assert may_stop(_StopAfter(3)) and may_stop(inherits(3)) and not any(map(may_stop, undecided))
+    assert (
+        can_hook_request_stop(_StopAfter(3))
+        and can_hook_request_stop(inherits(3))
+        and not any(map(can_hook_request_stop, undecided))
+    )
 
 
 def test_one_rank_stops_at_once(graph):

@@ -145,7 +145,7 @@ def _computing(fragments):
     try:
         return _train(_step(features), _STEPS)[0]
     finally:
-        groups.process_groups().strategies.reset(groups.WORLD)  # the ranks stay up for other tests
+        groups.groups_of_process().strategies.reset(groups.WORLD)  # the ranks stay up for other tests
 
 
 def test_a_rank_that_computes_more_is_named(on_ranks):

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from npu_bridge import collective
-from npu_bridge.session.tailing_hook import tailing_report_of
+from npu_bridge.session.tailing_hook import tail_optimization_report_of
 from tests.goldens.two_layers import OPTIMIZERS, in_graph
 from tests.gradients.tailing.random_networks import CLIPS, NETWORKS, Network
 from tests.gradients.tailing.waiting import nodes_of_run, superfluous_waits
@@ -55,7 +55,7 @@ def train(layers, trainers, is_classic, is_tailing):
         for poison in (0.0, np.nan if ranks.rank == ranks.size - 1 else 0.0, 1.9e35, 0.0):
             session.run([train_ops, network.loss], network.feeds(random, poison), options, metadata)
         values = session.run(variables)
-    report = tailing_report_of(tf1.get_default_graph())
+    report = tail_optimization_report_of(tf1.get_default_graph())
     loss = [network.loss.op.name]
     waits = superfluous_waits(nodes_of_run(metadata), loss)
     return values, waits, None if report is None else dataclasses.asdict(report)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.session.tailing_hook import tailing_report_of
+from npu_bridge.session.tailing_hook import tail_optimization_report_of
 from tests.goldens.two_layers import OPTIMIZERS, TwoLayers, in_graph
 from tests.gradients.tailing.waiting import (
     computed_from,
@@ -114,7 +114,7 @@ def test_what_is_not_made_of_the_last_fragment_does_not_wait_for_it(on_ranks, mo
 @in_graph
 def transfers_that_wait(most):
     """On a rank: for each fragment's transfer, those of other fragments and the decision that it waits for."""
-    with environment.temporary_variables(lambda: {"NPU_TRANSFERS_IN_FLIGHT": str(most)}):
+    with environment.set_variables_temporarily(lambda: {"NPU_TRANSFERS_IN_FLIGHT": str(most)}):
         wrapped = NPUOptimizer(
             OPTIMIZERS["sgd"](), FixedLossScaleManager(8), True, True, True, gradient_split_groups=[5, 10, 15, 20, 25]
         )
@@ -162,7 +162,7 @@ def superfluous_waits_when_freed(model, way, is_classic):
     with open_session(is_tailing=True) as session:
         session.run(start)
         session.run([train_op, loss], words, options=options, run_metadata=metadata)
-    report = tailing_report_of(graph)
+    report = tail_optimization_report_of(graph)
     return superfluous_waits(nodes_of_run(metadata), [loss.op.name]), report.kept, list(report.freed)
 
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.session.tailing_hook import tailing_report_of
+from npu_bridge.session.tailing_hook import tail_optimization_report_of
 from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, in_graph
 from tests.ranks.ways import WAYS, WIRES, control_flow, open_session
 
@@ -73,7 +73,7 @@ def train_all(is_tailing, is_classic):
             session.run(train_ops, {tokens: here.randint(0, 6, 4), trouble: met})
             trace.append(session.run(scales))
         values = session.run(variables)
-    report = tailing_report_of(tf1.get_default_graph())
+    report = tail_optimization_report_of(tf1.get_default_graph())
     return values, np.float32(trace), None if report is None else dataclasses.asdict(report)
 
 

@@ -20,7 +20,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUO
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
 from npu_bridge.gradients.tailing import optimize_tail
 from npu_bridge.gradients.tailing.report import NO_GRADIENTS
-from npu_bridge.session.tailing_hook import TailingHook, tailing_report_of
+from npu_bridge.session.tailing_hook import TailOptimizationHook, tail_optimization_report_of
 from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits, in_graph
 from tests.gradients.tailing.waiting import computed_from, is_update, nodes_of_run, waiting_for
 from tests.ranks.ways import control_flow
@@ -264,10 +264,10 @@ def free_what_cannot_be_freed(kind, folder):
         build_step(Chain())
     graph = tf1.get_default_graph()
     before = {node.name: list(node.input) for node in graph.as_graph_def().node}
-    TailingHook(folder).begin()
+    TailOptimizationHook(folder).begin()
     now = {node.name: list(node.input) for node in graph.as_graph_def().node}
     assert {name: inputs for name, inputs in before.items() if now[name] != inputs} == {}
-    report = tailing_report_of(graph)
+    report = tail_optimization_report_of(graph)
     assert not report.has_changed and report.unchanged_because in report.text() and report.advice in report.text()
     return report.unchanged_because
 
@@ -346,7 +346,7 @@ def train_session(is_tailing, is_monitored):
                 train_op, {model.inputs: np.full([2, 8], step / 10), model.poison: np.nan if step == 2 else 0.0}
             )
         values = session.run({variable.name: variable for variable in tf1.global_variables()})
-    report = tailing_report_of(graph)
+    report = tail_optimization_report_of(graph)
     return values, report is not None and report.has_changed
 
 
@@ -365,7 +365,7 @@ def train_against_the_map():
         session.run(tf1.global_variables_initializer())
         session.run(train_op)
         grown = len(tf1.get_default_graph().get_operations()) - op_count
-        return session.run(weight).tolist(), grown, tailing_report_of(tf1.get_default_graph())
+        return session.run(weight).tolist(), grown, tail_optimization_report_of(tf1.get_default_graph())
 
 
 def test_an_optimizer_that_was_told_not_to_is_left_alone(on_ranks):

@@ -279,7 +279,7 @@ def _ancestors(op):
 @in_graph
 def transfers_behind_the_decision(bytes_at_once):
     """On a rank: which transfers wait for the decision; the last of 30 gradients, a fragment alone, has 400 bytes."""
-    with environment.temporary_variables(lambda: {"FUSION_TENSOR_SIZE": bytes_at_once}):
+    with environment.set_variables_temporarily(lambda: {"FUSION_TENSOR_SIZE": bytes_at_once}):
         names = structure_of_the_tail.__wrapped__()["waiting transfers"]
     return [name.rpartition("_fragment_")[2].partition("_")[0] for name in names]
 

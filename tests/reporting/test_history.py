@@ -91,7 +91,7 @@ def test_resume_drops_what_came_after_the_checkpoint(path):
 def test_resume_drops_steps_skipped_after_the_checkpoint(path):
     write(path, [(1, False), (1, True), (2, False), (2, True), (2, True), (3, False)])
     history = History(path)
-    assert history.skipped_until(2) == 1
+    assert history.count_skipped_steps_until(2) == 1
     history.begin_session(2)
     assert steps_of(history) == [(1, False), (1, True), (2, False)]
 

@@ -84,16 +84,16 @@ def test_missing_matplotlib_names_the_extra(history, tmp_path, monkeypatch):
 
 def test_smoothing_keeps_a_straight_line_and_does_not_lag():
     line = np.arange(20.0)
-    np.testing.assert_allclose(smooth(line, reach=3)[3:-3], line[3:-3])
+    np.testing.assert_allclose(smooth(line, half_width=3)[3:-3], line[3:-3])
 
 
 def test_smoothing_passes_over_what_is_not_finite():
-    np.testing.assert_allclose(smooth([1.0, math.nan, 1.0], reach=1), [1.0, 1.0, 1.0])
-    assert np.isnan(smooth([math.nan], reach=2)).all()
+    np.testing.assert_allclose(smooth([1.0, math.nan, 1.0], half_width=1), [1.0, 1.0, 1.0])
+    assert np.isnan(smooth([math.nan], half_width=2)).all()
 
 
 def test_smoothing_with_no_reach_changes_nothing():
-    np.testing.assert_array_equal(smooth([3.0, 1.0, 2.0], reach=0), [3.0, 1.0, 2.0])
+    np.testing.assert_array_equal(smooth([3.0, 1.0, 2.0], half_width=0), [3.0, 1.0, 2.0])
 
 
 def test_who_has_no_home_reads_nothing_about_matplotlib(tmp_path):

@@ -147,6 +147,6 @@ def test_of_steps_in_which_the_scale_moved_the_last_one_counts():
     skips = SkipsInARow(8.0)
     counts = []
     for scale, steps in ((8.0, 3), (4.0, 5), (4.0, 2)):
-        skips.add(True, scale, steps=steps)
+        skips.count_steps(True, scale, steps=steps)
         counts.append(skips.count)
     assert counts == [3, 1, 3]

@@ -56,7 +56,7 @@ def test_a_step_is_cut_into_its_kinds():
         (None, True),
         (12, False),
     ]
-    assert step.exposed == [(8, 9), (11, 14)]
+    assert step.exposed_intervals == [(8, 9), (11, 14)]
 
 
 def test_a_transfer_of_the_forward_pass_does_not_make_updates_of_what_follows():
@@ -77,7 +77,7 @@ def test_a_transfer_of_the_forward_pass_does_not_make_updates_of_what_follows():
 
 def test_one_rank_alone_has_no_tail():
     step = read_step(record(*BACKWARD, ("apply", "ApplyAdam", FLOAT, ["grad_a"], 9, 11)), step=0, rank=0)
-    assert (step.backward_end_ms, step.exposed, step.transfers) == (8, [], ())
+    assert (step.backward_end_ms, step.exposed_intervals, step.transfers) == (8, [], ())
 
 
 def test_gradients_are_followed_to_other_devices():

@@ -53,7 +53,7 @@ def test_exposed_is_what_is_waited_for_after_the_backward_pass_while_nothing_is_
     sent = tuple(Transfer(f"t{number}", begin, begin, end) for number, (begin, end) in enumerate(transfers))
     step = trace(sent, compute, updates, backward_end)
     expected = {cell for cell in cells(transfers) if cell >= backward_end} - cells(compute) - cells(updates)
-    assert cells(step.exposed) == expected
+    assert cells(step.exposed_intervals) == expected
     assert step.exposed_ms == len(expected)
 
 

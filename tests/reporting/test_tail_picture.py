@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_bridge.reporting.step_trace import StepTrace, Transfer
-from npu_bridge.reporting.tail_picture import compare, draw_overlapping, draw_step
+from npu_bridge.reporting.tail_picture import compare, draw_overlapping_steps, draw_step
 
 SVG = "{http://www.w3.org/2000/svg}"
 SUBPATH = re.compile(r"M([\d.]+) [\d.]+h([\d.]+)V")
@@ -120,7 +120,7 @@ def test_two_steps_are_compared_on_one_scale():
 def test_overlapping_steps_are_drawn_on_one_clock():
     """Steps that begin every 20 ms, and send three times 4 ms from 10 to 24 ms of their time."""
     steps = [dataclasses.replace(step(3), step=30 + number, start_secs=1.0 + number / 50) for number in range(4)]
-    drawn = draw_overlapping(steps, ranks=2)
+    drawn = draw_overlapping_steps(steps, ranks=2)
     assert texts(drawn)[:2] == [
         "Steps 30 to 33, rank 0 of 2",
         "4 steps in 100.0 ms, darker and lighter in turns; between the first transfer and the last one, nothing is on "

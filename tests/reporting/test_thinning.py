@@ -15,8 +15,8 @@ def train(losses, skipped=(), step=0, steps_per_update=1):
         step += steps_per_update * (number not in skipped)
         thinning.add(Observation(loss, None, number in skipped), float(number), 1)
         if thinning.is_full:
-            rows += thinning.take_rows(step)
-    rows += thinning.take_rows(step, is_over=True)
+            rows += thinning.pop_rows(step)
+    rows += thinning.pop_rows(step, is_training_over=True)
     return [(step, seen.observation.loss) for step, seen in rows]
 
 

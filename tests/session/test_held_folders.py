@@ -165,10 +165,10 @@ def test_a_holder_elsewhere_is_believed_as_long_as_it_gives_signs_of_life(tmp_pa
 def test_a_holder_elsewhere_of_an_earlier_start_of_the_job_needs_no_waiting(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv(environment.START, "")  # as it was afterwards
     starts = lock_owners.JobStarts()
-    starts.begin()
+    starts.begin_start()
     write_lock(tmp_path, host="elsewhere")
-    starts.end(might_still_run=False)
-    starts.begin()
+    starts.end_start(might_still_run=False)
+    starts.begin_start()
     with take(tmp_path) as hold:
         assert hold.has_taken_over and "waiting for a sign of life" not in caplog.text
 
@@ -184,15 +184,15 @@ def test_a_holder_elsewhere_that_may_live_is_waited_for(which, tmp_path, monkeyp
     monkeypatch.setenv(environment.START, "")
     monkeypatch.setattr(held_folders._LOG, "warning", warn)
     starts = lock_owners.JobStarts()
-    starts.begin()
+    starts.begin_start()
     write_lock(tmp_path, host="elsewhere", job="of the start")
     if which == "one that may continue":
-        starts.end(might_still_run=True)
-        starts.begin()
+        starts.end_start(might_still_run=True)
+        starts.begin_start()
     elif which == "a later one":
         monkeypatch.setenv(environment.START, environment.read_variable(environment.START).replace(":1:", ":0:"))
     elif which == "another job":
-        lock_owners.JobStarts().begin()
+        lock_owners.JobStarts().begin_start()
         monkeypatch.setenv(environment.START, environment.read_variable(environment.START).replace(":1:", ":2:"))
     with take(tmp_path):
         assert len(said) == 1 and "waiting for a sign of life" in said[0]
@@ -219,10 +219,10 @@ def test_the_holder_gives_signs_of_life_and_notices_its_loss(tmp_path, monkeypat
         os.utime(tmp_path / LOCK, (0, 0))
         while os.stat(tmp_path / LOCK).st_mtime == 0:
             time.sleep(0.02)
-        hold.check()
+        hold.check_still_held()
         (tmp_path / LOCK).write_text("another's")
         with pytest.raises(FolderHeldError, match="was taken over by another job"):
-            hold.check()
+            hold.check_still_held()
     assert "another job has taken the folder" in caplog.text
     assert (tmp_path / LOCK).read_text() == "another's"
 
@@ -231,18 +231,18 @@ def test_a_lock_that_was_cleaned_away_is_put_back(tmp_path, monkeypatch, unatten
     with take(tmp_path) as hold:
         text = (tmp_path / LOCK).read_text()
         (tmp_path / LOCK).unlink()
-        hold.check()
+        hold.check_still_held()
         assert os.listdir(tmp_path) == [LOCK] and (tmp_path / LOCK).read_text() == text
         (tmp_path / LOCK).unlink()
         child = os.fork()
         if not child:
-            hold.check()  # not held: the child holds nothing
+            hold.check_still_held()  # not held: the child holds nothing
             os._exit(0 if not os.listdir(tmp_path) else 1)
         assert os.waitpid(child, 0)[1] == 0
         (tmp_path / LOCK).write_text("another's")
         monkeypatch.setattr(held_folders.os.path, "lexists", lambda path: False)  # it came this very moment
         with pytest.raises(FolderHeldError, match="was taken over by another job, because .*lock was removed, or"):
-            hold.check()
+            hold.check_still_held()
         assert os.listdir(tmp_path) == [LOCK] and (tmp_path / LOCK).read_text() == "another's"
 
 
@@ -262,7 +262,7 @@ def test_after_a_silence_a_lock_that_is_gone_is_lost(tmp_path, monkeypatch):
         monkeypatch.setattr(held_folders, "_clock_secs", lambda: next(clock))
         (tmp_path / LOCK).unlink()
         with pytest.raises(FolderHeldError):
-            hold.check()
+            hold.check_still_held()
 
 
 def test_a_training_goes_on_when_its_lock_is_cleaned_away(tmp_path):
@@ -303,7 +303,7 @@ def test_a_file_system_without_links_will_do(tmp_path, monkeypatch):
 def test_what_is_remote_or_cannot_be_written_is_not_held(folder):
     with hold_model_dir(folder) as hold:
         assert not hold.has_taken_over
-        hold.check()
+        hold.check_still_held()
 
 
 def input_fn():

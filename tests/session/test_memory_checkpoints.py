@@ -277,7 +277,7 @@ def test_a_copy_that_is_newer_than_what_is_intact_is_taken_once(
     monkeypatch.setenv(RESTARTS, "1")
     for _ in range(3):
         take_memory_checkpoint(folder)
-        check_newest_checkpoint(folder, may_go_back=True)
+        check_newest_checkpoint(folder, may_use_older=True)
         assert saved_steps(folder)[-1] == goes_on_from
     latest = tf.train.latest_checkpoint(folder)
     np.testing.assert_array_equal(tf.train.load_variable(latest, "numbers"), np.full(1000, float(goes_on_from)))

@@ -19,7 +19,7 @@ def test_hooks_behind_it_end_before_the_process_does(graph, tmp_path, monkeypatc
     saver = tf.estimator.CheckpointSaverHook(str(tmp_path), save_steps=1000)
     with pytest.raises(SystemExit) as left:
         with tf.compat.v1.train.MonitoredSession(hooks=[StopHook(), saver]) as session:
-            request.end_after(3)
+            request.allow_runs_until(3)
             while not session.should_stop():
                 session.run(train)
     assert left.value.code == STOPPED_EXIT_CODE

@@ -130,7 +130,7 @@ def test_a_patch_for_determinism_refuses_no_version(monkeypatch):
     package.patch = lambda: pytest.fail("No patch available for version 2.15.1 of TensorFlow")
     monkeypatch.setitem(sys.modules, "tfdeterminism", package)
     monkeypatch.setenv("TF_CUDNN_DETERMINISTIC", "0")
-    proxies.proxy("tfdeterminism").take("patch")()
+    proxies.proxy("tfdeterminism").value_of_import("patch")()
     assert os.environ["TF_CUDNN_DETERMINISTIC"] == "1" and not proxies.is_plain("tfdeterminism")
 
 
@@ -148,7 +148,7 @@ def test_channels_of_pictures_as_before_scikit_image_0_21(monkeypatch):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     new = sys.modules["skimage.filters"]
     new.gaussian = lambda image, sigma=1, channel_axis=None: (sigma, channel_axis)
-    blur = shims._accepting_multichannel("skimage.filters", "gaussian")
+    blur = shims._wrap_to_accept_multichannel("skimage.filters", "gaussian")
     assert blur(0, 2, multichannel=True) == (2, -1) and blur(0, channel_axis=0) == (1, 0)
     assert blur(0, multichannel=False) == blur(0) == (1, None)
 

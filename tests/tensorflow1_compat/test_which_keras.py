@@ -65,7 +65,7 @@ PRINT = "\nprint('keras', keras.__version__, keras.optimizers.Adam)\n"
 
 def decides(folder, text: str) -> set[str]:
     write_script(folder, f"import keras\n{text}")
-    return set(find_evidence_of_script(str(folder / "train.py"), [str(folder)]).packages_in_older_version)
+    return set(find_evidence_of_script(str(folder / "train.py"), [str(folder)]).packages_needed_in_older_version)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -36,7 +36,7 @@ def accept_whole_floats() -> None:
         wrap_function(tensor_shape.Dimension, "__init__", init_with_whole_floats)
 
 
-def add_larger_epsilons() -> None:
+def raise_batch_norm_epsilons() -> None:
     """Makes fused batch normalisations add at least 1.001e-5 to a variance, as in TensorFlow 1.15.
 
     Only `nn_impl.fused_batch_norm` (TF 2.15), which Keras and TF-Slim call, uses the changed operator.
@@ -104,11 +104,11 @@ def remove_squeezable_dimensions(labels: Any, predictions: Any, name: str | None
     return confusion_matrix.remove_squeezable_dimensions(labels, predictions, name=name)
 
 
-def flatten_up_to(structure: Any, deeper: Any) -> list:
-    """Flattens `deeper` down to the leaves of the shallower `structure` (`util.nest.flatten_up_to`, TF 2.15)."""
+def flatten_up_to(shallow_structure: Any, deep_structure: Any) -> list:
+    """Flattens `deep_structure` to the leaves of `shallow_structure` (`util.nest.flatten_up_to`, TF 2.15)."""
     from tensorflow.python.util import nest
 
-    return nest.flatten_up_to(structure, deeper)
+    return nest.flatten_up_to(shallow_structure, deep_structure)
 
 
 def flatten_element(element: Any) -> list:

@@ -14,7 +14,7 @@ import sys
 import types
 from typing import Any
 
-from npu_bridge.base.after_import import after_import
+from npu_bridge.base.after_import import call_after_import
 
 _COORDINATOR = "tensorflow.python.distribute.estimator_training"
 # Code in these modules runs only on TPUs.
@@ -34,13 +34,13 @@ _NAMES = {
 }
 
 
-def restore_estimator(tensorflow: types.ModuleType) -> None:
+def add_estimator_module(tensorflow: types.ModuleType) -> None:
     """Adds `tf.estimator`, which is loaded on first use."""
     sys.meta_path.append(_Finder())
     for module in (tensorflow, tensorflow.compat.v1, tensorflow.compat.v2):
         _add_estimator(module)
     for name in ("tensorflow.compat.v1", "tensorflow.compat.v2"):  # an import by this name loads the module again
-        after_import(name, _add_estimator)
+        call_after_import(name, _add_estimator)
 
 
 def _add_estimator(module: types.ModuleType) -> None:
@@ -66,7 +66,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
         if not _real_name(spec.name):
             return None
-        _allow_name_exports()
+        _allow_exports_by_estimators()
         return importlib.import_module(_real_name(spec.name))
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -97,7 +97,7 @@ def _real_name(name: str) -> str:
     return ""
 
 
-def _allow_name_exports() -> None:
+def _allow_exports_by_estimators() -> None:
     """Lets Estimators export names, which needs an entry in TensorFlow's tables (`util.tf_export.API_ATTRS`)."""
     from tensorflow.python.util import tf_export
 

@@ -234,11 +234,13 @@ def set_variable_name(variable: tf.Variable, name: str, slice_info: tf.Variable.
     variable._set_save_slice_info(slice_info)
 
 
-def make_stand_in(original: tf.Variable, values: tf.Variable, dtype: tf.DType, has_key: bool) -> tf.Variable:
+def make_stand_in_variable(
+    original: tf.Variable, values: tf.Variable, dtype: tf.DType, shares_slots: bool
+) -> tf.Variable:
     """Returns a variable that has the name of `original`, and reads and writes the resource variable `values`.
 
     Optimizers find slots by a key from a variable's `_distributed_container` (`optimizer._var_key`, TF and Keras 2.15).
-    If `has_key`, the result has the key of `original`, so the two variables share slots.
+    If `shares_slots`, the result has the key of `original`, so the two variables share slots.
     """
     from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
@@ -256,17 +258,17 @@ def make_stand_in(original: tf.Variable, values: tf.Variable, dtype: tf.DType, h
         is_initialized_op=getattr(values, "_is_initialized_op", None),
     )
     made.stands_for = original
-    if has_key:
+    if shares_slots:
         made._distributed_container = lambda: original
     return made
 
 
 def original_variable_of(variable: Any) -> Any:
-    """Returns the original of a variable made by `make_stand_in`; any other variable unchanged."""
+    """Returns the original of a variable made by `make_stand_in_variable`; any other variable unchanged."""
     return getattr(variable, "stands_for", variable)
 
 
 def owner_of_slots(variable: Any) -> Any:
-    """Returns the variable to which slots belong: the original of a stand-in made with `has_key`, else `variable`."""
+    """Returns the variable to which slots belong: the original of a stand-in that shares slots, else `variable`."""
     is_stand_in = hasattr(variable, "stands_for") and hasattr(variable, "_distributed_container")
     return variable.stands_for if is_stand_in else variable

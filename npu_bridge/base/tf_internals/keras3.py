@@ -36,13 +36,13 @@ def load_keras3(owner: str) -> types.ModuleType:
     return importlib.import_module(_MODULE)
 
 
-def when_keras3_loaded(change: Callable[[types.ModuleType], None]) -> None:
-    """Calls `change` with Keras 3: now if Keras 3 is loaded, else as soon as it is.
+def call_when_keras3_loaded(callback: Callable[[types.ModuleType], None]) -> None:
+    """Calls `callback` with Keras 3: now if Keras 3 is loaded, else as soon as it is.
 
     Does nothing if `keras` is Keras 2, or if called while Keras 3 is being loaded.
     """
     if KERAS != _MODULE and (loaded_keras3() is not None or _MODULE not in sys.modules):
-        call_when_loaded(_MODULE, change)
+        call_when_loaded(_MODULE, callback)
 
 
 def is_tf_keras(tensorflow: types.ModuleType) -> bool:

@@ -56,7 +56,7 @@ def plain_session(session: Any) -> Any:
     return session._tf_sess() if hasattr(session, "_tf_sess") else session
 
 
-def prepare_finalizer(session: tf.compat.v1.Session) -> None:
+def set_finalizer_attribute(session: tf.compat.v1.Session) -> None:
     """Sets the attribute that a session's finalizer reads (`BaseSession._session`, TF 2.15)."""
     session._session = None
 

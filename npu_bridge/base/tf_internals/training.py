@@ -145,8 +145,8 @@ def compile_arguments(model: tf.keras.Model) -> dict:
     return dict(config.config) if config is not None else {}
 
 
-def watch_gradients(note: Callable[[Any, Any], None]) -> None:
-    """Calls `note(targets, gradients)` whenever gradients are built in a TF 1 graph, from now on.
+def call_after_gradients(callback: Callable[[Any, Any], None]) -> None:
+    """Calls `callback(targets, gradients)` whenever gradients are built in a TF 1 graph, from now on.
 
     Checked in TF 2.15: `gradients_util._GradientsHelper`.
     """
@@ -154,7 +154,7 @@ def watch_gradients(note: Callable[[Any, Any], None]) -> None:
 
     def compute_and_note(compute, ys, *arguments, **keywords):
         gradients = compute(ys, *arguments, **keywords)
-        note(ys, gradients)
+        callback(ys, gradients)
         return gradients
 
     wrap_function(gradients_util, "_GradientsHelper", compute_and_note)
@@ -274,7 +274,9 @@ def config_before_training(optimizer: Any) -> dict:
         object.__delattr__(optimizer, "_serialize_hyperparameter")
 
 
-def restrict_writing(config_class: type, may_write: Callable[[], bool], at_end: Callable[[], None]) -> None:
+def restrict_file_writing(
+    config_class: type, may_write: Callable[[], bool], at_training_end: Callable[[], None]
+) -> None:
     """Makes Estimators with a configuration of this class train without writing files while `may_write()` is false.
 
     Changes only the Estimator's internal configuration; the copies that scripts get keep their intervals.
@@ -284,7 +286,7 @@ def restrict_writing(config_class: type, may_write: Callable[[], bool], at_end: 
     Args:
       config_class: the class of the configurations.
       may_write: called when a training begins.
-      at_end: called at the end of a training, in its graph, after the last checkpoint.
+      at_training_end: called at the end of a training, in its graph, after the last checkpoint.
     """
     import tensorflow as tf
 
@@ -299,7 +301,7 @@ def restrict_writing(config_class: type, may_write: Callable[[], bool], at_end: 
             return train(*arguments, saving_listeners)
         if may_write():
             loss = train(*arguments, saving_listeners)
-            at_end()
+            at_training_end()
             return loss
         self._config = copy.copy(config)
         vars(self._config).update(
@@ -313,7 +315,7 @@ def restrict_writing(config_class: type, may_write: Callable[[], bool], at_end: 
             loss = train(*arguments, listeners)
         finally:
             self._config = config
-        at_end()
+        at_training_end()
         return loss
 
     wrap_function(base, "_train_with_estimator_spec", train_without_writing)

@@ -94,7 +94,7 @@ def wrap_model_fn(model_fn, options, has_params):
     @tf.autograph.experimental.do_not_convert  # strategies of tf.distribute convert all functions that they call
     def build(features, labels, mode, params, config):
         of_graph.record_options(options)
-        session.prepare_graph(options, tf.compat.v1.get_default_graph(), is_of_this_run=True)
+        session.prepare_graph(options, tf.compat.v1.get_default_graph(), belongs_to_this_run=True)
         given = {"labels": labels, "mode": mode, "params": params, "config": config}
         given = {name: value for name, value in given.items() if takes_any or name in parameters}
         is_training = mode == tf.estimator.ModeKeys.TRAIN
@@ -127,7 +127,7 @@ def _add_host_call(spec):
     if spec.mode == tf.estimator.ModeKeys.PREDICT or collective.current().rank > 0:
         return spec
     is_training = spec.mode == tf.estimator.ModeKeys.TRAIN
-    host_op = session.call_on_host(*spec._host_call, computed_before=spec.train_op if is_training else spec.loss)
+    host_op = session.call_on_host(*spec._host_call, control_input=spec.train_op if is_training else spec.loss)
     # The operators are part of the step, so that a loop runs them every time; the hook fetches nothing.
     hook = NPUInfeedOutfeedSessionHook([], "host_call")
     if is_training:

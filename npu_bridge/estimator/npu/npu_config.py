@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.tf_internals.training import distribute_config, restrict_writing
+from npu_bridge.base.tf_internals.training import distribute_config, restrict_file_writing
 from npu_bridge.collective.exchanges import wait_for_ranks
 from npu_bridge.gradients import collections
 from npu_bridge.options import construction, from_shell, make_session_config, read_run_config
@@ -160,15 +160,15 @@ class NPURunConfig(tf.estimator.RunConfig):
         with from_shell.apply_settings(values, self._option_table, _HELPERS) as changed:
             self._initialise(changed, base_arguments)
 
-    def _initialise(self, values: dict[str, Any], others: dict[str, Any]) -> None:
+    def _initialise(self, values: dict[str, Any], other_keywords: dict[str, Any]) -> None:
         construction.check_run_config(values, self._option_table)
         strategy = values["distribute"]
         of_base = {name: values[name] for name in construction.BASE_PARAMETERS}
         of_base["save_checkpoints_steps"] = construction.checkpoint_steps(values)
         if strategy is not None:
             of_base["experimental_distribute"] = distribute_config(strategy)
-        super().__init__(**of_base, **others)
-        restrict_writing(NPURunConfig, lambda: collective.current().rank == 0, _wait_for_last_checkpoint)
+        super().__init__(**of_base, **other_keywords)
+        restrict_file_writing(NPURunConfig, lambda: collective.current().rank == 0, _wait_for_last_checkpoint)
         for option in self._option_table.options_of(RUN_CONFIG):
             if option.name not in (*construction.BASE_PARAMETERS, "distribute"):
                 setattr(self, option.attribute, values[option.name])

@@ -52,7 +52,7 @@ class _DynamicLayer(tf.keras.layers.Layer):
         # Without autocast, Keras would not cast inputs in scripts that have switched off TensorFlow 2 behaviour.
         super().__init__(name=type(self).__name__.lower(), dtype=arguments["dtype"], autocast=True)
         self._arguments = types.SimpleNamespace(**arguments)  # Keras would wrap a dictionary
-        self._check()
+        self._check_arguments()
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
@@ -78,7 +78,7 @@ class _DynamicLayer(tf.keras.layers.Layer):
     def _make_weights(self, depth: int) -> None:
         raise NotImplementedError
 
-    def _check(self) -> None:
+    def _check_arguments(self) -> None:
         arguments = vars(self._arguments)
         for name, value in self._fixed.items():
             if arguments[name] != value:
@@ -231,10 +231,10 @@ class DynamicGRUV2(_DynamicLayer):
           y, h, update, reset, new and the hidden part of new, each [T, B, H].
         """
         (h,) = self._initial_states(init_h, x)
-        return recurrent.gru(x, self._of_gates, h, self._rule, seq_length)
+        return recurrent.gru(x, self._of_gates, h, self._gru_rule, seq_length)
 
     @property
-    def _rule(self) -> GruRule:
+    def _gru_rule(self) -> GruRule:
         return GruRule(self.gate_order, self.reset_after)
 
     def _make_weights(self, depth: int) -> None:
@@ -251,8 +251,8 @@ class DynamicGRUV2(_DynamicLayer):
             make("bias_hidden", width),
         )
 
-    def _check(self) -> None:
-        super()._check()
+    def _check_arguments(self) -> None:
+        super()._check_arguments()
         if self.gate_order not in GATE_ORDERS:
             expected = " or ".join(map(repr, GATE_ORDERS))
             raise self._error("gate_order is unknown", expected, repr(self.gate_order), "Use one of these.")
@@ -281,4 +281,4 @@ class DynamicAUGRU(DynamicGRUV2):
         """
         (h,) = self._initial_states(init_h, x)
         attention = tf.cast(weight_att, x.dtype)
-        return recurrent.attentional_gru(x, attention, self._of_gates, h, self._rule, seq_length)
+        return recurrent.attentional_gru(x, attention, self._of_gates, h, self._gru_rule, seq_length)

@@ -30,7 +30,7 @@ from npu_bridge.estimator.npu.npu_hook import (
     NPUCheckpointSaverHook,
     SetIterationsVarHook,
 )
-from npu_bridge.gradients.checkpoints.resuming import without_missing_state
+from npu_bridge.gradients.checkpoints.resuming import remove_missing_state
 from npu_bridge.gradients.checkpoints.sync import SyncBeforeSavingHook
 from npu_bridge.options import announce_ineffective_options, read_job_start, read_run_config
 from npu_bridge.reporting import (
@@ -51,7 +51,7 @@ from npu_bridge.reporting.progress_line import format_start
 from npu_bridge.reporting.report_hook import places_of_ranks
 from npu_bridge.session.devices import provide_cpu_devices
 from npu_bridge.session.precision import Precision, PrecisionHook, PrecisionSummaryHook
-from npu_bridge.session.stop_together import StopTogether, may_stop
+from npu_bridge.session.stop_together import StopTogether, can_hook_request_stop
 
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
@@ -162,7 +162,7 @@ class NPUEstimator(tf.estimator.Estimator):
             if self._logs_progress:
                 text = f"saved step {self._stop_hook.step} in {self.model_dir}, as the job was asked to end"
                 choose_output(sys.stderr).note(f"NPUEstimator: {text}")
-            self._stop_hook.leave()
+            self._stop_hook.end_process()
         return trained
 
     def _train_alone(self, input_fn, hooks, steps, max_steps, saving_listeners):
@@ -180,7 +180,7 @@ class NPUEstimator(tf.estimator.Estimator):
             # Counted from rank 0's step on every rank, even if a rank finds another checkpoint in its own folder.
             steps, max_steps = max_steps - reached, None
         self._places = places_of_ranks()
-        self._end_together = self._find_end_together(hooks)
+        self._end_together = self._find_end_together_hook(hooks)
         first_hooks = [PrecisionHook(self._precision, steps, max_steps, is_training=True)]
         if self._options.iterations_per_loop > 1:
             warn_about_steps(steps or max_steps, self._options.iterations_per_loop)
@@ -302,7 +302,7 @@ class NPUEstimator(tf.estimator.Estimator):
         if secs or save_steps or has_saver:  # otherwise stopping would lose all training
             hooks = [*hooks, self._stop_hook]
         given_start = self._warm_start_settings
-        self._warm_start_settings = given_start and without_missing_state(given_start)  # variables of this graph
+        self._warm_start_settings = given_start and remove_missing_state(given_start)  # variables of this graph
         try:
             return super()._train_with_estimator_spec(
                 estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners
@@ -323,14 +323,14 @@ class NPUEstimator(tf.estimator.Estimator):
     def _stop_ranks_together(self, hooks, spec):
         """Replaces all hooks that can stop a single rank by one hook that stops all ranks together."""
         of_spec = list(spec.training_hooks)
-        stop = StopTogether([hook for hook in [*hooks, *of_spec] if may_stop(hook)])
-        spec = spec._replace(training_hooks=[hook for hook in of_spec if not may_stop(hook)])
-        hooks = [hook for hook in hooks if not may_stop(hook)]
+        stop = StopTogether([hook for hook in [*hooks, *of_spec] if can_hook_request_stop(hook)])
+        spec = spec._replace(training_hooks=[hook for hook in of_spec if not can_hook_request_stop(hook)])
+        hooks = [hook for hook in hooks if not can_hook_request_stop(hook)]
         # Perhaps only one rank has hooks that can stop it.
         is_needed = any(gather_values(stop.has_hooks, "npu_estimator_may_stop"))
         return [*hooks, *([stop] if is_needed else [])], spec, stop
 
-    def _find_end_together(self, hooks):
+    def _find_end_together_hook(self, hooks):
         """Returns the `EndTogether` among the hooks, or None; raises ValueError if the options exclude such a hook."""
         found = next((hook for hook in hooks or () if isinstance(hook, session.EndTogether)), None)
         loop, strategy = self._options.iterations_per_loop, self.config.train_distribute
@@ -349,7 +349,7 @@ class NPUEstimator(tf.estimator.Estimator):
 
     def _check_start_checkpoints(self):
         session.take_memory_checkpoint(self.model_dir)
-        session.check_newest_checkpoint(self.model_dir, may_go_back=True)
+        session.check_newest_checkpoint(self.model_dir, may_use_older=True)
         if self._warm_start_settings and self.latest_checkpoint() is None:
             session.check_checkpoint(self._warm_start_settings.ckpt_to_initialize_from)
 

@@ -11,7 +11,7 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from npu_bridge import collective
 from npu_bridge import session as effects
 from npu_bridge.base import environment
-from npu_bridge.base.errors import with_known_keywords
+from npu_bridge.base.errors import check_keywords_before_call
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.sessions import is_closed
 from npu_bridge.base.tf_internals.training import session_config, set_session_config
@@ -157,7 +157,7 @@ def init_resource(config: Any = None) -> tuple[tf.compat.v1.Session, tf.Operatio
     options = read_session_config(normalised)
     collective.current()
     graph = tf.compat.v1.get_default_graph()
-    effects.prepare_graph(options, graph, is_of_this_run=False)
+    effects.prepare_graph(options, graph, belongs_to_this_run=False)
     with graph.as_default(), tf.control_dependencies(None):
         shutdown = tf.no_op(name="npu_shutdown")
     session = tf.compat.v1.Session(graph=graph, config=effects.prepare_session_config(options, normalised))
@@ -238,7 +238,7 @@ def npu_tf_optimizer(opt: Any) -> NPUDistributedOptimizer:
     return NPUDistributedOptimizer(opt)
 
 
-@with_known_keywords({"loss_scale": advice_for_scale})
+@check_keywords_before_call({"loss_scale": advice_for_scale})
 def npu_keras_optimizer(
     opt: Any,
     loss_scale_manager: Any = None,

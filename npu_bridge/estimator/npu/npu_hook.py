@@ -92,14 +92,14 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
             self._saves = WaitForSaves()
             add_engine(session, self._saves)
         if self._remote_slots is not None:
-            self._remote_slots.enable_rounds(session)
+            self._remote_slots.enable_request_rounds(session)
 
     def before_run(self, run_context):
         self._finish_open_round(run_context.session)
 
     def after_run(self, run_context, run_values):
         if self._remote_slots is not None:
-            self._is_round_open = self._remote_slots.end_round(run_context.session, is_last=False)
+            self._is_round_open = self._remote_slots.end_request_round(run_context.session, is_last=False)
 
     def end(self, session):
         self._finish_open_round(session)
@@ -109,7 +109,7 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
     def _finish_open_round(self, session):
         if self._is_round_open:
             self._is_round_open = False
-            self._remote_slots.end_round(session, is_last=True)
+            self._remote_slots.end_request_round(session, is_last=True)
 
 
 class SetIterationsVarHook(tf.estimator.SessionRunHook):
@@ -228,7 +228,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
 
     def after_run(self, run_context, run_values):
         self._set_expected_steps_per_run(run_values.results, run_context.session)
-        self._tolerate_failed_save(self._background.check)
+        self._tolerate_failed_save(self._background.raise_write_error)
         self._tolerate_failed_save(super().after_run, run_context, run_values)
 
     def _tolerate_failed_save(self, action, *arguments):

@@ -332,7 +332,7 @@ class ExponentialUpdateLossScaleManager(MovingLossScaleManager):
         super().__init__("exponential_update_loss_scale", rule, first, constants)
 
 
-def suggested_manager(scale: Any) -> str:
+def manager_code_for_scale(scale: Any) -> str:
     """Returns code that makes a manager for `scale`, a number or "dynamic"; messages suggest this code."""
     if is_number(scale) and len(shown(scale)) < 40:
         return f"FixedLossScaleManager({scale!r})"
@@ -341,7 +341,7 @@ def suggested_manager(scale: Any) -> str:
 
 def advice_for_scale(scale: Any) -> str:
     """Returns the advice for a caller that passes `scale` as `loss_scale`, an argument name of other libraries."""
-    return f"Write loss_scale_manager={suggested_manager(scale)}."
+    return f"Write loss_scale_manager={manager_code_for_scale(scale)}."
 
 
 def check_manager(owner: str, manager: Any) -> None:
@@ -367,5 +367,5 @@ def check_manager(owner: str, manager: Any) -> None:
     got = "None" if manager is None else shown(manager)
     problem = "scaling the loss (is_loss_scale) needs a manager as loss_scale_manager"
     expected = "a FixedLossScaleManager or an ExponentialUpdateLossScaleManager"
-    fix = "Pass a manager." if manager is None else f"Write {suggested_manager(manager)}."
+    fix = "Pass a manager." if manager is None else f"Write {manager_code_for_scale(manager)}."
     raise (ValueError if manager is None else TypeError)(message(owner, problem, expected, got, fix))

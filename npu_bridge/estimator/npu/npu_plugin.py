@@ -14,7 +14,7 @@ from npu_bridge.base.errors import message, say_once
 from npu_bridge.estimator.npu.checks import check_bool_type
 from npu_bridge.operators.unavailable import unavailable_function
 from npu_bridge.options import OPTIONS
-from npu_bridge.options.reading import read_keywords
+from npu_bridge.options.reading import read_option_keywords
 
 __all__ = [
     "get_rdma_cache",
@@ -72,7 +72,7 @@ def npu_resource_init(
         fix = 'Pass \'{"output": "profile"}\', for example.'
         expected = OPTIONS["profiling_options"].kind.expected
         raise ValueError(message(owner, "profiling_options is missing", expected, "None", fix))
-    read_keywords(owner, given)
+    read_option_keywords(owner, given)
     for name, value in given.items():
         option = OPTIONS[name]
         if option.effect.level == "works" and value not in (None, option.default):

@@ -81,4 +81,4 @@ class NPUSaver(tf.compat.v1.train.Saver):
                 return
             held[folder] = hold
             weakref.finalize(self, hold.release)
-        held[folder].check()
+        held[folder].check_still_held()

@@ -20,16 +20,16 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge import session as effects
-from npu_bridge.base.environment import imposed_options
+from npu_bridge.base.environment import options_set_by_launcher
 from npu_bridge.base.session_wrapper import wrap_session_constructors
-from npu_bridge.base.tf_internals.sessions import prepare_finalizer
+from npu_bridge.base.tf_internals.sessions import set_finalizer_attribute
 from npu_bridge.estimator.npu.checks import check_steps_are_counted
 from npu_bridge.gradients.collections import STEP_SKIPPED
-from npu_bridge.gradients.first_step.training_apart import watch_sessions
+from npu_bridge.gradients.first_step.training_apart import check_training_of_sessions
 from npu_bridge.options import announce_ineffective_options, of_graph, read_session_config
 from npu_bridge.session.devices import check_placement
 from npu_bridge.session.precision import Precision, attach_precision
-from npu_bridge.session.skips_hook import SkipsHook
+from npu_bridge.session.skips_hook import SkippedStepsHook
 
 __all__ = ["decorate_sessions", "decorator_tf_session"]
 
@@ -60,16 +60,18 @@ def decorator_tf_session(func: Callable) -> Callable:
         graph = tf.compat.v1.get_default_graph() if graph is None else graph
         has_optimizer_entry = effects.has_optimizer_entry(config)
         # An Estimator that has read the imposed options for its graph applies them to its sessions itself.
-        is_imposed = bool(imposed_options()) and isinstance(graph, tf.Graph) and of_graph.options_of(graph) is None
+        is_imposed = (
+            bool(options_set_by_launcher()) and isinstance(graph, tf.Graph) and of_graph.options_of(graph) is None
+        )
         if has_optimizer_entry or is_imposed:
-            prepare_finalizer(self)  # in case the constructor fails
+            set_finalizer_attribute(self)  # in case the constructor fails
             options = read_session_config(config)
             precision = Precision(options)
             config = effects.prepare_session_config(options, config)
             precision.prepare(config)
             if has_optimizer_entry and options.use_off_line and isinstance(graph, tf.Graph):
                 of_graph.record_options(options, graph)
-                effects.prepare_graph(options, graph, is_of_this_run=False)
+                effects.prepare_graph(options, graph, belongs_to_this_run=False)
                 check_placement(options, graph)
         if __init__.places_softly and isinstance(  # type: ignore[attr-defined]
             config, (tf.compat.v1.ConfigProto, type(None))
@@ -78,7 +80,7 @@ def decorator_tf_session(func: Callable) -> Callable:
         if config is not bound.arguments.get("config"):
             bound.arguments["config"] = config
         func(*bound.args, **bound.kwargs)
-        watch_sessions()
+        check_training_of_sessions()
         if isinstance(graph, tf.Graph):
             check_steps_are_counted(graph)
         if has_optimizer_entry:
@@ -87,7 +89,7 @@ def decorator_tf_session(func: Callable) -> Callable:
             effects.apply_determinism(self, options)
             attach_precision(self, precision)
             is_training = isinstance(graph, tf.Graph) and graph.get_collection_ref(STEP_SKIPPED)
-            effects.run_with_hooks(self, [*effects.hooks_for(options), *([SkipsHook()] if is_training else [])])
+            effects.run_with_hooks(self, [*effects.hooks_for(options), *([SkippedStepsHook()] if is_training else [])])
         else:
             effects.apply_determinism(self)
 

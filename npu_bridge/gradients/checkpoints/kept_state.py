@@ -66,7 +66,7 @@ def belongs_to_optimizer_state(name: str, variables: Iterable[str]) -> bool:
 def warn_about_missing_state(checkpoint: str, names: Sequence[str], slots: Iterable[str]) -> None:
     """Warns which state starts from initial values, because the checkpoint lacks it."""
     if names:
-        listed = _format_kinds(names, set(slots))
+        listed = _format_names_by_kind(names, set(slots))
         _warn_on_rank_0(f"{checkpoint}: missing in the checkpoint: {listed}; they start from their initial values.")
 
 
@@ -74,7 +74,7 @@ def warn_about_dropped_state(checkpoint: str, names: Sequence[str]) -> None:
     """Warns which state of the checkpoint is dropped, because no stage uses it."""
     if names:
         of_rules = {name for name in names if not re.fullmatch(_BY_NAME, name)}
-        _warn_on_rank_0(f"{checkpoint}: dropped, as nothing here uses it: {_format_kinds(names, of_rules)}.")
+        _warn_on_rank_0(f"{checkpoint}: dropped, as nothing here uses it: {_format_names_by_kind(names, of_rules)}.")
 
 
 def warn_about_averaged_state(checkpoint: str, names: Sequence[str], counts: Iterable[int]) -> None:
@@ -82,7 +82,7 @@ def warn_about_averaged_state(checkpoint: str, names: Sequence[str], counts: Ite
     if names:
         size, of = collective.current().size, " and ".join(map(str, sorted(set(counts))))
         now = f"{size} ranks" if size > 1 else "1 rank"
-        listed = _format_kinds(names, names, "weights and slots")
+        listed = _format_names_by_kind(names, names, "weights and slots")
         _warn_on_rank_0(f"{checkpoint}: merged from {of} ranks for {now}, which continue with the mean: {listed}.")
 
 
@@ -91,11 +91,11 @@ def _warn_on_rank_0(text):
         say_once(logging.WARNING, f"npu_bridge: {text}")
 
 
-def _format_kinds(names, others, kind_of_others=_SLOTS):
-    """Formats names by kind of state, with counts; names in `others` that belong to no stage have `kind_of_others`."""
+def _format_names_by_kind(names, other_names, kind_of_others=_SLOTS):
+    """Formats names by kind of state, with counts; `other_names` that belong to no stage have `kind_of_others`."""
     kinds: dict[str, int] = {}
     for name in names:
-        kind = describe_stage_state(name) or (kind_of_others if name in others else name)
+        kind = describe_stage_state(name) or (kind_of_others if name in other_names else name)
         kinds[kind] = kinds.get(kind, 0) + 1
     known = [*(of_stages for _, of_stages in _KINDS), kind_of_others]
     counts = [(kind, kinds[kind]) for kind in known if kind in kinds]

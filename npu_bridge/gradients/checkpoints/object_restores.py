@@ -19,12 +19,14 @@ from npu_bridge.gradients.checkpoints.rank_values import RankValues
 _CHECKPOINT_LABEL = "the restored checkpoint"
 
 
-def log_restore_differences(state: dict, of_rule: Sequence, optimizer: Any, rank_values: Sequence[RankValues]) -> None:
+def log_restore_differences(
+    state: dict, rule_variables: Sequence, optimizer: Any, rank_values: Sequence[RankValues]
+) -> None:
     """Logs on rank 0 how the restored state differs from the state of the training, if the optimizer was restored.
 
     Args:
       state: the state of a pipeline, by name.
-      of_rule: the variables of the optimizer that updates.
+      rule_variables: the variables of the optimizer that updates.
       optimizer: the object that is saved as the optimizer, or None.
       rank_values: the `RankValues` whose restored rows have not been used yet.
     """
@@ -34,11 +36,11 @@ def log_restore_differences(state: dict, of_rule: Sequence, optimizer: Any, rank
     kept_state.warn_about_averaged_state(
         _CHECKPOINT_LABEL, [_name_without_output(name) for name in merged], merged.values()
     )
-    if not any(map(is_restored, of_rule)):
+    if not any(map(is_restored, rule_variables)):
         return
     parts = [part for name, part in state.items() if not name.endswith("of_ranks")]
     of_stages = [var for part in parts for var in (part.variables if isinstance(part, tf.Module) else [part])]
-    slots = [_name_without_output(variable.name) for variable in of_rule if not is_restored(variable)]
+    slots = [_name_without_output(variable.name) for variable in rule_variables if not is_restored(variable)]
     begun = [*slots, *(_name_without_output(variable.name) for variable in of_stages if not is_restored(variable))]
     kept_state.warn_about_missing_state(_CHECKPOINT_LABEL, begun, slots)
     below = [f"{name}/{left}" for name, part in state.items() for left in names_restored_but_unused(part)]

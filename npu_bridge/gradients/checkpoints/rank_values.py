@@ -52,7 +52,7 @@ class RankValues:
         """The variables that differ between ranks."""
         return [variable for variable, _ in self._kept.values()]
 
-    def create_rows(self, variables: Sequence[tf.Variable]) -> None:
+    def create_row_for_each_rank(self, variables: Sequence[tf.Variable]) -> None:
         """Creates, for each variable that has none yet, an empty variable for the rows: one row for each rank."""
         for variable in variables:
             if variable.ref() not in self._kept:
@@ -60,7 +60,7 @@ class RankValues:
                 self._kept[variable.ref()] = (variable, rows)
                 setattr(self.module, f"rows_{len(self._kept) - 1}", rows)  # where object-based checkpoints find it
 
-    def take_own_rows(self) -> Any:
+    def restore_from_own_rows(self) -> Any:
         """Sets each variable to the row with this rank's value, if a checkpoint filled the rows.
 
         If the checkpoint is from another number of ranks, sets the variable to the mean of the rows.
@@ -74,12 +74,13 @@ class RankValues:
         with tf.name_scope("OfRanks"):
             return run_if(tf.reduce_any(tf.stack(self._count_rows()) > 0), self._assign_and_empty_rows)
 
-    def gather(self, name: str, is_kept: bool = False) -> Any:
+    def gather(self, name: str, stores_own_rows: bool = False) -> Any:
         """Gathers the values of all ranks into the rows on rank 0.
 
         Args:
           name: name of the collective.
-          is_kept: whether each rank above 0 stores its own values as a row, which `take_own_rows` then restores.
+          stores_own_rows: whether each rank above 0 stores its own values as a row, which `restore_from_own_rows`
+            then restores.
         Returns:
           The op to run; None in eager execution.
         Ranks: collective.
@@ -90,7 +91,7 @@ class RankValues:
         values = [tf.identity(variable.read_value()) for variable, _ in kept]
         words = pack_tensors(values)
         received, _ = ranks.all_to_all(words, tf.stack([tf.size(words), *[0] * (ranks.size - 1)]), name)
-        if ranks.rank > 0 and not is_kept:
+        if ranks.rank > 0 and not stores_own_rows:
             return prevent_pruning(received)
         if ranks.rank > 0:
             with tf.control_dependencies([] if tf.executing_eagerly() else [prevent_pruning(received)]):
@@ -109,7 +110,9 @@ class RankValues:
         return [tf.raw_ops.VariableShape(input=rows.handle)[0] for _, rows in self._kept.values()]
 
     def _assign_and_empty_rows(self):
-        taken = [variable.assign(_own_row(variable, rows.read_value())) for variable, rows in self._kept.values()]
+        taken = [
+            variable.assign(_row_of_this_rank(variable, rows.read_value())) for variable, rows in self._kept.values()
+        ]
         with tf.control_dependencies([] if tf.executing_eagerly() else taken):
             empty = [
                 rows.assign(tf.zeros([0, *variable.shape.as_list()], rows.dtype))
@@ -141,7 +144,7 @@ class RestoreOwnValues(first_run.FirstRunCheck):
         for check in (self, self.filling):
             first_run.find_or_add_check(graph, check, lambda check=check: check)
         with tf.init_scope():
-            self._take_rows = tf.group(values.take_own_rows())
+            self._take_rows = tf.group(values.restore_from_own_rows())
         _RESTORE_CHECKS.setdefault(graph, []).append(self)
 
     def is_due(self, session):
@@ -178,15 +181,15 @@ def reread_restored_rows(graph: tf.Graph | None, session: Any) -> None:
         restore_own.done_in.discard(session)
 
 
-def gather_and_restore(values: RankValues, name: str, restore_own: RestoreOwnValues | None) -> Any:
-    """Calls `RankValues.gather`; before the next training run, `restore_own` restores each rank's values.
+def gather_and_restore(values: RankValues, name: str, restore_own_values: RestoreOwnValues | None) -> Any:
+    """Calls `RankValues.gather`; before the next training run, `restore_own_values` restores each rank's values.
 
-    If `restore_own` is None, the next step itself restores the values.
+    If `restore_own_values` is None, the next step itself restores the values.
     """
-    with wire_names.recorded_names() as transfers:
-        op = values.gather(name, is_kept=True)
-    if restore_own is not None:
-        restore_own.filling.transfers.update(transfers)
+    with wire_names.record_collective_names() as transfers:
+        op = values.gather(name, stores_own_rows=True)
+    if restore_own_values is not None:
+        restore_own_values.filling.transfers.update(transfers)
     return op
 
 
@@ -204,7 +207,7 @@ def _empty_rows(variable):
     return made
 
 
-def _own_row(variable, rows):
+def _row_of_this_rank(variable, rows):
     """Returns the value of a variable after a restore: the restored row of this rank.
 
     If the number of ranks has changed, the value is the mean of the rows. Without rows, the value stays.

@@ -8,8 +8,8 @@ sharding, and jobs with any number of ranks, sharding or not, can resume from th
 
 Scripts save with any saver, at any time, on rank 0 alone. So reading a staging variable must itself gather the slots:
 by a broadcast of 1 from rank 0, then one all-to-all for each sharded optimizer. The owners of the slots must take part:
-in sessions with hooks they call `end_round` after steps, otherwise `send_on_request`. A broadcast of 0 ends either
-call. A read while the owners do not listen must fail instead of waiting for ever or saving an outdated slot.
+in sessions with hooks they call `end_request_round` after steps, otherwise `send_on_request`. A broadcast of 0 ends
+either call. A read while the owners do not listen must fail instead of waiting for ever or saving an outdated slot.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class RemoteSlots:
             self._moved, self._forget_move = self._has_moved.is_set(), self._has_moved.clear()
             self.is_stale = self._is_stale.is_set()
             self._is_done = tf.compat.v1.placeholder_with_default(False, [])
-            may_ask = self._is_done | is_listened_to.is_set() | (is_hooked.is_set() & self._moved)
+            may_request = self._is_done | is_listened_to.is_set() | (is_hooked.is_set() & self._moved)
             self.asked = (
-                self._request_slots(may_ask) if ranks.rank == 0 else ranks.broadcast(tf.constant(0), 0, "asked")
+                self._request_slots(may_request) if ranks.rank == 0 else ranks.broadcast(tf.constant(0), 0, "asked")
             )
             self.refreshed = tf.group(self.asked, name="refreshed")
 
@@ -128,15 +128,15 @@ class RemoteSlots:
         """Returns one op per slot group: the ops that `distribute` runs together."""
         return [part.distributed for part in self._parts]
 
-    def note_update(self) -> tf.Operation:
+    def mark_copies_stale(self) -> tf.Operation:
         """Returns an op that records an update, after which rank 0's copies of other ranks' slots are out of date."""
         return tf.group(self._is_stale.set(), self._has_moved.set())
 
-    def enable_rounds(self, session) -> None:
-        """Enables `end_round` after each step of this session; in a round, other ranks send their slots to rank 0."""
+    def enable_request_rounds(self, session) -> None:
+        """Enables `end_request_round` after each step of this session: other ranks then send their slots to rank 0."""
         session.run(self._hook)
 
-    def end_round(self, session, is_last: bool) -> bool:
+    def end_request_round(self, session, is_last: bool) -> bool:
         """Makes other ranks wait and send slots on request, until rank 0 also calls this method; collective.
 
         Each step has two rounds: the first one right after the step, before any other collective; the last one before
@@ -179,12 +179,12 @@ class RemoteSlots:
     def _end_listening(self, session):
         session.run(self.asked, {self._is_done: True})
 
-    def _request_slots(self, may_ask):
+    def _request_slots(self, may_request):
         """Broadcasts 1 to request slots, or 0 to end the round. Requests nothing if rank 0 has current slots."""
 
         def broadcast_request():
             with tf.compat.v1.name_scope(_SCOPE):
-                check = tf.raw_ops.Assert(condition=may_ask, data=[_NOT_LISTENING])
+                check = tf.raw_ops.Assert(condition=may_request, data=[_NOT_LISTENING])
                 with tf.control_dependencies([check]):
                     asked = self.ranks.broadcast(tf.where(self._is_done, 0, 1), 0, "asked")
                 with tf.control_dependencies([prevent_pruning(asked)]):
@@ -224,11 +224,11 @@ class RemoteSlotGroup:
                 self.sent = self._send_to_rank_0(f"gathered_{number}")
                 self.distributed = self._receive_from_rank_0(f"given_{number}")
 
-    def note_update(self) -> tf.Operation:
+    def mark_copies_stale(self) -> tf.Operation:
         """Returns an op that records an update and empties the staging variables, which are then out of date."""
         fillable = [staging for staging in self._staging if _full_shape(staging).num_elements()]
         if not fillable:
-            return self._whole.note_update()
+            return self._whole.mark_copies_stale()
 
         def empty():
             return tf.group(
@@ -241,7 +241,7 @@ class RemoteSlotGroup:
         with _place_ops_on_host(), classic_control_flow():
             is_full = tf.reduce_prod(tf.raw_ops.VariableShape(input=fillable[0].handle)) > 0
             emptied = tf.cond(is_full, empty, tf.no_op)
-        return tf.group(emptied, self._whole.note_update())
+        return tf.group(emptied, self._whole.mark_copies_stale())
 
     def _gather_slots_before_reads(self, name):
         """Makes savers gather the current slots of other ranks before they read a staging variable."""

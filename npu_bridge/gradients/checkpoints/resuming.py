@@ -70,7 +70,7 @@ def watch_savers() -> None:
     wrap_restore(_restore_with_stage_state)
 
 
-def without_missing_state(settings: Any) -> Any:
+def remove_missing_state(settings: Any) -> Any:
     """Removes from warm-start settings the state of stages and optimizers that the checkpoint lacks.
 
     Args:

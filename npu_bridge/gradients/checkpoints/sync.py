@@ -36,7 +36,7 @@ def sync_all(optimizer: Any) -> Any:
     Ranks: collective.
     """
     pipelines = list_pipelines(optimizer)
-    if not differ_between_ranks(pipelines):
+    if not do_values_differ_between_ranks(pipelines):
         names = ", ".join(type(stage).__name__ for pipeline in pipelines for stage in pipeline.stages) or "no stage"
         problem, fix = "with these stages no values differ between ranks", "Leave the call out."
         expected = "an optimizer with PartialSync, Accumulate, TopK, Threshold or Adasum on weights"
@@ -50,7 +50,7 @@ def sync_if_needed(optimizer: Any) -> None:
     Ranks: collective.
     """
     pipelines = _pipelines_of(optimizer)
-    if collective.current().size > 1 and differ_between_ranks(pipelines):
+    if collective.current().size > 1 and do_values_differ_between_ranks(pipelines):
         _sync_pipelines(pipelines)
 
 
@@ -82,14 +82,14 @@ def _pipelines_of(optimizer):
         return []
 
 
-def differ_between_ranks(pipelines: Sequence) -> bool:
+def do_values_differ_between_ranks(pipelines: Sequence) -> bool:
     """Returns whether values of stages differ between ranks, so that a checkpoint needs `sync_all` before it."""
-    return any(pipeline.rank_state.rows or pipeline.stages_of_type(SynchronisingStage) for pipeline in pipelines)
+    return any(pipeline.rank_state.rank_values or pipeline.stages_of_type(SynchronisingStage) for pipeline in pipelines)
 
 
 def _sync_pipelines(pipelines):
     with tf.name_scope("sync_all"):
-        gathered = [pipeline.rank_state.gather() for pipeline in pipelines if pipeline.rank_state.rows]
+        gathered = [pipeline.rank_state.gather() for pipeline in pipelines if pipeline.rank_state.rank_values]
         # The weights are gathered before they are averaged.
         with tf.control_dependencies([] if tf.executing_eagerly() else gathered):
             averaged = [
@@ -127,7 +127,7 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
         graph, ranks = tf.compat.v1.get_default_graph(), collective.current()
         self._pipelines = pipelines = pipelines_in(graph)
         self._global_step = global_step_of(graph)
-        if ranks.size > 1 and self._global_step is not None and differ_between_ranks(pipelines):
+        if ranks.size > 1 and self._global_step is not None and do_values_differ_between_ranks(pipelines):
             self._sync = _sync_pipelines(pipelines)
             self._interval_of_rank_0 = ranks.broadcast(tf.constant(self._interval), 0, "sync_before_saving")
 

@@ -64,8 +64,11 @@ def _describe_gradient(grad, variable):
     return agreement.PlannedGradient(variable.name, shape, kind, grad.dtype.name)
 
 
-def compare_before_first_run(
-    owner: str, variables: Callable[[], Iterable], transfers: Iterable[str], kept: Callable[[], Iterable] = list
+def compare_variables_before_first_run(
+    owner: str,
+    variables: Callable[[], Iterable],
+    transfers: Iterable[str],
+    variables_of_this_rank: Callable[[], Iterable] = list,
 ) -> None:
     """Makes ranks compare variables before the first session run that reduces gradients in the current TF 1 graph.
 
@@ -73,7 +76,8 @@ def compare_before_first_run(
       owner: name of the optimizer, for messages.
       variables: function that returns the variables; called only for the comparison.
       transfers: full names of the collectives that reduce gradients.
-      kept: function that returns the variables whose values differ between ranks; see `_copy_to_ranks_without_values`.
+      variables_of_this_rank: function that returns the variables whose values differ between ranks; see
+        `_copy_to_ranks_without_values`.
     Raises:
       RanksDisagreeError: in that session run, if shapes or dtypes of variables differ between ranks.
     Graph: adds nothing.
@@ -83,7 +87,7 @@ def compare_before_first_run(
         return
     check = first_run.find_or_add_check(tf.compat.v1.get_default_graph(), _StartValuesCheck, _StartValuesCheck)
     check.transfers.update(transfers)
-    check.watched.append((owner, variables, kept))
+    check.watched.append((owner, variables, variables_of_this_rank))
 
 
 def variables_in_training(model: Any, optimizer: Any = None) -> list:
@@ -143,14 +147,18 @@ class RankComparison:
         plan = plan_collectives(stages if ranks.size > 1 else (), grads_and_vars, has_numbered_names=not is_graph)
         self.owner = plan.owner
         if plan.owner:
-            agreement.process_agreements().check(plan, ranks.rank, ranks.size, training=wire_names.current_label())
+            agreement.agreements_of_process().check(
+                plan, ranks.rank, ranks.size, training=wire_names.current_collectives_label()
+            )
 
-    def compare_variables(self, variables: Iterable[Any], kept: Iterable[Any] = (), is_quiet: bool = False) -> None:
+    def compare_variables(
+        self, variables: Iterable[Any], kept_variables: Iterable[Any] = (), is_quiet: bool = False
+    ) -> None:
         """Compares variables between ranks, each variable only once; for functions and eager execution.
 
         Args:
           variables: the variables.
-          kept: variables that differ between ranks by design; only `_copy_to_ranks_without_values` handles them.
+          kept_variables: variables that differ between ranks by design; only `_copy_to_ranks_without_values` uses them.
           is_quiet: log no differences, because the script itself broadcasts the values of one rank.
         Raises:
           RanksDisagreeError: shapes or dtypes of variables differ between ranks.
@@ -158,7 +166,7 @@ class RankComparison:
         """
         new, new_kept = (
             [variable for variable in _comparable_variables(given) if variable.ref() not in self._seen]
-            for given in (variables, kept)
+            for given in (variables, kept_variables)
         )
         if not new or environment.is_flag_on("HOROVOD_ELASTIC") or is_building_evaluation():
             return
@@ -351,5 +359,8 @@ def _zeros_where_shapes_differ(values):
     return [value if np.shape(value) == shape else np.zeros(shape, value.dtype) for value, shape in zip(values, shapes)]
 
 
-def _broadcast_from_rank_0(ranks, values):
-    return run_in_separate_graph(lambda *given: [ranks.broadcast(tensor, 0, _MEETING) for tensor in given], *values)
+def _broadcast_from_rank_0(communicator, values):
+    def broadcast(*given):
+        return [communicator.broadcast(tensor, 0, _MEETING) for tensor in given]
+
+    return run_in_separate_graph(broadcast, *values)

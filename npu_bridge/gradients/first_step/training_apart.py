@@ -16,12 +16,12 @@ import weakref
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.search import search
-from npu_bridge.base.tf_internals.training import watch_gradients
+from npu_bridge.base.tf_internals.training import call_after_gradients
 from npu_bridge.collective import exchanges, first_run
 from npu_bridge.gradients import collections
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.graph.operators import producers
-from npu_bridge.graph.run import SessionRun, note_gradients
+from npu_bridge.graph.run import SessionRun, record_gradients
 from npu_bridge.graph.variables import VARIABLE_TYPES, changed_variables
 
 # Operators of Horovod, and of TensorFlow's own strategies for several workers.
@@ -29,24 +29,24 @@ _EXCHANGE = re.compile(r"Horovod(Grouped)?(Allreduce|Allgather|Alltoall|Reducesc
 _BROADCAST = re.compile(r"HorovodBroadcast|CollectiveBcast")
 
 
-def watch_sessions() -> None:
+def check_training_of_sessions() -> None:
     """Checks the training of all sessions, if this process is rank 0 of several ranks. Another call has no effect."""
     if exchanges.is_checking_rank():
         first_run.find_or_add_check(None, _FirstTrainingCheck, _FirstTrainingCheck)
 
 
-def watch_trainings() -> None:
+def check_training_of_process() -> None:
     """Watches all training in this process from now on, if a launcher made it rank 0 of several ranks.
 
     An update without an optimizer counts as training if it is computed from gradients.
     """
     if exchanges.watch_updates():
-        _watch_gradients_once()
+        _install_gradient_watch()
 
 
 @functools.cache
-def _watch_gradients_once() -> None:
-    watch_gradients(note_gradients)
+def _install_gradient_watch() -> None:
+    call_after_gradients(record_gradients)
 
 
 class _FirstTrainingCheck(first_run.FirstRunCheck):
@@ -63,7 +63,7 @@ class _FirstTrainingCheck(first_run.FirstRunCheck):
     def is_needed_for(self, run):
         # Assignments without gradients and without an optimizer's kernel can be the clipping of weights.
         is_training = run.trains or run.loss is not None
-        return bool(run.trained) and (is_training or bool(collections.pipelines_in(run.ops[0].graph)))
+        return bool(run.trained_variable_names) and (is_training or bool(collections.pipelines_in(run.ops[0].graph)))
 
     def make_check(self, session, run):
         self._seen.add(session.graph)
@@ -87,7 +87,7 @@ def updates_from_several_ranks(graph: tf.Graph, run: SessionRun) -> bool:
         return [*producers(op.inputs), *(writers.get(op.name, ()) if op.type in VARIABLE_TYPES else ())]
 
     in_run = set(run.ops)
-    updates = [op for name in run.trained for op in writers.get(name, ())]
+    updates = [op for name in run.trained_variable_names for op in writers.get(name, ())]
     return any(_combines_ranks(op, op in in_run) for op in search(updates, sources))
 
 

@@ -6,7 +6,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import training
 from npu_bridge.gradients.graph_mode import is_building_graph
-from npu_bridge.gradients.keras.own_variables import load_matching_values, store_names
+from npu_bridge.gradients.keras.own_variables import load_matching_values, save_variable_names
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, make_forwarding_method
 
 
@@ -62,13 +62,13 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
     @tf.autograph.experimental.do_not_convert
     def build(self, var_list):
         """Creates the slots of the variables, and the state of the stages for these variables."""
-        self._optimizer.build(self._pipeline.inner.stand_ins.of(var_list))
+        self._optimizer.build(self._pipeline.inner.stand_ins.find_or_make(var_list))
         self._pipeline.pipeline.create_variables(var_list)
 
     @tf.autograph.experimental.do_not_convert
     def finalize_variable_values(self, var_list):
         """Sets the variables to their moving averages at the end of a training, if the optimizer has `use_ema`."""
-        self._pipeline.inner.stand_ins.change(var_list, self._optimizer.finalize_variable_values)
+        self._pipeline.inner.stand_ins.call_with_stand_ins(var_list, self._optimizer.finalize_variable_values)
 
     @property
     def variables(self):
@@ -78,7 +78,7 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
     def save_own_variables(self, store):
         """Writes the variables into a `.keras` or `.weights.h5` file, with the names of the stages' variables."""
         super().save_own_variables(store)
-        store_names(store, len(self._inner_variables()), self._own_variables())
+        save_variable_names(store, len(self._inner_variables()), self._own_variables())
 
     def load_own_variables(self, store):
         """Reads the variables from a `.keras` or `.weights.h5` file, even if the file was saved with other stages."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.plain_config import plain_value
+from npu_bridge.base.plain_config import to_python_numbers
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.keras3 import variables_built_with
 from npu_bridge.collective import wire_names
@@ -31,7 +31,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
     `scale_loss` was not called there, `apply` expects gradients of the unscaled loss.
     """
 
-    _adapt = staticmethod(functools.partial(adapt_optimizer, takes_keras3=True))
+    _adapt = staticmethod(functools.partial(adapt_optimizer, accepts_keras3=True))
 
     def __init__(self, optimizer, settings):
         super().__init__(optimizer, settings)
@@ -65,7 +65,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
                 fix = "Quantize the model after the training."
                 raise ValueError(message(self.name, problem, expected, f"the scale {variable.path}", fix))
         values = self._pipeline.inner.values_of(variables)
-        self._pipeline.inner.prepare(values)
+        self._pipeline.inner.create_state(values)
         self._pipeline.pipeline.create_variables(values)
 
     @tf.autograph.experimental.do_not_convert
@@ -170,7 +170,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
     def get_config(self):
         """Returns the inner optimizer and the settings as JSON types."""
         inner = keras.optimizers.serialize(self._optimizer)
-        return plain_value({"optimizer": inner, **self._settings.to_config(), "generation": "keras3"})
+        return to_python_numbers({"optimizer": inner, **self._settings.to_config(), "generation": "keras3"})
 
     @classmethod
     def from_config(cls, config, custom_objects=None):

@@ -75,11 +75,11 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
         return self.variables()
 
     def _create_all_weights(self, var_list):
-        create_all_weights(self._optimizer, self._pipeline.inner.stand_ins.of(var_list))
+        create_all_weights(self._optimizer, self._pipeline.inner.stand_ins.find_or_make(var_list))
         self._pipeline.pipeline.create_variables(var_list)
 
     def _create_or_restore_slot_variable(self, slot_variable_position, slot_name, variable):
-        (seen,) = self._pipeline.inner.stand_ins.of([variable])
+        (seen,) = self._pipeline.inner.stand_ins.find_or_make([variable])
         return self._slot_to_restore(slot_variable_position, slot_name, seen)
 
     _slot_to_restore = make_forwarding_method("_create_or_restore_slot_variable")

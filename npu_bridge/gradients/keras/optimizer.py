@@ -104,11 +104,11 @@ def _check_nesting(optimizer, settings, owner):
         raise ValueError(message(owner, problem, expected, got, fix))
 
 
-def _register_keras3(_):
+def _register_keras3(_module):
     if keras3.backend() == "tensorflow":
         from npu_bridge.gradients.keras.keras3 import Keras3LossScaleOptimizer, Keras3PipelineOptimizer
 
         _CLASSES["keras3"] = (Keras3PipelineOptimizer, Keras3LossScaleOptimizer)
 
 
-keras3.when_keras3_loaded(_register_keras3)  # at once, because load_model of Keras 3 knows registered classes only
+keras3.call_when_keras3_loaded(_register_keras3)  # at once, because load_model of Keras 3 knows registered classes only

@@ -18,7 +18,7 @@ _NAMES = "npu_bridge_names"
 _CHECKPOINT_LABEL = "the loaded file"
 
 
-def store_names(store: Any, inner_count: int, state: Sequence) -> None:
+def save_variable_names(store: Any, inner_count: int, state: Sequence) -> None:
     """Stores the names of the stages' variables in a file, if the file format has attributes."""
     attributes = getattr(store, "attrs", None)
     if attributes is not None and state:
@@ -40,7 +40,7 @@ def load_matching_values(
       inner: the variables of the inner optimizer; the file must contain them all, with their shapes.
       state: the variables of the stages.
       recorded_names: the result of `numbered_names` when the file was saved; None takes the names written by
-        `store_names`.
+        `save_variable_names`.
     Returns:
       True if values were loaded; False if Keras can load all values, or the file has another inner optimizer.
     """

@@ -14,10 +14,10 @@ from npu_bridge.base.tf_internals.callers import model_in_training
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.base.tf_internals.training import steps_per_execution
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.arithmetic import as_gradient
+from npu_bridge.gradients.arithmetic import as_gradient, gradient_values
 from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import is_building_graph
-from npu_bridge.gradients.open_steps import OpenSteps
+from npu_bridge.gradients.open_steps import UnappliedSteps
 from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stage import SUMMING_PLACES
@@ -44,8 +44,8 @@ class KerasPipeline:
         self.inner = pipeline.inner
         self._owner = owner
         self.moments: tf.Variable | None = None
-        self._open_steps = OpenSteps()
-        self.backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine, owner)
+        self._open_steps = UnappliedSteps()
+        self.backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine_gradients, owner)
 
     def compute_gradients(self, loss: Any, tape: Any, differentiate: Callable[[Any, Any], Sequence]) -> list:
         """Computes gradients of the unscaled loss, averaged over the ranks.
@@ -67,14 +67,14 @@ class KerasPipeline:
             collections.publish_in_graph(collections.UNSCALED_LOSS, loss)
             with contextlib.nullcontext() if tape is None or not self.pipeline.scales_loss else tape:
                 scaled = self.pipeline.scale(loss, step)
-        return self._combine(step, self.pipeline.prepare_gradients(step, differentiate(scaled, tape)))
+        return self._combine_gradients(step, self.pipeline.prepare_gradients(step, differentiate(scaled, tape)))
 
     def average_unless_averaged(self, grads_and_vars: Sequence) -> list:
         """Averages gradients of this rank over all ranks, unless they are already averaged."""
         pairs = list(grads_and_vars)
         if self._open_steps.find(pairs) is not None:
             return pairs
-        return self._combine(self._begin_unscaled_step(), pairs, may_be_abandoned=True)
+        return self._combine_gradients(self._begin_unscaled_step(), pairs, may_be_abandoned=True)
 
     def average_scaled(self, grads_and_vars: Sequence) -> list:
         """Averages gradients of the loss that `scale_loss` returned in this function.
@@ -85,7 +85,7 @@ class KerasPipeline:
           ValueError: `scale_loss` was called in another function, where the loss scale can differ.
         """
         pairs = list(grads_and_vars)
-        step = self._open_steps.take_scaled_step(is_nested=True)
+        step = self._open_steps.remove_scaled_step(is_nested=True)
         if step is None:
             if self._open_steps.find(pairs) is not None:
                 return pairs
@@ -95,18 +95,18 @@ class KerasPipeline:
                 fix = "Call scale_loss and apply in the same function."
                 raise ValueError(message(self._owner, problem, expected, got, fix))
             step = self._begin_unscaled_step()
-        return self._combine(step, pairs, may_be_abandoned=True)
+        return self._combine_gradients(step, pairs, may_be_abandoned=True)
 
     def close_step(self, grads_and_vars: Sequence) -> bool:
         """Closes the step of these gradients; returns whether the gradients went through the pipeline before."""
-        return self._open_steps.take_step(list(grads_and_vars)) is not None
+        return self._open_steps.remove_step(list(grads_and_vars)) is not None
 
     def apply(self, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
         """Calls `update` with the pairs, unless a stage skips the step; returns the result of `Pipeline.apply`."""
         pairs = list(grads_and_vars)
-        step = self._open_steps.take_step(pairs) or self._begin_unscaled_step()
+        step = self._open_steps.remove_step(pairs) or self._begin_unscaled_step()
         step.grads_and_vars = pairs
-        self.inner.prepare([variable for _, variable in pairs])
+        self.inner.create_state([variable for _, variable in pairs])
         return self.pipeline.apply(step, lambda trained: self.inner.stand_ins.update(trained, update))
 
     def scale_loss(self, loss: Any) -> Any:
@@ -128,40 +128,40 @@ class KerasPipeline:
             expected, got = "pairs of gradients and variables", "only the gradients of get_unscaled_gradients"
             fix = "Call minimize or compute_gradients, or give the tape's gradients to apply_gradients."
             raise ValueError(message(self._owner, problem, expected, got, fix))
-        step = self._open_steps.take_scaled_step()
+        step = self._open_steps.remove_scaled_step()
         if step is None:  # the caller has multiplied the loss by the scale
             step = self.pipeline.begin()
             self.pipeline.scale(tf.ones([]), step)
             step.losses.values.clear()
         given = [as_gradient(grad, None) for grad in gradients]
         pairs = [(grad, _UnknownVariable(position, grad)) for position, grad in enumerate(given)]
-        return [grad for grad, _ in self._combine(step, pairs, has_variables=False)]
+        return [grad for grad, _ in self._combine_gradients(step, pairs, has_variables=False)]
 
-    def _combine(self, step, grads_and_vars, has_variables=True, may_be_abandoned=False):
+    def _combine_gradients(self, step, grads_and_vars, has_variables=True, may_be_abandoned=False):
         self._check_compilation()
         self._check_execution()
         pairs = list(grads_and_vars)
         if has_variables:  # the variables that `build` would make, so a saved optimizer has the same ones either way
             self.pipeline.create_variables([variable for _, variable in pairs])
-        ready = self._timestamp_after(pairs)
+        ready = self._timestamp_after_gradients(pairs)
         combined = self.pipeline.combine(step, pairs)
         if self.moments is not None:
-            self.moments.assign([ready, self._timestamp_after(combined)])
+            self.moments.assign([ready, self._timestamp_after_gradients(combined)])
         self._open_steps.keep_step(
             step, [variable for _, variable in pairs] if has_variables else None, may_be_abandoned
         )
         return combined
 
-    def _timestamp_after(self, pairs):
+    def _timestamp_after_gradients(self, grads_and_vars):
         if self.moments is None:
             return None
-        known = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad, _ in pairs if grad is not None]
+        known = [gradient_values(grad) for grad, _ in grads_and_vars if grad is not None]
         with tf.control_dependencies(known), tf.device("/cpu:0"):
             return tf.timestamp()
 
     def _begin_unscaled_step(self):
         """Returns a new `Step` for gradients of an unscaled loss that have not gone through the pipeline yet."""
-        if self._open_steps.take_scaled_step() is not None:
+        if self._open_steps.remove_scaled_step() is not None:
             problem = "these gradients are still multiplied by the loss scale"
             expected, got = "get_unscaled_gradients after get_scaled_loss", "get_scaled_loss alone"
             fix = "Write gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled_loss, variables))."

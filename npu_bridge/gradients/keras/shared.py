@@ -11,7 +11,7 @@ import numpy as np
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.plain_config import plain_value
+from npu_bridge.base.plain_config import to_python_numbers
 from npu_bridge.base.tf_internals import training
 from npu_bridge.base.tf_internals.savers import delegating_trackable_class, track_part
 from npu_bridge.collective import wire_names
@@ -126,7 +126,9 @@ class PipelineMixin(delegating_trackable_class()):
 
     def get_config(self) -> dict:
         """Returns the inner optimizer and the settings as JSON types."""
-        return plain_value({"optimizer": tf.keras.optimizers.serialize(self._optimizer), **self._settings.to_config()})
+        return to_python_numbers(
+            {"optimizer": tf.keras.optimizers.serialize(self._optimizer), **self._settings.to_config()}
+        )
 
     @classmethod
     def from_config(cls, config, custom_objects=None):

@@ -15,7 +15,7 @@ from npu_bridge.gradients.arithmetic import (
     unscale_gradient,
     zero_gradient_like,
 )
-from npu_bridge.gradients.graph_mode import run_if, tensors_if
+from npu_bridge.gradients.graph_mode import make_tensors_if, run_if
 from npu_bridge.gradients.stage import SummingStage, unknown_gradients_error
 
 
@@ -80,8 +80,8 @@ class Accumulate(SummingStage):
             return {**config, "exchange": "batch"}
         return {**config, "loss_scale": "batch"} if self._scales_batches else config
 
-    def sent_bytes(self, others, ranks):
-        return others if self._reduces_batches else others / self._batches
+    def sent_bytes(self, other_bytes, ranks):
+        return other_bytes if self._reduces_batches else other_bytes / self._batches
 
     def state(self):
         if self._sums is None:
@@ -100,12 +100,12 @@ class Accumulate(SummingStage):
             is_sparse = isinstance(gradients[position], tf.IndexedSlices) if is_known else variable.shape.rank > 0
             self._sums.sum_of(variable, may_be_sparse=is_sparse)
 
-    def weighted_batch_term(self, values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
+    def weighted_batch_term(self, values: tf.Tensor, earlier_batches: tf.Tensor) -> tf.Tensor:
         """Returns the term that a batch adds to the sum of a gradient.
 
         Args:
           values: the unscaled gradient of this batch.
-          counted: number of earlier batches in the window, an int32 scalar.
+          earlier_batches: number of earlier batches in the window, an int32 scalar.
         """
         return values / self._batches if self._reduction == "mean" else values
 
@@ -141,7 +141,7 @@ class Accumulate(SummingStage):
             return [part for grad in zeros for part in gradient_parts(grad)]
 
         with tf.name_scope("Accumulate"):
-            tensors = iter(tensors_if(window.is_last, total, skip_update) if step.gradients else [])
+            tensors = iter(make_tensors_if(window.is_last, total, skip_update) if step.gradients else [])
             step.grads_and_vars = [
                 (None if grad is None else gradient_from_parts(grad, variable, tensors), variable)
                 for grad, variable in pairs
@@ -179,7 +179,7 @@ class Accumulate(SummingStage):
         """Stores the sums for the next batch, or resets them to 0 after the last batch; returns the op."""
         used = [gradient_values(grad) for grad in step.delivered if grad is not None]
         with tf.name_scope("Accumulate"), tf.control_dependencies(used):
-            return step.notes[self].keep()
+            return step.notes[self].store_or_reset()
 
 
 def _check_frequencies(exchange, loss_scale):

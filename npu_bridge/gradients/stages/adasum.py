@@ -13,7 +13,7 @@ from npu_bridge.collective import fragments, wire_names
 from npu_bridge.collective.adasum_tree import AdasumTree
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.gradients.arithmetic import average_sparse_rows, gradient_values, map_values, unscale_gradient
-from npu_bridge.gradients.first_step.start_values import compare_before_first_run
+from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import is_building_graph, value_before_update
 from npu_bridge.gradients.stage import FROZEN_UNCHANGED
 from npu_bridge.gradients.stages.all_reduce import AllReduce, static_bytes, wait_for_all_gradients
@@ -84,14 +84,14 @@ class Adasum(AllReduce):
         if self._combines_weights and tree.averaged_ranks == 1:
             return
         combined, of_sparse = (
-            (tree.mean, _average_sparse) if self._combines_weights else (tree.combine, _combine_sparse)
+            (tree.mean, _average_sparse_gradient) if self._combines_weights else (tree.combine, _combine_sparse)
         )
         with tf.name_scope(f"{self.transfer_name}_Adasum"):
             sent = [
                 None if grad is None else _unscale_in_float32(grad, step.divisor)
                 for grad in wait_for_all_gradients(step.on_wire)
             ]
-            results = _combine_dense(
+            results = _combine_dense_gradients(
                 sent, self.fragments(step.grads_and_vars), combined, f"{self.transfer_name}_adasum"
             )
             for position, grad in enumerate(sent):
@@ -115,12 +115,12 @@ class Adasum(AllReduce):
         with tf.control_dependencies(old_values):
             updated = update()
         is_op = not (updated is None or tf.executing_eagerly())
-        with tf.name_scope(f"{self.transfer_name}_Adasum"), wire_names.recorded_names() as transfers:
+        with tf.name_scope(f"{self.transfer_name}_Adasum"), wire_names.record_collective_names() as transfers:
             with tf.control_dependencies([updated] if is_op else []):
                 assigned = self._combine_updates(variables, old_values, tree)
         if is_building_graph():
             # Ranks must start from equal values here, too, even if no gradients are exchanged.
-            compare_before_first_run(self.transfer_name, lambda: variables, transfers)
+            compare_variables_before_first_run(self.transfer_name, lambda: variables, transfers)
         return tf.group(updated, *assigned) if is_op else updated
 
     def _combine_updates(self, variables, old_values, tree):
@@ -134,7 +134,7 @@ class Adasum(AllReduce):
             for variable, delta in zip(variables, deltas)
         ]
         cut = [range(len(finite))] if finite else []
-        combined = _combine_dense(finite, cut, tree.combine_groups, f"{self.transfer_name}_adasum_weights")
+        combined = _combine_dense_gradients(finite, cut, tree.combine_groups, f"{self.transfer_name}_adasum_weights")
         return [
             variable.assign(
                 tf.ensure_shape(tf.cast(old - combined[position], variable.dtype.base_dtype), variable.shape)
@@ -175,7 +175,7 @@ def _cast_like(grad, result):
     return tf.ensure_shape(tf.cast(result, grad.dtype), grad.shape)
 
 
-def _combine_dense(grads, cut, combine, name):
+def _combine_dense_gradients(grads, cut, combine, name):
     """Applies `combine` to dense tensors, one fragment after the other; returns the results by position."""
     sizes_bytes = [0 if grad is None else static_bytes(gradient_values(grad)) for grad in grads]
     results = {}
@@ -211,6 +211,6 @@ def _combine_sparse(grad, tree, name):
     return tf.IndexedSlices(values, rows, grad.dense_shape)
 
 
-def _average_sparse(grad, tree, name):
+def _average_sparse_gradient(grad, tree, name):
     """Averages a sparse gradient over the ranks of a group; the result has each row once."""
     return average_sparse_rows(grad, tree.gather_in_group, tree.averaged_ranks, name)

@@ -60,8 +60,8 @@ class AllReduce(Stage):
         is_plain = type(self) is not AllReduce or self._wire_dtype is None
         return super().__repr__() if is_plain else f"AllReduce(wire={self._wire_dtype.name!r})"
 
-    def sent_bytes(self, others, ranks):
-        return others if self._wire_dtype is None else others * self._wire_dtype.size / tf.float32.size
+    def sent_bytes(self, other_bytes, ranks):
+        return other_bytes if self._wire_dtype is None else other_bytes * self._wire_dtype.size / tf.float32.size
 
     def fragments(self, grads_and_vars: Sequence) -> list[list[int]]:
         """Returns for each all-reduce a list of positions of gradients; the lists are equal on all ranks."""
@@ -116,21 +116,23 @@ class AllReduce(Stage):
         if method.leftover != 1.0:
             step.record_factor(method.leftover)
 
-    def _reduce_dense(self, gradients, cut, method, decision):
-        """Returns reduced gradients by position. If `decision` is not None, a small last fragment waits for it."""
+    def _reduce_dense(self, gradients, fragment_positions, reduction, overflow_decision):
+        """Returns reduced gradients by position. A small last fragment waits for the decision unless it is None."""
         results, sent, most = {}, [], fragments.max_concurrent_all_reduces()
         sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
-        last_bytes = sum(sizes_bytes[position] for position in cut[-1]) if cut else 0
+        last_bytes = sum(sizes_bytes[position] for position in fragment_positions[-1]) if fragment_positions else 0
         # If a large fragment waited, the network would be idle while the updates occupy the processor.
         overlaps = _can_overlap_steps()
-        is_small = last_bytes <= fragments.all_reduce_bytes(method.size, overlaps)
-        waits_for_decision = set(cut[-1]) if cut and is_small else set()
-        for number, positions in enumerate(fragments.split_large_fragments(cut, sizes_bytes, method.size, overlaps)):
+        is_small = last_bytes <= fragments.all_reduce_bytes(reduction.size, overlaps)
+        waits_for_decision = set(fragment_positions[-1]) if fragment_positions and is_small else set()
+        for number, positions in enumerate(
+            fragments.split_large_fragments(fragment_positions, sizes_bytes, reduction.size, overlaps)
+        ):
             waits_for = [] if len(sent) < most else [sent[-most]]
-            if decision is not None and positions[0] in waits_for_decision:
-                waits_for.append(decision)
+            if overflow_decision is not None and positions[0] in waits_for_decision:
+                waits_for.append(overflow_decision)
             tensors = [gradients[position] for position in positions]
-            reduced = method.reduce(tensors, f"{self.transfer_name}_fragment_{number}", waits_for)
+            reduced = reduction.reduce(tensors, f"{self.transfer_name}_fragment_{number}", waits_for)
             sent.append(reduced[0])
             results.update(zip(positions, reduced))
         return results
@@ -205,7 +207,7 @@ class OptimizerSplit:
     def strategy(self) -> fragments.SplitStrategy:
         """Returns the split strategy, the same one at every call."""
         if self._strategy is None:
-            self._strategy = groups.process_groups().strategies.strategy_of(groups.WORLD)
+            self._strategy = groups.groups_of_process().strategies.strategy_of(groups.WORLD)
         return self._strategy
 
 

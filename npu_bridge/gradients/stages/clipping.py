@@ -43,7 +43,7 @@ class ClipByGlobalNorm(Stage):
             halves = [tf.cast(half, tf.float32) for half in half_squared_sums(step.gradients)]
             norm = tf.sqrt(2.0 * sum_in_order(halves))
             factor = self._clip_norm / tf.maximum(norm, self._clip_norm)
-            step.map_elements(lambda values: _multiply(values, factor))
+            step.map_gradient_elements(lambda values: _multiply(values, factor))
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -79,7 +79,7 @@ class ClipByValue(Stage):
     def after_reduce(self, step):
         with tf.name_scope("ClipByValue"):
             step.map(_sum_sparse_rows)
-            step.map_elements(lambda values: clip_finite_values(values, self._low, self._high))
+            step.map_gradient_elements(lambda values: clip_finite_values(values, self._low, self._high))
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

@@ -54,7 +54,7 @@ class Freeze(Stage):
     def get_config(self):
         return {"schedule": self._schedule.get_config()}
 
-    def sent_bytes(self, others, ranks):
+    def sent_bytes(self, other_bytes, ranks):
         return None  # depends on the layers that are trained
 
     def state(self):
@@ -71,8 +71,8 @@ class Freeze(Stage):
 
     def each_batch(self, step):
         if step.group is None:
-            last_groups = self._schedule.last_groups([variable.name for _, variable in step.grads_and_vars])
-            step.group = self._choose_group(step.grads_and_vars, last_groups)
+            last_groups = self._schedule.last_group_of_each([variable.name for _, variable in step.grads_and_vars])
+            step.group = self._choose_trained_group(step.grads_and_vars, last_groups)
             if step.losses.is_backward_by_optimizer:
                 losses = [*step.losses.values, *step.losses.scaled]
                 with tf.name_scope("Freeze"):
@@ -97,7 +97,7 @@ class Freeze(Stage):
         with tf.name_scope("Freeze"), tf.control_dependencies([] if tf.executing_eagerly() else [step.group.number]):
             return counter.assign_add(tf.cast(is_updated, tf.int64))
 
-    def _choose_group(self, grads_and_vars, last_groups):
+    def _choose_trained_group(self, grads_and_vars, last_groups):
         """Returns the group that this step trains; `last_groups` holds the last group that trains each variable."""
         count = self._schedule.group_count
         frozen = tuple(

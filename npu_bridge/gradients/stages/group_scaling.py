@@ -51,5 +51,5 @@ class GroupScaling(Scaling):
     def after_update(self, step):
         if not step.losses.usable:  # gradients that did not pass this pipeline
             return None
-        right = step.losses.scales_without_overflow(step.should_apply, step.is_due)
+        right = step.losses.find_scales_without_overflow(step.should_apply, step.is_due)
         return self.managers[0].update_loss_scale(tf.stack([right[number] for number in range(len(right))]))

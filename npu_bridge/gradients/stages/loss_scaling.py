@@ -85,7 +85,7 @@ class LossScaling(Scaling):
 
     def after_update(self, step):
         if step.losses.usable:
-            right = step.losses.scales_without_overflow(step.should_apply, step.is_due)
+            right = step.losses.find_scales_without_overflow(step.should_apply, step.is_due)
             moved = [self.managers[number].update_loss_scale(is_right) for number, is_right in right.items()]
             return None if tf.executing_eagerly() else tf.group(*moved)
         manager, is_unchecked = self.managers[step.losses.latest], step.should_apply is None

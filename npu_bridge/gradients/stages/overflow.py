@@ -8,7 +8,7 @@ from typing import Any
 
 from npu_bridge import collective
 from npu_bridge.base.errors import say_once
-from npu_bridge.base.flat_tensors import pieces_to_flats
+from npu_bridge.base.flat_tensors import replace_pieces_by_flat_tensors
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.collective.this_process import rank_and_size_of_job
@@ -16,7 +16,7 @@ from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import gradient_values, has_finite_norm, unscale_gradient
 from npu_bridge.gradients.graph_mode import is_building_graph, run_if, value_before_update
 from npu_bridge.gradients.stage import Stage, changes_gradients_after_check
-from npu_bridge.gradients.stand_ins import is_narrow
+from npu_bridge.gradients.stand_ins import is_16_bit
 from npu_bridge.gradients.step import RankCheck
 from npu_bridge.gradients.step_report import LastStepReport, overflow_of
 from npu_bridge.graph.loop import allow_copies
@@ -91,32 +91,34 @@ class OverflowCheck(Stage):
             # Only values: adding up rows here again would check other tensors than the tensors that are sent.
             sent = [gradient_values(grad) for grad in step.on_wire if grad is not None]
             sent = sent if self._combined is None else self._combined.join_tensors(sent)
-            usable = _are_usable([unscale_gradient(values, step.divisor) for values in sent], step)
+            usable = _are_gradients_finite([unscale_gradient(values, step.divisor) for values in sent], step)
             is_early = self._decides_early and bool(step.gradients)
             step.check = RankCheck(usable, self._agree_on_verdict(usable, "early") if is_early else None)
 
     def after_reduce(self, step):
         # Later stages can turn unusable gradients into usable ones.
         if step.check is None and any(map(changes_gradients_after_check, self.stages)):
-            step.check = RankCheck(_are_usable(step.gradients, step))
+            step.check = RankCheck(_are_gradients_finite(step.gradients, step))
 
     def gate(self, step, update):
         with tf.name_scope(f"{self._name}_OverflowCheck"):
-            (step.should_apply,) = step.tensors_when_due(lambda: [self._decide(step)], lambda: [tf.constant(False)])
+            (step.should_apply,) = step.tensors_if_due(
+                lambda: [self._decide_on_update(step)], lambda: [tf.constant(False)]
+            )
             if is_building_graph():
                 collections.publish_in_graph(collections.STEP_SKIPPED, overflow_of(step))
         if is_building_graph():
             tf.identity(step.should_apply, name=_FETCHED_NAME)
         return run_if(step.should_apply, update)
 
-    def _decide(self, step):
+    def _decide_on_update(self, step):
         """Returns the decision about the update, from the checks that its gradients need.
 
         - As the pipeline returned them: the check of this rank's gradients.
         - Changed by a stage or by the caller: this check, and a check of the gradients of the update.
         - None of this batch, or no earlier check: a check of the gradients of the update.
         """
-        changed, sources = _changed_and_their_sources(step)
+        changed, sources = _changed_gradients_and_sources(step)
         stages_can_harm = any(map(_can_make_gradients_unusable, self.stages))
         to_check = step.gradients if stages_can_harm else changed
         if step.check is not None and not to_check:
@@ -124,23 +126,27 @@ class OverflowCheck(Stage):
         # Gradients that the caller summed in variables can be applied without a batch of their own to check.
         is_of_this_batch = stages_can_harm or sources or len(changed) < len(step.gradients)
         earlier = step.check.verdicts if step.check is not None and is_of_this_batch else []
-        verdict = functools.reduce(tf.logical_and, earlier, _are_usable(step.gradients + sources, step))
+        verdict = functools.reduce(tf.logical_and, earlier, _are_gradients_finite(step.gradients + sources, step))
         return self._agree_on_verdict(verdict, "final")
 
     def _decide_from_check(self, step):
         if step.check.early_decision is not None:
             return step.check.early_decision
         # From the inputs of an early decision, after all gradients are reduced.
-        with tf.control_dependencies([gradient_values(grad) for grad in pieces_to_flats(step.gradients)]):
+        with tf.control_dependencies(
+            [gradient_values(grad) for grad in replace_pieces_by_flat_tensors(step.gradients)]
+        ):
             return self._agree_on_verdict(tf.identity(step.check.is_usable), "final")
 
-    def _agree_on_verdict(self, verdict, moment):
-        return collective.current().all_true(verdict, f"{self._name}_{moment}_decision") if self.is_joint else verdict
+    def _agree_on_verdict(self, verdict, decision):
+        return collective.current().all_true(verdict, f"{self._name}_{decision}_decision") if self.is_joint else verdict
 
 
-def _are_usable(gradients, step):
+def _are_gradients_finite(gradients, step):
     """Returns whether gradients are finite, and, if they are sums over losses, the gradients of each loss as well."""
-    return functools.reduce(tf.logical_and, step.losses.usable.values(), has_finite_norm(pieces_to_flats(gradients)))
+    return functools.reduce(
+        tf.logical_and, step.losses.usable.values(), has_finite_norm(replace_pieces_by_flat_tensors(gradients))
+    )
 
 
 def _can_make_gradients_unusable(stage):
@@ -148,7 +154,7 @@ def _can_make_gradients_unusable(stage):
     return (stage.place == "reduce" or changes_gradients_after_check(stage)) and not stage.keeps_usable
 
 
-def _changed_and_their_sources(step):
+def _changed_gradients_and_sources(step):
     """Returns the gradients that the caller changed, and the pipeline's gradients from which they were computed."""
     delivered = [grad for grad in step.delivered if grad is not None]
     delivered_ids = {id(grad) for grad in delivered}
@@ -168,9 +174,9 @@ class NarrowVariableGuard(Stage):
     place = "guard"
 
     def gate(self, step, update):
-        if not any(is_narrow(variable) for variable in update.variables):
+        if not any(is_16_bit(variable) for variable in update.variables):
             return update()
-        narrow = [variable for variable in [*update.variables, *update.slots()] if is_narrow(variable)]
+        narrow = [variable for variable in [*update.variables, *update.slots()] if is_16_bit(variable)]
         old_values = [value_before_update(variable) for variable in narrow]
         with tf.control_dependencies(old_values):
             updated = update()

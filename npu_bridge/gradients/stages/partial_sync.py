@@ -10,7 +10,7 @@ from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import wire_names
-from npu_bridge.gradients.first_step.start_values import compare_before_first_run
+from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import is_building_graph, run_if, state_variable
 from npu_bridge.gradients.stage import SynchronisingStage, synced_too_early_error
 
@@ -54,7 +54,7 @@ class PartialSync(SynchronisingStage):
     def get_config(self):
         return {"threshold": self._threshold}
 
-    def sent_bytes(self, others, ranks):
+    def sent_bytes(self, other_bytes, ranks):
         return None  # depends on the partition, another one with each update
 
     def state(self):
@@ -68,19 +68,21 @@ class PartialSync(SynchronisingStage):
             return updated
         self._variables = update.variables
         parts = split_into_partitions(self._variables, self._threshold)
-        with tf.name_scope(f"{self.transfer_name}_PartialSync"), wire_names.recorded_names() as transfers:
+        with tf.name_scope(f"{self.transfer_name}_PartialSync"), wire_names.record_collective_names() as transfers:
             with tf.control_dependencies([] if updated is None or tf.executing_eagerly() else [updated]):
                 counter = self.state()["partial_sync_updates"]
                 turn = counter.read_value() % max(1, len(parts))
                 averaged = [
-                    run_if(tf.equal(turn, number), lambda part=part, number=number: self._average(part, number))
+                    run_if(
+                        tf.equal(turn, number), lambda part=part, number=number: self._average_variables(part, number)
+                    )
                     for number, part in enumerate(parts)
                 ]
             with tf.control_dependencies([] if tf.executing_eagerly() else averaged):
                 counted = counter.assign_add(1)
         if is_building_graph():
             # Ranks must start from equal values here, too, although no gradients are exchanged.
-            compare_before_first_run(self.transfer_name, lambda: self._variables, transfers)
+            compare_variables_before_first_run(self.transfer_name, lambda: self._variables, transfers)
         return updated if updated is None or tf.executing_eagerly() else tf.group(updated, *averaged, counted)
 
     def sync_all(self):
@@ -88,11 +90,11 @@ class PartialSync(SynchronisingStage):
             return None if tf.executing_eagerly() else tf.no_op()
         if not self._variables:
             raise synced_too_early_error()
-        return self._average(self._variables, "all")
+        return self._average_variables(self._variables, "all")
 
-    def _average(self, variables, number):
+    def _average_variables(self, variables, partition):
         values = [variable.read_value() for variable in variables]
-        means = collective.current().all_reduce(values, f"{self.transfer_name}_partition_{number}")
+        means = collective.current().all_reduce(values, f"{self.transfer_name}_partition_{partition}")
         assigned = [variable.assign(mean) for variable, mean in zip(variables, means)]
         return None if tf.executing_eagerly() else tf.group(*assigned)
 

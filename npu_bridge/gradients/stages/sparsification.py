@@ -13,7 +13,7 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import fragments
 from npu_bridge.gradients.arithmetic import average_sparse_rows, map_values, unscale_gradient
-from npu_bridge.gradients.graph_mode import run_if, tensors_if, variable_like
+from npu_bridge.gradients.graph_mode import make_tensors_if, run_if, variable_like
 from npu_bridge.gradients.stages.all_reduce import AllReduce, replace_gradients, static_bytes
 
 # Gradients with at least _SAMPLED_SIZE values are sampled at every _SAMPLED_EVERY-th value, unless a larger share than
@@ -148,7 +148,7 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
         return [range(number, number + 1) for number in range(count)]
 
     @abc.abstractmethod
-    def _select_positions(self, flat: tf.Tensor) -> tf.Tensor:
+    def _select_positions(self, vector: tf.Tensor) -> tf.Tensor:
         """Returns the positions of the values to send in a vector, int32."""
 
 
@@ -192,12 +192,12 @@ class TopK(_SparsifyingReduction):
     def get_config(self):
         return {"density": self._density, "error_feedback": self._has_feedback, "per": self._per}
 
-    def sent_bytes(self, others, ranks):
+    def sent_bytes(self, other_bytes, ranks):
         if self._is_dense_cheaper(ranks):
-            return others
+            return other_bytes
         of_dense = 2 * (ranks - 1) / ranks * tf.float32.size  # a ring all-reduce
         of_sparse = (ranks - 1) * self._density * (tf.float32.size + tf.int32.size)  # a message to each other rank
-        return others * of_sparse / of_dense
+        return other_bytes * of_sparse / of_dense
 
     def _is_dense_cheaper(self, ranks):
         return self._density * (ranks - 1) >= 1
@@ -215,10 +215,10 @@ class TopK(_SparsifyingReduction):
     def _selection_ranges(self, count):
         return super()._selection_ranges(count) if self._per == "tensor" else [range(count)]
 
-    def _select_positions(self, flat):
-        size, magnitudes = flat.shape.num_elements(), tf.abs(flat)
+    def _select_positions(self, vector):
+        size, magnitudes = vector.shape.num_elements(), tf.abs(vector)
         if size is None:
-            count = tf.cast(tf.math.ceil(self._density * tf.cast(tf.size(flat), tf.float64)), tf.int32)
+            count = tf.cast(tf.math.ceil(self._density * tf.cast(tf.size(vector), tf.float64)), tf.int32)
             return tf.math.top_k(magnitudes, k=count, sorted=False).indices
         count = math.ceil(self._density * size)
 
@@ -238,7 +238,7 @@ class TopK(_SparsifyingReduction):
             best = tf.math.top_k(tf.gather(magnitudes, candidates), k=count, sorted=False).indices
             return [tf.gather(candidates, best)]
 
-        return tf.ensure_shape(tensors_if(tf.size(candidates) >= count, of_candidates, of_all)[0], [count])
+        return tf.ensure_shape(make_tensors_if(tf.size(candidates) >= count, of_candidates, of_all)[0], [count])
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -262,8 +262,8 @@ class Threshold(_SparsifyingReduction):
     def get_config(self):
         return {"value": self._value, "error_feedback": self._has_feedback}
 
-    def sent_bytes(self, others, ranks):
+    def sent_bytes(self, other_bytes, ranks):
         return None
 
-    def _select_positions(self, flat):
-        return tf.cast(tf.where(tf.abs(flat) >= self._value)[:, 0], tf.int32)
+    def _select_positions(self, vector):
+        return tf.cast(tf.where(tf.abs(vector) >= self._value)[:, 0], tf.int32)

@@ -176,9 +176,9 @@ class OverflowBounds:
             return tf.square(self.norm_bound(op.inputs[0]))
         if op.type == "Mul":
             return self.norm_bound(op.inputs[0]) * self.norm_bound(op.inputs[1])
-        if op.type == "RealDiv" and not self._depends_on_transfer(op.inputs[1].op) and _is_not_broadcast(op):
+        if op.type == "RealDiv" and not self._depends_on_transfer(op.inputs[1].op) and _has_no_broadcast_input(op):
             return self.norm_bound(op.inputs[0]) / _smallest_magnitude(_tensor_outside_conditions(op.inputs[1]))
-        if op.type in ("AddN", "Add", "AddV2", "Sub") and _is_not_broadcast(op):
+        if op.type in ("AddN", "Add", "AddV2", "Sub") and _has_no_broadcast_input(op):
             return tf.reduce_sum([self.norm_bound(term) for term in op.inputs])
         if op.type in ("Pack", "ConcatV2"):
             parts = op.inputs if op.type == "Pack" else op.inputs[:-1]  # the last one is the axis
@@ -215,16 +215,16 @@ def _tensor_outside_conditions(tensor):
     return tf.constant(value)
 
 
-def _norm_bounds(half_squares):
+def _norm_bounds(half_sums_of_squares):
     """Returns bounds of Euclidean norms: twice the norm, since long sums lose accuracy, plus 1e-15 for underflow."""
-    return tf.sqrt(half_squares) * (2.0 * math.sqrt(2.0)) + 1e-15
+    return tf.sqrt(half_sums_of_squares) * (2.0 * math.sqrt(2.0)) + 1e-15
 
 
 def _in_float32(tensor):
     return tensor if tensor.dtype == tf.float32 else tf.cast(tensor, tf.float32)
 
 
-def _is_not_broadcast(op):
+def _has_no_broadcast_input(op):
     """Returns whether no input of an op is broadcast, except scalars; broadcasting would increase a norm."""
     first, *others = (tensor.shape for tensor in op.inputs)
     return all(shape.rank == 0 or (shape.is_fully_defined() and shape == first) for shape in others)

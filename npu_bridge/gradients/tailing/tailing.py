@@ -61,7 +61,7 @@ def optimize_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
     report.fragments = [Fragment([transfer.op.name], transfer.size_bytes) for transfer in transfers]
     report.unchanged_because, report.advice = _reason_not_to_change_graph(transfers, index, communicator)
     dependent = index.descendants([transfer.op for transfer in transfers])
-    decisions = _find_decisions(index, dependent)
+    decisions = _find_decisions_from_gradients(index, dependent)
     if not report.unchanged_because and not _are_decisions_equal_on_ranks(decisions, transfers):
         report.unchanged_because = "ranks would make different decisions"
         report.advice = "Build the same operators on every rank, also operators that read reduced gradients"
@@ -70,7 +70,7 @@ def optimize_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
     bounds = OverflowBounds({transfer.op.name: transfer for transfer in transfers}, dependent, communicator.size)
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(f"{_SCOPE}/"):
         for number, decision in enumerate(decisions):
-            _decide_step_early(decision, f"{_SCOPE}_{number}", index, bounds, communicator, report)
+            _make_decision_early(decision, f"{_SCOPE}_{number}", index, bounds, communicator, report)
         if report.has_changed:
             report.fragments = _order_all_reduces(transfers, index, communicator.size)
     if not report.has_changed:
@@ -107,14 +107,14 @@ def _reason_without_decision(index, dependent, bounds):
     return "no update waits for a check of reduced gradients", "There is nothing to gain"
 
 
-def _find_decisions(index, dependent):
+def _find_decisions_from_gradients(index, dependent_names):
     """Returns the boolean scalars that depend on reduced gradients and decide whether ops run, in graph order."""
     found = {}
     for op in index.ops:
         position = _PREDICATE_POSITION.get(op.type)
         if position is not None and len(op.inputs) > position:
             predicate = _skip_identities(op.inputs[position])
-            if predicate.dtype == tf.bool and predicate.op.name in dependent:
+            if predicate.dtype == tf.bool and predicate.op.name in dependent_names:
                 found.setdefault(predicate.name, predicate)
     # A decision that is the output of a branch was made by another predicate.
     return [predicate for predicate in found.values() if predicate.op.type not in ("Merge", *_PREDICATE_POSITION)]
@@ -140,7 +140,7 @@ def _skip_identities(tensor):
     return tensor
 
 
-def _decide_step_early(decision, name, index, bounds, communicator, report):
+def _make_decision_early(decision, name, index, bounds, communicator, report):
     readers = index.readers(decision)
     context = control_flow_context(decision.op)
     try:
@@ -162,8 +162,8 @@ def _decide_step_early(decision, name, index, bounds, communicator, report):
     report.freed[decision.op.name] = [op.name for op, _ in readers]
 
 
-def _make_check_conditional(is_sure, decision, index, bounds):
-    """Moves a check into a branch that runs only if `is_sure` is False, with the ops that only the check uses."""
+def _make_check_conditional(is_surely_true, decision, index, bounds):
+    """Moves a check, and the ops that only it uses, into a branch that runs only if `is_surely_true` is False."""
     members = bounds.ops_from_transfers_to(decision.op, index)
     serving = set()
     for op in reversed(members):
@@ -178,7 +178,7 @@ def _make_check_conditional(is_sure, decision, index, bounds):
             for position, tensor in enumerate(op.inputs):
                 if tensor.op.name in reaching:
                     if tensor.name not in switched:
-                        switched[tensor.name], _ = tf.raw_ops.Switch(data=tensor, pred=is_sure)
+                        switched[tensor.name], _ = tf.raw_ops.Switch(data=tensor, pred=is_surely_true)
                     update_input(op, position, switched[tensor.name])
 
 
@@ -191,7 +191,7 @@ def _order_all_reduces(transfers, index, world_size):
     made = {op.name: number for number, op in enumerate(index.ops)}
     ready = sorted(transfers, key=lambda transfer: made[transfer.sent[0].op.name])
     sizes = [transfer.size_bytes for transfer in ready]
-    strategy = groups.process_groups().strategies.strategy_of(groups.WORLD)
+    strategy = groups.groups_of_process().strategies.strategy_of(groups.WORLD)
     cut = strategy.split(sizes) if strategy.can_split(len(sizes)) else [list(range(len(sizes)))]
     flights = fragments.split_large_fragments(cut, sizes, world_size)
     for earlier, later in zip(flights, flights[fragments.max_concurrent_all_reduces() :]):

@@ -89,25 +89,25 @@ def _extend_to_branch_ends(transfer):
     end, start = transfer.op, transfer.op.inputs[0].op
     while end.type != "Merge":
         users = end.outputs[0].consumers()
-        if len(users) != 1 or not _is_forward_or_division(users[0], end):
+        if len(users) != 1 or not _only_passes_on_or_divides(users[0], end):
             return transfer
         end = users[0]
     while start.type in CHANGES_OF_DTYPE:
         start = start.inputs[0].op
-    if start.type != "Switch" or not _is_identity_without_transfer(end, start):
+    if start.type != "Switch" or not _is_unchanged_without_transfer(end, start):
         return transfer
     return dataclasses.replace(transfer, op=end, entry=start, routes=((0, 0),))
 
 
-def _is_forward_or_division(user, op):
-    """Returns whether `user` only divides the output of `op` by at least 1, converts its dtype, or merges branches."""
-    if user.type == "RealDiv" and user.inputs[0].op is op:
-        divisor = tf.get_static_value(user.inputs[1])
+def _only_passes_on_or_divides(consumer, op):
+    """Returns whether `consumer` only divides the output of `op` by at least 1, casts it, or merges branches."""
+    if consumer.type == "RealDiv" and consumer.inputs[0].op is op:
+        divisor = tf.get_static_value(consumer.inputs[1])
         return divisor is not None and divisor.ndim == 0 and abs(divisor) >= 1
-    return user.type in ("Merge", *CHANGES_OF_DTYPE)
+    return consumer.type in ("Merge", *CHANGES_OF_DTYPE)
 
 
-def _is_identity_without_transfer(merge, start):
+def _is_unchanged_without_transfer(merge_op, exchange_start):
     """Returns whether a condition with a transfer in one branch passes the tensor on unchanged in the other branch."""
-    others = [tensor.op for tensor in merge.inputs if tensor.op.type == "Switch"]
-    return len(others) == 1 and others[0].inputs[0].name == start.inputs[0].name
+    others = [tensor.op for tensor in merge_op.inputs if tensor.op.type == "Switch"]
+    return len(others) == 1 and others[0].inputs[0].name == exchange_start.inputs[0].name

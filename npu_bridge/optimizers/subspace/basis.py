@@ -86,7 +86,7 @@ class Basis:
           ValueError: the basis has other variables, or variables of other sizes.
         """
         sizes = {name_of(variable): variable.shape.num_elements() for variable in variables}
-        first, last = part_range(len(self.rows), number, count)
+        first, last = row_range_of_part(len(self.rows), number, count)
         rows = self.rows[first:last]
         if not self.columns:
             if sum(sizes.values()) != self.rows.shape[1]:
@@ -186,11 +186,11 @@ def principal_directions(matrix: np.ndarray, k: int, seed: int = 0, is_exact: bo
     return (directions * np.where(largest < 0, -1.0, 1.0)[:, np.newaxis]).astype(np.float32)
 
 
-def part_range(total: int, number: int, count: int) -> tuple[int, int]:
-    """Returns first and last + 1 of the rows in a part; the first of the `count` parts can have one row more."""
-    size, larger = divmod(total, count)
-    first = number * size + min(number, larger)
-    return first, first + size + (number < larger)
+def row_range_of_part(total_rows: int, part_number: int, part_count: int) -> tuple[int, int]:
+    """Returns first and last + 1 of the rows in a part; the first of the `part_count` parts can have one row more."""
+    size, larger = divmod(total_rows, part_count)
+    first = part_number * size + min(part_number, larger)
+    return first, first + size + (part_number < larger)
 
 
 def _add_random_columns(columns, width, seed):

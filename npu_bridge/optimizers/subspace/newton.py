@@ -12,7 +12,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.graph.copies import make_copier
-from npu_bridge.optimizers.subspace.basis import Basis, part_range
+from npu_bridge.optimizers.subspace.basis import Basis, row_range_of_part
 from npu_bridge.optimizers.unfused import as_dense
 
 tf1 = tf.compat.v1
@@ -96,16 +96,16 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         self.set_unscaled_loss(loss, values[0])
         return grads_and_vars
 
-    def set_unscaled_loss(self, loss: Any, value: tf.Tensor) -> None:
+    def set_unscaled_loss(self, loss: Any, loss_value: tf.Tensor) -> None:
         """Sets the loss that the line search evaluates. A wrapper that scales the loss passes the unscaled loss here.
 
         Args:
           loss: the unscaled loss, a tensor of a TF 1 graph or a function that returns the loss.
-          value: the value of the loss for this batch.
+          loss_value: the value of the loss for this batch.
         """
-        self._loss, self._value = loss, value
+        self._loss, self._value = loss, loss_value
 
-    def restore_after_trials(self, variables: Callable[[], Sequence[Any]]) -> None:
+    def set_variables_to_restore(self, variables: Callable[[], Sequence[Any]]) -> None:
         """Sets which variables, such as moving statistics, get their old values back after each trial step.
 
         Args:
@@ -153,7 +153,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
             return None if tf.executing_eagerly() else tf.group(*done)
 
     def _take_newton_step(self, gradient, variables, is_graph):
-        state = self._step_state()
+        state = self._find_state_variables()
         learnt, before, last, is_started = [tf.identity(state[key].read_value()) for key in state if key != "rate"]
         coordinates, rows, (first, end) = self._project_gradient(gradient, variables)
         curvature = tf.tensordot(coordinates - before, last, 1)
@@ -167,7 +167,9 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         direction, inside = tf.unstack(self._sum_over_ranks(halves, "direction"))
         with tf.control_dependencies([direction]):
             start = [_copy_value(variable) for variable in variables]
-        rate = self._search_rate(direction, tf.tensordot(coordinates, coordinate_step, 1), variables, start, is_graph)
+        rate = self._search_accepted_rate(
+            direction, tf.tensordot(coordinates, coordinate_step, 1), variables, start, is_graph
+        )
         complement = [self.get_slot(variable, _COMPLEMENT) for variable in variables]
         with tf.control_dependencies([rate]):
             rest = _split_into_shapes(gradient - inside, variables)
@@ -193,8 +195,8 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
     def _project_gradient(self, gradient, variables):
         """Returns the product P g of basis and gradient, this rank's rows of P, and the range of these rows."""
         ranks = collective.current()
-        first, end = part_range(len(self._basis.rows), ranks.rank, ranks.size)
-        rows = self._local_rows(variables)
+        first, end = row_range_of_part(len(self._basis.rows), ranks.rank, ranks.size)
+        rows = self._read_basis_rows_of_rank(variables)
         own = tf.linalg.matvec(rows, gradient)
         whole = own if ranks.size == 1 else ranks.all_gather(own, f"{self._name}_project_gradient")
         return tf.ensure_shape(whole, [len(self._basis.rows)]), rows, (first, end)
@@ -208,7 +210,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         loss = tf.cast(tf.reduce_mean(loss), tf.float32)
         return loss if ranks.size == 1 else ranks.all_reduce([loss], f"{self._name}_{label}")[0]
 
-    def _search_rate(self, direction, slope, variables, start, is_graph):
+    def _search_accepted_rate(self, direction, slope, variables, start, is_graph):
         """Returns the accepted rate, or 0.0 if no rate is accepted; the last trial's values stay in `variables`."""
         loss_before = self._average_over_ranks(self._value, "loss")
         evaluate = make_copier(self._loss, variables, "SubspaceNewton") if not callable(self._loss) else self._loss
@@ -255,17 +257,17 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         ):
             self._create_non_slot_variable(value, f"{self._name}/{key}", first)
 
-    def _local_rows(self, variables):
+    def _read_basis_rows_of_rank(self, variables):
         """Returns this rank's rows of the basis, with columns in the order of the variables."""
         with tf.init_scope():
             place = None if tf.executing_eagerly() else tf1.get_default_graph()
             if place not in self._rows:
                 ranks = collective.current()
                 rows = self._basis.part(variables, ranks.rank, ranks.size)
-                self._rows[place] = _local_variable(rows, f"{self._name}/basis")
+                self._rows[place] = _make_array_reader(rows, f"{self._name}/basis")
         return self._rows[place]()
 
-    def _step_state(self):
+    def _find_state_variables(self):
         """Returns the state kept from step to step, by name; the last entry is the last accepted rate."""
         with tf.init_scope():
             graph = None if tf.executing_eagerly() else tf1.get_default_graph()
@@ -275,7 +277,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
     @property
     def rate(self) -> Any:
         """The variable that holds the rate of the last step, which is 0.0 if no rate was accepted."""
-        return self._step_state()["rate"]
+        return self._find_state_variables()["rate"]
 
 
 def next_inverse_hessian(inverse: tf.Tensor, change: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
@@ -310,7 +312,7 @@ def _split_into_shapes(flat, variables):
     return [tf.reshape(part, variable.shape) for part, variable in zip(parts, variables)]
 
 
-def _local_variable(array, name):
+def _make_array_reader(array, name):
     """Returns a function that reads an array as a tensor, from a variable that is not in checkpoints."""
     if tf.executing_eagerly():
         return tf.Variable(array, trainable=False, name=name).read_value

@@ -57,7 +57,7 @@ def draw_charts(curves: Curves) -> list[str]:
     if any(bucket.loss_scale for bucket in buckets):
         made.append(_draw_loss_scale(curves, x))
     if any(bucket.skipped for bucket in buckets):
-        made.append(_draw_skipped(curves, x))
+        made.append(_draw_skipped_steps(curves, x))
     if any(bucket.learning_rate for bucket in buckets):
         made.append(_draw_learning_rate(curves, x))
     if curves.speeds:
@@ -175,7 +175,7 @@ def _draw_loss_scale(curves: Curves, x: Axis) -> str:
     )
 
 
-def _draw_skipped(curves: Curves, x: Axis) -> str:
+def _draw_skipped_steps(curves: Curves, x: Axis) -> str:
     points, total = [_Point(x.start, 0, 0, 0)], 0
     for bucket in curves.buckets:
         total += bucket.skipped
@@ -205,7 +205,7 @@ def _draw_speed(curves: Curves, x: Axis) -> str:
         if not number or curves.speeds[number - 1].last != speed.first:
             runs.append([_single_value_point(x.position_of(speed.first), speed.steps_per_sec)])
         runs[-1].append(_single_value_point(x.position_of(speed.last), speed.steps_per_sec))
-    body = [_draw_path(_make_stair_points(run, ahead=True), y, "line") for run in runs]
+    body = [_draw_path(_make_stair_points(run, uses_later_level=True), y, "line") for run in runs]
     last, steps = curves.speeds[-1].steps_per_sec, curves.speeds[-1].last - curves.speeds[-1].first
     note = f"last {format_steps(steps)}"
     return _draw_curve_figure(
@@ -225,18 +225,20 @@ def _format_short(number: float) -> str:
 
 
 def _split_at_gaps(
-    buckets: Sequence[StepBucket], x: Axis, pick: Callable[[StepBucket], ValueRange | None]
+    buckets: Sequence[StepBucket], x: Axis, value_range_of: Callable[[StepBucket], ValueRange | None]
 ) -> list[list[_Point]]:
     """Returns the points of a curve, divided into pieces without gaps."""
     runs: list[list[_Point]] = [[]]
     for bucket in buckets:
-        found = pick(bucket)
+        found = value_range_of(bucket)
         if found is None:
             runs.append([])
         else:
             runs[-1].append(_Point(x.position_of((bucket.first + bucket.last) / 2), found.low, found.mean, found.high))
     runs = [run for run in runs if run]
-    if runs and buckets and pick(buckets[-1]) is not None:  # the curve ends at the last step, also in a broad bucket
+    if (
+        runs and buckets and value_range_of(buckets[-1]) is not None
+    ):  # the curve ends at the last step, also in a broad bucket
         runs[-1][-1] = runs[-1][-1]._replace(x=x.position_of(buckets[-1].last))
     return runs
 
@@ -245,11 +247,11 @@ def _single_value_point(x: float, number: float) -> _Point:
     return _Point(x, number, number, number)
 
 
-def _make_stair_points(points: Sequence[_Point], ahead: bool = False) -> list[_Point]:
-    """Adds points for a stair shape: steps have the level of the earlier point, or with `ahead` of the later point."""
+def _make_stair_points(points: Sequence[_Point], uses_later_level: bool = False) -> list[_Point]:
+    """Adds points for stairs; a step has the level of its earlier point, with `uses_later_level` of its later one."""
     stairs = [points[0]]
     for before, after in zip(points, points[1:]):
-        stairs += [before._replace(x=after.x) if not ahead else after._replace(x=before.x), after]
+        stairs += [before._replace(x=after.x) if not uses_later_level else after._replace(x=before.x), after]
     return stairs
 
 
@@ -373,11 +375,11 @@ def _draw_end_labels(ends: Sequence[EndLabel], y: Axis) -> list[str]:
     tops: list[float] = []
     ends = sorted(ends, key=lambda end: y.position_of(end.number))
     for before, end in zip([None, *ends], ends):
-        least = float("-inf") if before is None else tops[-1] + _label_height(before)
+        least = float("-inf") if before is None else tops[-1] + _height_of_end_label(before)
         tops.append(max(y.position_of(end.number) + 4, least))
     limit = y.start + 2
     for at in range(len(ends) - 1, -1, -1):
-        limit -= _label_height(ends[at]) - 16
+        limit -= _height_of_end_label(ends[at]) - 16
         tops[at] = min(tops[at], limit)
         limit = tops[at] - 16
     parts = []
@@ -388,5 +390,5 @@ def _draw_end_labels(ends: Sequence[EndLabel], y: Axis) -> list[str]:
     return parts
 
 
-def _label_height(end: EndLabel) -> int:
-    return 30 if end.note else 16
+def _height_of_end_label(label: EndLabel) -> int:
+    return 30 if label.note else 16

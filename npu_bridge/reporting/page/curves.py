@@ -97,22 +97,22 @@ def make_curves(history: History) -> Curves:
     return Curves(buckets, _compute_speeds(rows, places, edges), restarts, size, evaluations)
 
 
-def smooth(values: Sequence[float], reach: int) -> np.ndarray:
-    """Returns a centred weighted mean; weights fall with the distance, to zero beyond `reach`.
+def smooth(values: Sequence[float], half_width: int) -> np.ndarray:
+    """Returns a centred weighted mean; weights fall with the distance, to zero beyond `half_width`.
 
     The mean does not lag behind a falling curve. At both ends, the window is cut off. Values that are not finite are
     ignored; for a window without finite values, the result is NaN.
 
     Args:
       values: the raw curve.
-      reach: the number of neighbours on each side; 0 leaves the curve unchanged.
+      half_width: the number of neighbours on each side; 0 leaves the curve unchanged.
     """
     raw = np.asarray(values, float)
     finite = np.isfinite(raw)
-    weights = (reach + 1.0 - np.abs(np.arange(-reach, reach + 1))) / (reach + 1.0)
+    weights = (half_width + 1.0 - np.abs(np.arange(-half_width, half_width + 1))) / (half_width + 1.0)
 
     def sum_over_window(signal):
-        return np.convolve(signal, weights)[reach : reach + len(raw)]
+        return np.convolve(signal, weights)[half_width : half_width + len(raw)]
 
     total, share = sum_over_window(np.where(finite, raw, 0.0)), sum_over_window(finite.astype(float))
     return np.divide(total, share, out=np.full(len(raw), np.nan), where=share > 1e-9)
@@ -120,7 +120,7 @@ def smooth(values: Sequence[float], reach: int) -> np.ndarray:
 
 def smooth_trend(values: Sequence[float]) -> np.ndarray:
     """Smooths a curve for pictures and pages, over a fortieth of its length on each side."""
-    return smooth(values, reach=len(values) // 40)
+    return smooth(values, half_width=len(values) // 40)
 
 
 def _make_bucket(rows: Sequence[StepRow], steps_tried: Sequence[int]) -> StepBucket:

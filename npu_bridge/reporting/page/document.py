@@ -306,9 +306,14 @@ def _script_data(curves: Curves) -> str:
     rows = [
         [
             *(bucket.first, bucket.last, bucket.step),
-            *(_round_attribute(bucket.loss, part) for part in ("low", "mean", "high")),
-            *(_round_attribute(bucket.loss_scale, part) for part in ("low", "high")),
-            *(_round_attribute(bucket.learning_rate, "mean"), bucket.skipped, bucket.not_finite, bucket.precision),
+            *(_read_rounded_attribute(bucket.loss, part) for part in ("low", "mean", "high")),
+            *(_read_rounded_attribute(bucket.loss_scale, part) for part in ("low", "high")),
+            *(
+                _read_rounded_attribute(bucket.learning_rate, "mean"),
+                bucket.skipped,
+                bucket.not_finite,
+                bucket.precision,
+            ),
             bucket.recorded,
         ]
         for bucket in curves.buckets
@@ -331,7 +336,7 @@ def _describe_evaluation(evaluation: Evaluation) -> str:
     return "\n  ".join([f"{what} at step {evaluation.step}", *shown])
 
 
-def _round_attribute(range_or_none: Any, attribute: str) -> float | None:
+def _read_rounded_attribute(range_or_none: Any, attribute: str) -> float | None:
     return None if range_or_none is None else float(f"{getattr(range_or_none, attribute):.6g}")
 
 

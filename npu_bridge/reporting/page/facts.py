@@ -88,7 +88,7 @@ def note_failure(folder: str, failure: Mapping[str, Any]) -> bool:
       OSError: the file cannot be written.
     """
     try:
-        facts = read_json(FACTS_FILE, within=folder)
+        facts = read_json(FACTS_FILE, within_folder=folder)
     except FileNotFoundError:
         return False
     known = facts.get("failure")
@@ -143,7 +143,7 @@ def _changed_options(options: Mapping[str, Any]) -> list[list[str]]:
     rows = []
     for option in OPTIONS:
         value = options.get(option.name)
-        if not option.is_plain or value is None or value in (option.default, option.absent):
+        if not option.has_plain_value or value is None or value in (option.default, option.absent):
             continue
         rows.append(
             [

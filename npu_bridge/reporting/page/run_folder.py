@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from npu_bridge.base.reading import RefusedFileError, open_file, read_json, read_text, to_whole_number
+from npu_bridge.base.reading import RefusedFileError, open_file, read_json, read_text, to_integer
 from npu_bridge.options.rank_table import MOST_RANKS
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.page.facts import FACTS_FILE
@@ -91,7 +91,7 @@ def _find_history(path: str, facts: Mapping[str, Any]) -> History:
     named = facts.get("history")
     names = [named] if isinstance(named, str) else []
     for name in [*names, HISTORY_FILE]:
-        with contextlib.suppress(FileNotFoundError), open_file(name, within=path):
+        with contextlib.suppress(FileNotFoundError), open_file(name, within_folder=path):
             return History(os.path.join(path, name))
     return History(os.path.join(path, HISTORY_FILE))
 
@@ -126,15 +126,15 @@ def _read_timeline(folder: str) -> Timeline | None:
     if not facts:
         return None
     try:
-        picture = read_text(_PICTURE, within=folder)
+        picture = read_text(_PICTURE, within_folder=folder)
         by_rank: dict[int, list[tuple[float, float]]] = {}
         for trace in facts["traces"]:
             times = float(trace["duration_ms"]), float(trace["exposed_ms"])
-            by_rank.setdefault(to_whole_number(trace["rank"], maximum=MOST_RANKS - 1), []).append(times)
+            by_rank.setdefault(to_integer(trace["rank"], maximum=MOST_RANKS - 1), []).append(times)
         medians = {
             rank: tuple(statistics.median(column) for column in zip(*pairs)) for rank, pairs in sorted(by_rank.items())
         }
-        steps = [to_whole_number(step) for step in facts["steps"]]
+        steps = [to_integer(step) for step in facts["steps"]]
         if not steps:
             return None
         return Timeline(picture, steps, float(facts["step_ms"]), float(facts["exposed_ms"]), medians)
@@ -146,7 +146,7 @@ def _read_timeline(folder: str) -> Timeline | None:
 
 def _read_json(path: str) -> dict[str, Any] | None:
     try:
-        found = read_json(os.path.basename(path), within=os.path.dirname(path))
+        found = read_json(os.path.basename(path), within_folder=os.path.dirname(path))
     except RefusedFileError:
         raise
     except (OSError, ValueError):

@@ -43,9 +43,9 @@ class BackgroundWriter:
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
-        self.check()
+        self.raise_write_error()
 
-    def check(self) -> None:
+    def raise_write_error(self) -> None:
         """Raises the thread's error if writing has failed; a second call does not raise the error again."""
         error, self._error = self._error, None
         if error is not None:
@@ -55,7 +55,7 @@ class BackgroundWriter:
         try:
             with in_use:
                 write()
-        except Exception as error:  # is raised by `check`, in the thread that trains
+        except Exception as error:  # is raised by `raise_write_error`, in the thread that trains
             self._error = error
         if folder_of_job() is None:  # no restart would use them
             copies.remove_copies()
@@ -104,9 +104,9 @@ class BackgroundSaver:
         """Waits until the checkpoint is on the disk; raises the error if saving failed."""
         self._writer.wait()
 
-    def check(self) -> None:
+    def raise_write_error(self) -> None:
         """Raises the error if a save in the background has failed; a second call does not raise the error again."""
-        self._writer.check()
+        self._writer.raise_write_error()
 
     def _begin_background_save(self, session, save_path, global_step, write_meta_graph):
         """Copies variables to memory and starts the thread that writes them; returns False if this is not possible."""

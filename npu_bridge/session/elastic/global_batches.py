@@ -167,7 +167,7 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
         return dealt
     take_memory_checkpoint(os.fspath(after))
     if ranks.rank == 0:
-        check_newest_checkpoint(os.fspath(after), may_go_back=True)
+        check_newest_checkpoint(os.fspath(after), may_use_older=True)
     checkpoint = tf.train.latest_checkpoint(os.fspath(after)) if ranks.rank == 0 else None
     if checkpoint is not None:
         reader = tf.train.load_checkpoint(checkpoint)
@@ -217,11 +217,11 @@ class _AccumulateShares(Accumulate, RestartingStage):
     def __copy__(self):
         return type(self)(self._share)
 
-    def weighted_batch_term(self, values, counted):
-        mean, share = super().weighted_batch_term(values, counted), self._share
+    def weighted_batch_term(self, values, earlier_batches):
+        mean, share = super().weighted_batch_term(values, earlier_batches), self._share
         if share.weight == 1.0:
             return mean
-        return tf.where(counted < share.own, mean * tf.cast(share.weight, mean.dtype), tf.zeros_like(mean))
+        return tf.where(earlier_batches < share.own, mean * tf.cast(share.weight, mean.dtype), tf.zeros_like(mean))
 
     def before_reduce(self, step):
         if step.divisor is not None and self._share.weight > 1.0:

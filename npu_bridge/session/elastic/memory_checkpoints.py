@@ -22,12 +22,12 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.files import UNFINISHED, remove_own, rename_unfinished
+from npu_bridge.base.files import UNFINISHED, remove_own_files, rename_unfinished
 from npu_bridge.base.memory_folders import MemoryFolder, folder_of_job, free_bytes, make_memory_folder
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective.apart import SeparateGraph
 from npu_bridge.session.checkpoints import NO_SPACE, copy_checkpoint
-from npu_bridge.session.damaged_checkpoints import resume_from_copy
+from npu_bridge.session.damaged_checkpoints import add_copy_as_newest_checkpoint
 
 _LOG = logger(__name__)
 _NAME = "model.ckpt"
@@ -55,7 +55,7 @@ class CopyInterval:
         """Starts to count runs and time."""
         self._made, self._since = 0, time.monotonic()
 
-    def count_run(self) -> bool:
+    def count_run_and_check_due(self) -> bool:
         """Counts a run; returns whether a copy is due after this run."""
         self._made += 1
         return self._made >= self.runs
@@ -196,7 +196,7 @@ def take_memory_checkpoint(model_dir: str | None) -> None:
         return target
 
     try:
-        resume_from_copy(model_dir, step, copy)
+        add_copy_as_newest_checkpoint(model_dir, step, copy)
     except tf.errors.OpError as error:
         _LOG.warning(
             "The copy of step %d in memory is not used, because writing it to a checkpoint failed (%s).",
@@ -219,4 +219,4 @@ def _memory_checkpoints_in(folder: str) -> MemoryCheckpoints:
 
 
 def _remove_copy(place: str) -> None:
-    remove_own(place, lambda path, found: os.path.basename(path).startswith(_NAME))
+    remove_own_files(place, lambda path, found: os.path.basename(path).startswith(_NAME))

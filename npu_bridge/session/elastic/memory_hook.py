@@ -8,7 +8,7 @@ from npu_bridge import collective
 from npu_bridge.base.errors import message
 from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.gradients.checkpoints import remote_slots
-from npu_bridge.gradients.checkpoints.sync import SyncBeforeSavingHook, differ_between_ranks
+from npu_bridge.gradients.checkpoints.sync import SyncBeforeSavingHook, do_values_differ_between_ranks
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.graph.run import run_of
 from npu_bridge.graph.variables import global_step_of
@@ -60,7 +60,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
             return
         graph, ranks = tf.compat.v1.get_default_graph(), collective.current()
         take_memory_checkpoint(self._checkpoint_dir)
-        is_apart = ranks.size > 1 and differ_between_ranks(pipelines_in(graph))
+        is_apart = ranks.size > 1 and do_values_differ_between_ranks(pipelines_in(graph))
         if is_apart and self._sync is None:
             problem, expected = "ranks differ in their state", "sync=SyncBeforeSavingHook(...) on every rank"
             fix = "Put the SyncBeforeSavingHook before this hook, too."
@@ -80,7 +80,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
         self._is_training = run_of(run_context.session.graph, asked.fetches, asked.feed_dict).trains
 
     def after_run(self, run_context, run_values):
-        if self._interval is not None and self._is_training and self._interval.count_run():
+        if self._interval is not None and self._is_training and self._interval.count_run_and_check_due():
             with self._interval.measured_copy():
                 self._copy_to_memory(run_context.session)
 

@@ -68,7 +68,7 @@ class ResumableLoop:
         self._folder, self._is_first = os.fspath(folder), collective.current().rank == 0
         if self._is_first:
             take_memory_checkpoint(self._folder)
-            check_newest_checkpoint(self._folder, may_go_back=True)
+            check_newest_checkpoint(self._folder, may_use_older=True)
         self._checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
         self._manager = tf.train.CheckpointManager(self._checkpoint, self._folder, _KEPT)
         self._request = stop_request_of_process()
@@ -102,12 +102,12 @@ class ResumableLoop:
         if copies is not None:
             copies.remove_copies()
         if self._request.is_due:
-            self._request.leave(self._updates_made())
+            self._request.exit_after_save(self._updates_made())
 
     def _copy_if_due(self, interval, copies):
         """Writes a copy to memory if enough updates have been made since the last one."""
         made = self._updates_made()
-        if made > self._copied and not self._is_within_update() and interval.count_run():
+        if made > self._copied and not self._is_within_update() and interval.count_run_and_check_due():
             with interval.measured_copy():
                 sync_if_needed(self._optimizer)
                 if copies is not None:

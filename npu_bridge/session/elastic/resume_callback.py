@@ -112,7 +112,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             optimizer.build(model.trainable_variables)
             _load_model(model, path)
             reset_restarting_state(optimizer)
-            self._batches_done = _batches_done(optimizer) if done is None else done
+            self._batches_done = _count_batches_done(optimizer) if done is None else done
             saved, counters = _read_json(path, _NUMBERS), _read_json(path, _COUNTERS)
         self._batches_done, saved, self._counters = gather_values(
             [self._batches_done, saved, counters], "resume_callback"
@@ -152,14 +152,14 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._batches_done, self._unsaved_batches = self._batches_done + steps, self._unsaved_batches + steps
         if self._every_n_steps and self._unsaved_batches >= self._every_n_steps:
             self._save_to_disk()
-        if self._interval is not None and self._interval.count_run():
+        if self._interval is not None and self._interval.count_run_and_check_due():
             with self._interval.measured_copy():
                 self._save_to_memory()
         if self._request.is_due and not any(map(int, batch_counters(self.model.optimizer))):
             if self._unsaved_batches:
                 self._save_to_disk()
             self._finish_saving()
-            self._request.leave(int(self.model.optimizer.iterations))
+            self._request.exit_after_save(int(self.model.optimizer.iterations))
 
     def on_epoch_end(self, epoch, logs=None):
         if self._callbacks == [self._last_callback]:  # in a loop without a list of callbacks
@@ -331,7 +331,7 @@ def _read_best_weights(path, key, model):
     return run_in_separate_graph(lambda *given: [ranks.broadcast(each, 0, "best_weights") for each in given], *weights)
 
 
-def _batches_done(optimizer):
+def _count_batches_done(optimizer):
     return int(optimizer.iterations) + int(getattr(optimizer, "skipped_steps", 0) or 0)
 
 

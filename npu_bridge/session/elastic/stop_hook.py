@@ -78,14 +78,14 @@ class StopHook(tf.estimator.SessionRunHook):
         if self._leaves:
             self._exit_after_other_hooks()
 
-    def leave(self):
+    def end_process(self):
         """Ends the process with exit code 75."""
-        self._request.leave(self.step)
+        self._request.exit_after_save(self.step)
 
     def _exit_after_other_hooks(self):
         """Makes the session's coordinator raise `SystemExit` only after the `end` of later hooks, such as savers."""
         try:
-            self.leave()
+            self.end_process()
         except SystemExit:
             if self._coordinator is None or self._coordinator.should_stop():
                 raise

@@ -52,18 +52,18 @@ class StopRequest:
             return
         self._report_handling(True)
         try:
-            with _calling_at_sigterm(self._on_sigterm):
+            with _call_at_sigterm_in_block(self._on_sigterm):
                 yield
         finally:
             self._report_handling(False)
 
     def begin_run(self) -> None:
-        """Counts a training run; after `hold_runs`, waits until the number of the last run is known."""
+        """Counts a training run; after `block_new_runs`, waits until the number of the last run is known."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_held)
             self._begun += 1
 
-    def hold_runs(self) -> None:
+    def block_new_runs(self) -> None:
         """Keeps further runs from beginning, and sends the launcher the number of runs begun."""
         with self._changed:
             self._is_held = True
@@ -71,10 +71,10 @@ class StopRequest:
         if self._send is not None:
             self._send({"begun": begun})
 
-    def end_after(self, last: int) -> None:
-        """Allows runs again, until `last` runs have been made since the start of the process."""
+    def allow_runs_until(self, last_run: int) -> None:
+        """Allows runs again, until `last_run` runs have been made since the start of the process."""
         with self._changed:
-            self._last, self._is_held = last, False
+            self._last, self._is_held = last_run, False
             self._changed.notify_all()
 
     @property
@@ -82,7 +82,7 @@ class StopRequest:
         """Whether the last allowed run has been made; for use between two runs."""
         return self._last is not None and self._begun >= self._last
 
-    def leave(self, step: int | None) -> None:
+    def exit_after_save(self, step: int | None) -> None:
         """Ends the process with exit code 75; to be called after the last save.
 
         Args:
@@ -92,7 +92,7 @@ class StopRequest:
             self._send({"stopped_after": step})
         raise SystemExit(STOPPED_EXIT_CODE)
 
-    def end_at_once(self) -> None:
+    def kill_own_process(self) -> None:
         """Kills this process and its children.
 
         A signal handler would have to wait until a call into TensorFlow returns.
@@ -108,13 +108,13 @@ class StopRequest:
 
     def _on_sigterm(self) -> None:
         if self._send is None:
-            self.end_after(self._begun)
+            self.allow_runs_until(self._begun)
         else:
             self._send({"received_signal": "SIGTERM"})
 
 
 @contextlib.contextmanager
-def _calling_at_sigterm(on_signal: Callable[[], None]) -> Iterator[None]:
+def _call_at_sigterm_in_block(on_signal: Callable[[], None]) -> Iterator[None]:
     """Calls `on_signal` at the first SIGTERM in a block of the main thread; a second SIGTERM ends the process."""
     owner = os.getpid()
 

@@ -44,7 +44,7 @@ class SwitchDecision(NamedTuple):
     is_expected: bool = True
 
 
-def read_progress(trigger: str, goal_text: str | None, now_text: str | None) -> TrainingProgress:
+def parse_progress(trigger: str, goal_text: str | None, present_text: str | None) -> TrainingProgress:
     """Parses the two environment variables of a trigger: its goal, and the present step or loss.
 
     A text is None if its variable is unset.
@@ -54,7 +54,7 @@ def read_progress(trigger: str, goal_text: str | None, now_text: str | None) -> 
     """
     goal_name, now_name = VARIABLES[trigger]
     read = _parse_step if trigger == "step" else _parse_loss
-    return TrainingProgress(read(goal_name, goal_text), read(now_name, now_text))
+    return TrainingProgress(read(goal_name, goal_text), read(now_name, present_text))
 
 
 def step_threshold(total_steps: int, ratio: float) -> int:

@@ -48,10 +48,10 @@ class ExecutedGraphs:
         """Counts the operators, including those in functions; returns None if there is no graph."""
         nodes = [node for graph in self.graphs for node in graph.node]
         nodes += [node for graph in self.graphs for function in graph.library.function for node in function.node_def]
-        return count(nodes, low_dtype) if self.graphs else None
+        return count_operators(nodes, low_dtype) if self.graphs else None
 
 
-def count(nodes: Iterable[Any], low_dtype: str) -> OperatorCounts:
+def count_operators(nodes: Iterable[Any], low_dtype: str) -> OperatorCounts:
     """Counts, among `NodeDef`s, the lowered operators and all floating-point operators."""
     computing = [node for node in nodes if node.op not in PASSING_TYPES and "T" in node.attr and node.attr["T"].type]
     dtypes = [tf.as_dtype(node.attr["T"].type) for node in computing]
@@ -77,7 +77,7 @@ def request_executed_graphs(options: Any, metadata: Any) -> Iterator[tuple[Any, 
 
 
 @contextlib.contextmanager
-def collecting_graphs() -> Iterator[ExecutedGraphs]:
+def collect_executed_graphs() -> Iterator[ExecutedGraphs]:
     """Yields an object that holds, after the block, the executed graphs of functions built in the block.
 
     The object stays empty if the script collects graphs itself, because TensorFlow returns the graphs only once.

@@ -69,7 +69,9 @@ def ops_keeping_dtype(
             kept.append(op)
     if policy.reach == "nothing" or not ops:
         return kept
-    states = _ops_of_updates(ops) if policy.reach == "all" else _ops_that_start_lowering(_ops_of_updates(ops), allowed)
+    states = (
+        _select_update_ops(ops) if policy.reach == "all" else _ops_that_start_lowering(_select_update_ops(ops), allowed)
+    )
     if policy.reach == "all":
         states |= _ops_of_loss_scale(ops)
     return [*kept, *sorted(states - set(kept), key=lambda op: op.name)]
@@ -80,7 +82,7 @@ def _ops_that_start_lowering(ops: set[tf.Operation], allowed: Collection[str]) -
     return {op for op in ops if op.type in MATRIX_TYPES or op.type in allowed}
 
 
-def _ops_of_updates(ops: list[tf.Operation]) -> set[tf.Operation]:
+def _select_update_ops(ops: list[tf.Operation]) -> set[tf.Operation]:
     """Selects the operators that compute optimizer states and rates: in bfloat16 a decay of 0.999 would be 1."""
     own = set(ops)
     noted = own.intersection(ops[0].graph.get_collection(UPDATES))

@@ -37,7 +37,7 @@ def apply_policy_to_functions(precision: Precision, policy: Policy) -> Iterator[
         return
     before = function_call_settings()
     # An executor may be built in any step: the last batch of an epoch can have another shape.
-    with environment.temporary_variables(functools.partial(precision.rewriter_variables, policy, None)):
+    with environment.set_variables_temporarily(functools.partial(precision.make_rewriter_environment, policy, None)):
         set_function_call_settings(copy_with_changed_config(before, precision.prepare))
         try:
             yield
@@ -57,7 +57,7 @@ def call_under_policy(
             results = function(*inputs)
             precision.record_operator_counts(policy, precision.imitation.count_rounded_functions())
             return results
-        with executed.collecting_graphs() as answer:
+        with executed.collect_executed_graphs() as answer:
             results = function(*inputs)
         precision.record_operator_counts(policy, answer.count(policy.low_dtype))
         return results
@@ -105,6 +105,6 @@ def lower_functions(precision: Precision) -> None:
     if precision.imitation is not None:
         redirect_calls(functools.partial(precision.imitation.rounded_function_name, precision.configured))
         return
-    for name, text in precision.rewriter_variables(precision.configured, None).items():
+    for name, text in precision.make_rewriter_environment(precision.configured, None).items():
         environment.write_variable(name, text)
     set_function_call_settings(copy_with_changed_config(function_call_settings(), precision.prepare))

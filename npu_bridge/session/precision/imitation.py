@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from npu_bridge.base.tf_internals.functions import add_function, eager_function_definition
 from npu_bridge.base.tf_internals.graphs import function_definition
-from npu_bridge.graph.loop import share_with_copies
+from npu_bridge.graph.loop import mark_shared_by_copies
 from npu_bridge.session.precision import rounding
 from npu_bridge.session.precision.executed import PASSING_TYPES, OperatorCounts
 from npu_bridge.session.precision.exemptions import is_exempt_node
-from npu_bridge.session.precision.lowering import lowered_ops, node_of_op
+from npu_bridge.session.precision.lowering import find_lowered_ops, node_of_op
 from npu_bridge.session.precision.modes import Policy
 from npu_bridge.session.precision.operator_dtypes import Rounding
 from npu_bridge.session.precision.rounded_functions import RoundedFunctions
@@ -63,7 +63,7 @@ class Imitation:
         Graph: a guard (a boolean) for each policy, and two casts named `<operator>/rounded_...` for each rounded value.
         """
         for policy, name in self._layers.items():
-            with rounding.new_operators(graph, name, lambda: _make_rounding_flag(graph, name)) as (layer, ops):  # noqa: B023
+            with rounding.edit_new_operators(graph, name, lambda: _make_rounding_flag(graph, name)) as (layer, ops):  # noqa: B023
                 if not all(map(rounding.is_rounding_op, ops)):
                     self._round_ops(policy, layer, ops, graph)
 
@@ -72,14 +72,14 @@ class Imitation:
         layer = self._make_rounding_layer(policy, graph)
         return {} if layer is None else {layer.guard: np.bool_(True)}
 
-    def replace_elements(self, policy: Policy, graph: tf.Graph, elements: Iterable[Any]) -> list[Any]:
+    def replace_tensors_and_ops(self, policy: Policy, graph: tf.Graph, tensors_and_ops: Iterable[Any]) -> list[Any]:
         """Returns the tensors or operators that a run under a policy uses instead of the given ones."""
         layer = self._make_rounding_layer(policy, graph)
         if layer is None:
-            return list(elements)
-        return [layer.replaced_calls.get(each.ref() if tf.is_tensor(each) else each, each) for each in elements]
+            return list(tensors_and_ops)
+        return [layer.replaced_calls.get(each.ref() if tf.is_tensor(each) else each, each) for each in tensors_and_ops]
 
-    def count_rounded(self, policy: Policy, ops: Iterable[tf.Operation]) -> OperatorCounts:
+    def count_rounded_ops(self, policy: Policy, ops: Iterable[tf.Operation]) -> OperatorCounts:
         """Counts a run's floating-point operators: those rounded under a policy, and all."""
         ops = [op for op in ops if not rounding.is_rounding_op(op)]
         layer = self._make_rounding_layer(policy, ops[0].graph) if ops else None
@@ -89,7 +89,7 @@ class Imitation:
         total = OperatorCounts(sum(op.name in layer.rounded_ops for op in ops), len(computing))
         for op in ops:
             for name in rounding.functions_run_by(op):
-                total = total.add(self._functions_of_graph(policy, op.graph).count(name))
+                total = total.add(self._functions_of_graph(policy, op.graph).count_operators(name))
         return total
 
     def rounded_function_name(self, policy: Policy, name: str) -> str:
@@ -101,7 +101,7 @@ class Imitation:
             other = functions.rounded_name(name)
             for definition in functions.take_new_definitions():
                 add_function(definition)
-            self._called[name] = functions.count(name)
+            self._called[name] = functions.count_operators(name)
         return other
 
     def count_rounded_functions(self) -> OperatorCounts:
@@ -113,7 +113,7 @@ class Imitation:
         is_computing = any(not op.op_def.is_stateful and any(map(_is_float32, op.inputs)) for op in ops)
         nodes = self._nodes_by_name(policy, graph) if is_computing else {}
         if is_computing:
-            found = lowered_ops(nodes, self._type_lists(policy, graph), self._low_dtype)
+            found = find_lowered_ops(nodes, self._type_lists_of_policy(policy, graph), self._low_dtype)
             layer.rounded_ops |= found.intersection(op.name for op in ops)
 
         def rule_of(op):
@@ -127,7 +127,7 @@ class Imitation:
             return Rounding(inputs, outputs)
 
         layer.round_operators(ops, rule_of)
-        rounding.round_calls(self._functions_of_graph(policy, graph), layer, ops)
+        rounding.call_rounded_functions(self._functions_of_graph(policy, graph), layer, ops)
 
     def _nodes_by_name(self, policy, graph):
         """Returns the operators of a graph as nodes by name; leaves out operators added for rounding."""
@@ -150,9 +150,11 @@ class Imitation:
 
     def _make_rounded_functions(self, policy, graph, find):
         suffix = f"_rounded_to_{self._layers[policy]}"
-        return RoundedFunctions(find, self._type_lists(policy, graph), self._low_dtype, is_exempt_node, suffix)
+        return RoundedFunctions(
+            find, self._type_lists_of_policy(policy, graph), self._low_dtype, is_exempt_node, suffix
+        )
 
-    def _type_lists(self, policy, graph) -> TypeLists:
+    def _type_lists_of_policy(self, policy, graph) -> TypeLists:
         return type_lists_for(self._low_dtype, self._variables(policy, graph))
 
 
@@ -163,7 +165,7 @@ def _make_rounding_flag(graph: tf.Graph, name: str) -> tf.Tensor:
     """
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""), tf.device(None):
         guard = tf.constant(False, name=f"npu_bridge/rounded_to_{name}")
-    rounding.mark_as_rounding_op(share_with_copies(guard.op), name)
+    rounding.mark_as_rounding_op(mark_shared_by_copies(guard.op), name)
     return guard
 
 

@@ -73,7 +73,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
     @property
     def policy(self) -> Policy | None:
         """The policy that the latest training step followed; None before the first, or if Keras trains in a session."""
-        return self._policy if self._precision is None else self._precision.effective_policy(self._policy)
+        return self._policy if self._precision is None else self._precision.policy_followed_by_steps(self._policy)
 
     def on_train_begin(self, logs=None):
         """Replaces the train function of the model; if Keras trains in a session, checks the mode of the session."""
@@ -83,7 +83,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         self._steps_done = _count_updates(self.model)
         self._has_begun = False
         if not tf.compat.v1.executing_eagerly_outside_functions():
-            _check_session(self._plan)
+            _check_session_has_plan(self._plan)
             return
         _check_model(self.model)
         if self._precision is None:
@@ -184,7 +184,7 @@ def _check_model(model):
         say_once(logging.WARNING, text)
 
 
-def _check_session(plan):
+def _check_session_has_plan(plan):
     precision = precision_of_session(tf.compat.v1.keras.backend.get_session())
     if precision is not None and precision.switch is not None and precision.switch.plan == plan:
         return

@@ -123,12 +123,12 @@ def _serialised_objects(config: Any) -> Iterator[dict]:
             yield from _serialised_objects(part)
 
 
-def _change_layer_dtype(piece, dtypes, classes, layers, functions):
+def _change_layer_dtype(serialised_object, dtypes, classes, layers, functions):
     """Changes the dtype of a serialised layer; leaves other objects unchanged."""
-    config, name = piece["config"], piece["class_name"].rpartition(">")[2]
+    config, name = serialised_object["config"], serialised_object["class_name"].rpartition(">")[2]
     if name in ("Orthogonal", "OrthogonalInitializer") and dtypes.variables == "bfloat16":
-        piece.update(class_name=_RoundedOrthogonal.__name__, module=__name__)
-        piece["registered_name"] = f"npu_bridge>{_RoundedOrthogonal.__name__}"
+        serialised_object.update(class_name=_RoundedOrthogonal.__name__, module=__name__)
+        serialised_object["registered_name"] = f"npu_bridge>{_RoundedOrthogonal.__name__}"
     if "dtype" not in config or "name" not in config:
         return
     if name == "InputLayer":
@@ -149,7 +149,7 @@ def _change_layer_dtype(piece, dtypes, classes, layers, functions):
             config["output_dtype"] = dtypes.compute
         is_stock = layer is _BATCH_NORMALIZATION
         module, registered = ("keras.layers", None) if is_stock else (layer.__module__, f"npu_bridge>{layer.__name__}")
-        piece.update(class_name=layer.__name__, module=module, registered_name=registered)
+        serialised_object.update(class_name=layer.__name__, module=module, registered_name=registered)
 
 
 def _layer_of_batchnorm(dtypes: ModelDtypes) -> type:
@@ -249,5 +249,5 @@ def _should_have_dtype(layer, dtypes):
 def _keep_layer_norm_unfused(model, dtypes):
     """Turns off a pass of TensorFlow 2.15 that replaces float16 layer normalisation by a kernel that CPUs lack."""
     names = {type(layer).__name__ for layer in model.submodules}
-    if dtypes.compute == "float16" and "LayerNormalization" in names and rewriter.device_kind() == "CPU":
+    if dtypes.compute == "float16" and "LayerNormalization" in names and rewriter.main_device_kind() == "CPU":
         tf.config.optimizer.set_experimental_options({"remapping": False})

@@ -37,17 +37,17 @@ class LevelProperties(NamedTuple):
     cast_model_outputs: str | None
 
     @property
-    def is_cast(self) -> bool:
+    def casts_model(self) -> bool:
         """Whether the layers of the model compute in 16 bits."""
         return self.cast_model_type in LOW_DTYPES
 
     def precision_mode(self, low_dtype: str) -> str:
         """Returns the value of `precision_mode_v2` for these properties, with operators lowered to `low_dtype`."""
-        if not (self.patch_functions or self.is_cast):
+        if not (self.patch_functions or self.casts_model):
             return "origin"
         if low_dtype == BFLOAT16:
             return "mixed_bfloat16"
-        return "fp16" if self.is_cast else "mixed_float16"
+        return "fp16" if self.casts_model else "mixed_float16"
 
     def op_lists(self) -> OpLists:
         """Returns the operator types that deviate from the mode: batch normalisation, if it stays in float32."""
@@ -91,10 +91,10 @@ def _check_consistency(owner: str, level: str, given: dict[str, Any], properties
         for name in ("cast_model_type", "keep_batchnorm_fp32", "master_weights"):
             if name in given:
                 raise contradiction_error(owner, name, given, level, _WHY_NOT_O1[name], "O2")
-    if given.get("master_weights") and not properties.is_cast:
+    if given.get("master_weights") and not properties.casts_model:
         reason = "the variables are float32 themselves"
         raise contradiction_error(owner, "master_weights", given, level, reason, "O2")
-    if "keep_batchnorm_fp32" in given and not properties.is_cast:
+    if "keep_batchnorm_fp32" in given and not properties.casts_model:
         reason = "nothing is in 16 bits, so batch normalisation is in float32 anyway"
         raise contradiction_error(owner, "keep_batchnorm_fp32", given, level, reason, "O2 or O3")
 
@@ -126,7 +126,7 @@ def read_dtype(owner: str, name: str, value: Any) -> str:
 def read_low_dtype(owner: str, level: str, properties: LevelProperties, requested_dtype: Any) -> str:
     """Returns the 16-bit dtype of a level's operators; `requested_dtype` overrides the default unless it is None."""
     if requested_dtype is None:
-        return str(properties.cast_model_type) if properties.is_cast else FLOAT16
+        return str(properties.cast_model_type) if properties.casts_model else FLOAT16
     dtype = read_dtype(owner, "low_dtype", requested_dtype)
     if not properties.patch_functions or dtype == "float32":
         fix = "Pass cast_model_type instead, or use O1."

@@ -79,7 +79,7 @@ def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
     Returns None before the first training run, and for a session without `attach_precision`.
     """
     executors = find_engine(session, _PrecisionEngine)
-    return executors.precision.effective_policy(executors.last_training) if executors is not None else None
+    return executors.precision.policy_followed_by_steps(executors.last_training) if executors is not None else None
 
 
 @contextlib.contextmanager
@@ -134,14 +134,14 @@ class _PrecisionEngine(SessionEngine):
     def execute(self, session, request):
         self.round_new_operators()
         request, policy, run = self._adapt_request(session, request)
-        if not run.trained:
+        if not run.trained_variable_names:
             return self._execute_or_build(session, request, policy)
         imitation = self.precision.imitation
         if not self.precision.needs_operator_count(policy):
             self.precision.log_plan()
             results = self._execute_or_build(session, request, policy)
         elif imitation is not None:
-            self.precision.record_operator_counts(policy, imitation.count_rounded(policy, run.ops))
+            self.precision.record_operator_counts(policy, imitation.count_rounded_ops(policy, run.ops))
             results = self._execute_or_build(session, request, policy)
         else:
             with executed.request_executed_graphs(request.options, request.metadata) as (options, metadata, answer):
@@ -158,7 +158,7 @@ class _PrecisionEngine(SessionEngine):
         if can_build_without_running(session):
             return self.inner.execute(session, request)
         options = b"" if request.options is None else read_content(request.options)
-        key = (policy, options, *(element.name for element in request.asked))
+        key = (policy, options, *(element.name for element in request.requested_elements))
         with contextlib.nullcontext() if key in self._built else self._rewriter_lists(policy):
             results = self.inner.execute(session, request)
         self._built.add(key)
@@ -170,7 +170,7 @@ class _PrecisionEngine(SessionEngine):
 
     def set_up_partial_run(self, session, fetches, feeds):
         self.round_new_operators()
-        guards = self._rounding_flag_feeds(self.precision.configured)
+        guards = self._feeds_of_rounding_flags(self.precision.configured)
         with self._rewriter_lists(self.precision.configured):
             handle = self.inner.set_up_partial_run(session, fetches, [*(feeds or ()), *guards])
         if guards:
@@ -186,33 +186,33 @@ class _PrecisionEngine(SessionEngine):
         def current_call():
             policy = self.policy_of(run)
             imitation = self.precision.imitation
-            if imitation is not None and run.trained and self.precision.needs_operator_count(policy):
-                self.precision.record_operator_counts(policy, imitation.count_rounded(policy, run.ops))
+            if imitation is not None and run.trained_variable_names and self.precision.needs_operator_count(policy):
+                self.precision.record_operator_counts(policy, imitation.count_rounded_ops(policy, run.ops))
             self.precision.log_plan()
             with self.lock:
                 if policy not in made:
-                    made[policy] = self._prepare_for_policy(session, callable_options, run, policy)
+                    made[policy] = self._prepare_call_for_policy(session, callable_options, run, policy)
                 return made[policy]
 
-        if not run.trained:
+        if not run.trained_variable_names:
             current_call()  # raises errors now
         return lambda *arguments, **keywords: current_call()(*arguments, **keywords)
 
-    def _prepare_for_policy(self, session, callable_options, run, policy):
+    def _prepare_call_for_policy(self, session, callable_options, run, policy):
         """Makes a callable from a CallableOptions; the callable follows one policy."""
         options = type(callable_options)()
         options.CopyFrom(callable_options)
-        feeds = self._rounding_flag_feeds(policy)
+        feeds = self._feeds_of_rounding_flags(policy)
         options.feed.extend(tensor.name for tensor in feeds)
         for names in (options.fetch, options.target):
             elements = [self.graph.as_graph_element(name) for name in names]
-            names[:] = [element.name for element in self._replace_elements(policy, elements)]
+            names[:] = [element.name for element in self._replace_graph_elements(policy, elements)]
 
         def prepare_with(more_targets):
             options.target.extend(op.name for op in more_targets)
             return self.inner.prepare_call(session, options)
 
-        call, values = self.build(run, policy, prepare_with), list(feeds.values())
+        call, values = self.build_executor(run, policy, prepare_with), list(feeds.values())
         return lambda *arguments, **keywords: call(*arguments, *values, **keywords)
 
     def _adapt_request(self, session, request):
@@ -232,33 +232,33 @@ class _PrecisionEngine(SessionEngine):
             self._runs[key] = run_of(self.graph, [*request.fetches, *request.targets], fed)
         run = self._runs[key]
         policy = self.policy_of(run)
-        feeds = {tensor.ref(): value for tensor, value in self._rounding_flag_feeds(policy).items()}
+        feeds = {tensor.ref(): value for tensor, value in self._feeds_of_rounding_flags(policy).items()}
         request = request._replace(
-            fetches=self._replace_elements(policy, request.fetches),
-            targets=self._replace_elements(policy, request.targets),
+            fetches=self._replace_graph_elements(policy, request.fetches),
+            targets=self._replace_graph_elements(policy, request.targets),
             feeds={**request.feeds, **feeds},
         )
 
         def build_with(more_targets):
             targets = [*request.targets, *more_targets]
             if can_build_without_running(session):
-                self._build_ahead(session, request._replace(targets=targets), debug_options)
+                self._build_without_running(session, request._replace(targets=targets), debug_options)
             return targets
 
         with self.lock:
             if (key, policy) not in self._targets:
-                self._targets[key, policy] = self.build(run, policy, build_with)
+                self._targets[key, policy] = self.build_executor(run, policy, build_with)
             return request._replace(targets=self._targets[key, policy]), policy, run
 
-    def _rounding_flag_feeds(self, policy):
+    def _feeds_of_rounding_flags(self, policy):
         imitation = self.precision.imitation
         return {} if imitation is None else imitation.rounding_flag_feeds(policy, self.graph)
 
-    def _replace_elements(self, policy, elements):
+    def _replace_graph_elements(self, policy, elements):
         imitation = self.precision.imitation
-        return list(elements) if imitation is None else imitation.replace_elements(policy, self.graph, elements)
+        return list(elements) if imitation is None else imitation.replace_tensors_and_ops(policy, self.graph, elements)
 
-    def _build_ahead(self, session, request, debug_options):
+    def _build_without_running(self, session, request, debug_options):
         """Makes TensorFlow build the executor of a run without running it."""
         run_options = tf.compat.v1.RunOptions(inter_op_thread_pool=_MISSING_POOL)
         run_options.debug_options.MergeFromString(debug_options)
@@ -277,24 +277,26 @@ class _PrecisionEngine(SessionEngine):
     def policy_of(self, run: SessionRun) -> Policy:
         """Returns the policy of a run that is about to start; can wait for other ranks, so call it without the lock."""
         decided = self.decided if self.decided is not None else {}
-        policy = decided.get(run.trained)
+        policy = decided.get(run.trained_variable_names)
         if policy is None:
-            policy = decided[run.trained] = self.precision.policy_of_run(run.trained)
-        if run.trained:
+            policy = decided[run.trained_variable_names] = self.precision.policy_of_run(run.trained_variable_names)
+        if run.trained_variable_names:
             self.last_training = policy
         return policy
 
-    def build(self, run: SessionRun, policy: Policy, build_with: Callable[[list[tf.Operation]], Any]) -> Any:
-        """Builds an executor under a policy by calling `build_with` with additional targets; returns its result."""
+    def build_executor(
+        self, run: SessionRun, policy: Policy, build_function: Callable[[list[tf.Operation]], Any]
+    ) -> Any:
+        """Builds an executor under a policy by calling `build_function` with additional targets; returns its result."""
         precision = self.precision
-        if run.trained and policy == precision.configured and policy.low_dtype == FLOAT16:
+        if run.trained_variable_names and policy == precision.configured and policy.low_dtype == FLOAT16:
             self._unscaled = None if _is_scaled(run) else policy
-        is_switched = precision.switch is not None and run.trained and policy is not precision.low
+        is_switched = precision.switch is not None and run.trained_variable_names and policy is not precision.low
         kept = precision.ops_keeping_dtype(policy, run.ops) if precision.imitation is None else ()
         more_targets = [*kept, *([self._marker] if is_switched else ())]
         with self._rewriter_lists(policy):
             start = time.perf_counter()
-            built = build_with(more_targets)
+            built = build_function(more_targets)
             secs = time.perf_counter() - start
         if (
             is_switched
@@ -302,13 +304,15 @@ class _PrecisionEngine(SessionEngine):
             and not any(build.is_training and build.policy == policy for build in self.builds)
         ):
             precision.switch.log_switch(secs)
-        self.builds.append(Build(policy, bool(run.trained), secs))
+        self.builds.append(Build(policy, bool(run.trained_variable_names), secs))
         return built
 
     def _rewriter_lists(self, policy):
         if self.precision.imitation is not None:
             return contextlib.nullcontext()
-        return environment.temporary_variables(functools.partial(self.precision.rewriter_variables, policy, self.graph))
+        return environment.set_variables_temporarily(
+            functools.partial(self.precision.make_rewriter_environment, policy, self.graph)
+        )
 
 
 def _is_scaled(training: SessionRun) -> bool:

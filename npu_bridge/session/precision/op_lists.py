@@ -51,7 +51,7 @@ class OpLists(NamedTuple):
 
     def register(self, graph: tf.Graph | None = None) -> None:
         """Adds these lists to the lists of a graph; None means the default graph."""
-        _update_registered(
+        _update_registered_lists(
             graph, lambda lists: lists.with_half(*self.half).with_float(*self.floats).with_promote(*self.promote)
         )
 
@@ -95,12 +95,12 @@ def register_half_function(op_type: str, graph: tf.Graph | None = None) -> None:
       TypeError: `op_type` is not a text.
       ValueError: there is no such type, or the type has no floating-point dtype to choose.
     """
-    _update_registered(graph, lambda lists: lists.with_half(op_type))
+    _update_registered_lists(graph, lambda lists: lists.with_half(op_type))
 
 
 def register_float_function(op_type: str, graph: tf.Graph | None = None) -> None:
     """Makes operators of a type keep their dtype; arguments and errors as for `register_half_function`."""
-    _update_registered(graph, lambda lists: lists.with_float(op_type))
+    _update_registered_lists(graph, lambda lists: lists.with_float(op_type))
 
 
 def register_promote_function(op_type: str, graph: tf.Graph | None = None) -> None:
@@ -108,7 +108,7 @@ def register_promote_function(op_type: str, graph: tf.Graph | None = None) -> No
 
     They compute in float32 unless all inputs are lowered. Arguments and errors are as for `register_half_function`.
     """
-    _update_registered(graph, lambda lists: lists.with_promote(op_type))
+    _update_registered_lists(graph, lambda lists: lists.with_promote(op_type))
 
 
 def registered_lists(graph: tf.Graph) -> OpLists:
@@ -117,9 +117,9 @@ def registered_lists(graph: tf.Graph) -> OpLists:
     return kept[0] if kept else OpLists()
 
 
-def _update_registered(graph, change):
+def _update_registered_lists(graph, change_lists):
     graph = tf.compat.v1.get_default_graph() if graph is None else graph
-    graph.get_collection_ref(_KEY)[:] = [change(registered_lists(graph))]
+    graph.get_collection_ref(_KEY)[:] = [change_lists(registered_lists(graph))]
 
 
 def _check_op_type(where: str, op_type: Any) -> None:

@@ -108,14 +108,16 @@ def from_opt_level(level: str, **overrides: Any) -> OptLevel:
     of_level = {name: value for name, value in given.items() if name in LevelProperties._fields}
     properties = level_properties(_OWNER, level, of_level)
     mode = properties.precision_mode(read_low_dtype(_OWNER, level, properties, given.get("low_dtype")))
-    return OptLevel(level, mode, _op_lists(level, properties, given), _choose_loss_scale(properties.loss_scale))
+    return OptLevel(level, mode, _make_op_lists(level, properties, given), _choose_loss_scale(properties.loss_scale))
 
 
-def _op_lists(level: str, properties: LevelProperties, given: dict[str, Any]) -> OpLists:
+def _make_op_lists(level: str, properties: LevelProperties, given_options: dict[str, Any]) -> OpLists:
     for name in _TYPES:
-        if name in given and level != "O1":
-            raise contradiction_error(_OWNER, name, given, level, "this level does not choose operators by type", "O1")
-    half, floats, promote = (_read_types(given, name) for name in _TYPES)
+        if name in given_options and level != "O1":
+            raise contradiction_error(
+                _OWNER, name, given_options, level, "this level does not choose operators by type", "O1"
+            )
+    half, floats, promote = (_read_types(given_options, name) for name in _TYPES)
     return properties.op_lists().with_half(*half).with_float(*floats).with_promote(*promote)
 
 

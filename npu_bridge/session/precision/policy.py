@@ -94,7 +94,7 @@ class Precision:
             )
             return
         rewriter.turn_on_rewriter(session_config, self.low_dtype)
-        is_on_cpu = rewriter.device_kind() == "CPU"
+        is_on_cpu = rewriter.main_device_kind() == "CPU"
         if self.low_dtype == FLOAT16 and is_on_cpu:
             text = "precision: float16 kernels are used, which take many times as long on a CPU as float32 kernels on"
             say_once(logging.WARNING, f"{text} rounded values. Unset {rewriter.IMITATION} for the faster way.")
@@ -109,18 +109,22 @@ class Precision:
         if missing:
             say_once(logging.INFO, f"precision: {self.low_dtype} saves no time here, because {missing}.")
 
-    def policy_of_run(self, trained: frozenset[str]) -> Policy:
+    def policy_of_run(self, trained_variables: frozenset[str]) -> Policy:
         """Returns the policy of a run that is about to start; only training runs can have the policy `low`.
 
         Args:
-          trained: names of the variables that the run trains; empty if it does not train.
+          trained_variables: names of the variables that the run trains; empty if it does not train.
         Raises:
           ValueError: before the first run, the environment variables of the trigger are missing or unusable.
         Ranks: collective until the switch.
         """
-        if self.switch is not None and trained and not self.switch.must_use_original(trained):
+        if (
+            self.switch is not None
+            and trained_variables
+            and not self.switch.must_use_original_precision(trained_variables)
+        ):
             return self.low
-        if self.configured.reach == "all" and trained:
+        if self.configured.reach == "all" and trained_variables:
             say_once(logging.WARNING, "precision: float16 in all operators is meant for inference, not for training.")
         return self.configured
 
@@ -149,11 +153,11 @@ class Precision:
         """Whether the operators of a training step were counted, and no operator computes in the low dtype."""
         return self._executed is not None and not self._executed.lowered
 
-    def effective_policy(self, policy: Policy | None) -> Policy | None:
+    def policy_followed_by_steps(self, policy: Policy | None) -> Policy | None:
         """Returns the policy that training steps really follow: the original precision if no operator is lowered."""
         return ORIGINAL if policy is not None and self.has_no_effect else policy
 
-    def rewriter_variables(self, policy: Policy, graph: tf.Graph | None) -> dict[str, str]:
+    def make_rewriter_environment(self, policy: Policy, graph: tf.Graph | None) -> dict[str, str]:
         """Returns the environment variables to set while an executor of a graph is built under a policy.
 
         With None instead of a graph, the variables are for functions, which can hold operators of every type.
@@ -164,7 +168,9 @@ class Precision:
         else:
             types, asked = rewriter.operator_types_in(graph), exemptions.requested_types(self._dtypes, graph)
             lists = registered_lists(graph)
-        return rewriter.list_variables(rewriter.make_lists(policy, types, self._mixlist, asked, lists.as_mixlist()))
+        return rewriter.list_variables(
+            rewriter.make_rewriter_lists(policy, types, self._mixlist, asked, lists.as_mixlist())
+        )
 
     @property
     def has_rules_for_single_ops(self) -> bool:
@@ -173,7 +179,7 @@ class Precision:
 
     def round_new_operators(self, graph: tf.Graph) -> None:
         """Adds rounding to a graph's new operators, if `customize_dtypes` asks for it or a dtype is imitated."""
-        rounding.round_values(self._dtypes, graph)
+        rounding.round_values_by_rules(self._dtypes, graph)
         if self.imitation is not None:
             self.imitation.round_new_operators(graph)
 
@@ -187,7 +193,7 @@ class Precision:
 
     def _read_options(self, options: TrainingOptions) -> AccelerateTrainMode | None:
         """Reads the options; returns the plan of an accelerated training, or None."""
-        self.configured = configured_policy(options, gains_from_float16=rewriter.device_kind() == "GPU")
+        self.configured = configured_policy(options, gains_from_float16=rewriter.main_device_kind() == "GPU")
         if only_permits_float16(options) and self.configured == ORIGINAL:
             say_once(logging.INFO, "precision: allow_fp32_to_fp16 permits float16; this CPU stays in float32.")
         plan = parse_accelerate_train_mode(options.accelerate_train_mode)
@@ -209,7 +215,7 @@ class Precision:
             return None
         self.configured, self.low = (_mark_as_imitated(policy) for policy in (self.configured, self.low))
         policies = [policy for policy in (self.configured, self.low) if policy is not None]
-        return Imitation(dtype, policies, self.rewriter_variables, self.ops_keeping_dtype)
+        return Imitation(dtype, policies, self.make_rewriter_environment, self.ops_keeping_dtype)
 
     def _single_low_dtype(self) -> str | None:
         asked = {*self._dtypes.by_name.values(), *self._dtypes.by_type.values()} - {"float32"}

@@ -92,22 +92,22 @@ class RewriterLists(NamedTuple):
     removed: frozenset[str] = frozenset()
 
 
-def device_kind() -> str:
+def main_device_kind() -> str:
     """Returns "GPU" if TensorFlow has a GPU, else "CPU"."""
     return "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
 
 
 def can_lower(low_dtype: str) -> bool:
     """Returns whether TensorFlow's rewriter can lower operators to a dtype on this machine."""
-    if device_kind() == "GPU":
+    if main_device_kind() == "GPU":
         return ("GPU", low_dtype) in _SWITCHES
     return not is_imitation_on() if low_dtype == FLOAT16 else _lowers_bfloat16()
 
 
 def lacks_kernel(op_type: str, low_dtype: str) -> bool:
     """Returns whether an operator type has a float32 kernel on this machine, but no kernel in the low dtype."""
-    return has_kernel(op_type, tf.float32, device_kind()) and not has_kernel(
-        op_type, tf.as_dtype(low_dtype), device_kind()
+    return has_kernel(op_type, tf.float32, main_device_kind()) and not has_kernel(
+        op_type, tf.as_dtype(low_dtype), main_device_kind()
     )
 
 
@@ -126,7 +126,7 @@ def _lowers_bfloat16() -> bool:
         result = tf.identity(product)
     try:
         own_lists = {f"{PREFIX}{name}_{change}": "" for name in _LISTS for change in ("ADD", "REMOVE")}
-        with environment.temporary_variables(lambda: own_lists):
+        with environment.set_variables_temporarily(lambda: own_lists):
             nodes = rewritten_graph(graph, [result.op.name], config).node
     except tf.errors.OpError:  # a build without oneDNN
         return False
@@ -136,7 +136,7 @@ def _lowers_bfloat16() -> bool:
 def turn_on_rewriter(session_config: Any, low_dtype: str) -> None:
     """Turns the rewriter on in session settings, for a dtype to which it can lower on this machine."""
     rewrites = session_config.graph_options.rewrite_options
-    name = _SWITCHES[device_kind(), low_dtype]
+    name = _SWITCHES[main_device_kind(), low_dtype]
     setattr(rewrites, name, RewriterConfig.ON)
     if rewrites.optimizers and name not in rewrites.optimizers:
         rewrites.optimizers.append(name)  # if passes are listed, only the listed passes run
@@ -147,7 +147,7 @@ def turn_on_rewriter(session_config: Any, low_dtype: str) -> None:
         )
 
 
-def make_lists(
+def make_rewriter_lists(
     policy: Policy,
     types: Iterable[str],
     mixlist: Mixlist,
@@ -170,7 +170,7 @@ def make_lists(
     elif policy.reach == "matrix":
         allow, removed = set(MATRIX_TYPES), set(types)
     elif policy.reach == "all":
-        allow = {name for name in types if _is_computing_type(name)}
+        allow = {name for name in types if _has_typed_inputs_and_no_state(name)}
     else:
         removed = set(types)
     if registered is not None and policy.reach != "nothing":
@@ -224,11 +224,11 @@ def has_floating_type(name: str) -> bool:
     return False
 
 
-def _is_computing_type(name: str) -> bool:
+def _has_typed_inputs_and_no_state(op_type: str) -> bool:
     """Returns whether operators of a type have typed inputs and keep no state."""
-    if name in _EXCLUDED_TYPES or "TensorList" in name:
+    if op_type in _EXCLUDED_TYPES or "TensorList" in op_type:
         return False
-    definition = operator_definition(name)
+    definition = operator_definition(op_type)
     if definition is None or definition.is_stateful or not definition.input_arg:
         return False
     arguments = [*definition.input_arg, *definition.output_arg]

@@ -14,7 +14,12 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.base.tf_internals.graphs import operator_definition
 from npu_bridge.graph.functions import called_functions
 from npu_bridge.session.precision.executed import PASSING_TYPES, OperatorCounts
-from npu_bridge.session.precision.lowering import OperatorNode, list_argument_of_each_value, low_attributes, lowered_ops
+from npu_bridge.session.precision.lowering import (
+    OperatorNode,
+    find_lowerable_attributes,
+    find_lowered_ops,
+    list_argument_of_each_value,
+)
 from npu_bridge.session.precision.type_lists import EXACT, TypeLists
 
 _FLOAT32 = tf.float32.as_datatype_enum
@@ -73,7 +78,7 @@ class RoundedFunctions:
                 self._names[name] = self._copy_rounded(name, definition)
         return self._names[name]
 
-    def count(self, name: str) -> OperatorCounts:
+    def count_operators(self, name: str) -> OperatorCounts:
         """Counts the floating-point operators of a function and its callees: the rounded operators, and all of them."""
         return self._counts.get(name, OperatorCounts(0, 0))
 
@@ -101,16 +106,16 @@ class RoundedFunctions:
             for attribute in node.attr.values() if node.op in _CALLING else ():
                 for function in [attribute.func] if attribute.HasField("func") else attribute.list.func:
                     other = self.rounded_name(function.name)
-                    total = total.add(self.count(function.name))
+                    total = total.add(self.count_operators(function.name))
                     calls_rounded |= other != function.name
                     function.name = other
         places = _nodes_by_name(copy.node_def, self._is_exempt)
-        found = lowered_ops({key: place.node for key, place in places.items()}, self._lists, self._low_dtype)
+        found = find_lowered_ops({key: place.node for key, place in places.items()}, self._lists, self._low_dtype)
         computing = [place for place in places.values() if place.node.inputs and place.node.type not in PASSING_TYPES]
         self._counts[name] = total.add(OperatorCounts(len(found), len(computing)))
         if not found and not calls_rounded:
             return name
-        _CastInserter(copy, places, found, self._low_dtype).apply()
+        _CastInserter(copy, places, found, self._low_dtype).insert_casts()
         copy.signature.name = f"{name}{self._suffix}"
         for key in _IMPLEMENTATION:
             copy.attr.pop(key, None)
@@ -128,12 +133,12 @@ class _CastInserter:
         self._exact: set[str] = set()  # values that need no rounding
         self._casts: list[Any] = []
 
-    def apply(self) -> None:
+    def insert_casts(self) -> None:
         """Inserts the casts into the definition."""
         nodes = list(self._definition.node_def)
         for node in nodes:
             if node.name in self._found:
-                self._decide_outputs(node)
+                self._decide_output_values(node)
         rounded = self._exact.union(self._replaced.values())
         for node in nodes:
             low = self._nodes_by_name[node.name].node.inputs if node.name in self._found else ()
@@ -146,7 +151,7 @@ class _CastInserter:
             self._definition.ret[key] = self._replaced.get(value, value)
         self._definition.node_def.extend(self._casts)
 
-    def _decide_outputs(self, node):
+    def _decide_output_values(self, node):
         place = self._nodes_by_name[node.name]
         is_exact = node.op in EXACT and bool(place.node.inputs)  # all of which are rounded
         for position in place.node.outputs:
@@ -154,16 +159,16 @@ class _CastInserter:
             if is_exact:
                 self._exact.add(value)
             else:
-                self._replaced[value] = self._cast_back(value, node, f"output_{position}")
+                self._replaced[value] = self._cast_to_low_and_back(value, node, f"output_{position}")
 
     def _add_cast_pair(self, value, node, position):
         if value not in self._rounded:
-            self._rounded[value] = self._cast_back(value, node, f"input_{position}")
+            self._rounded[value] = self._cast_to_low_and_back(value, node, f"input_{position}")
         return self._rounded[value]
 
-    def _cast_back(self, value, node, which):
+    def _cast_to_low_and_back(self, value, node, value_name):
         low = tf.as_dtype(self._low_dtype).as_datatype_enum
-        name = f"{node.name}/rounded_{which}"
+        name = f"{node.name}/rounded_{value_name}"
         value = self._make_cast_node(f"{name}/{self._low_dtype}", value, _FLOAT32, low, node.device)
         return self._make_cast_node(name, value, low, _FLOAT32, node.device)
 
@@ -191,10 +196,10 @@ def _nodes_by_name(nodes: Iterable[Any], is_exempt: Callable[[Any], bool]) -> di
         low = (
             [(), ()]
             if definition is None
-            else [_low_positions(node, definition, part) for part in ("input_arg", "output_arg")]
+            else [_list_low_dtype_positions(node, definition, part) for part in ("input_arg", "output_arg")]
         )
         is_stateful = definition is not None and definition.is_stateful
-        single = OperatorNode(node.op, sources, *low, may_change=not is_stateful and not is_exempt(node))
+        single = OperatorNode(node.op, sources, *low, can_be_lowered=not is_stateful and not is_exempt(node))
         places[node.name] = _FunctionNode(single, outputs[node.name])
     return places
 
@@ -211,11 +216,11 @@ def _output_names(node: Any) -> tuple[str, ...]:
     return tuple(f"{node.name}:{name}:{place - flat.index(name)}" for place, name in enumerate(flat))
 
 
-def _low_positions(node, definition, part):
-    attributes, value_of = low_attributes(node.op), _attribute_reader(node, definition)
+def _list_low_dtype_positions(node, definition, arguments_field):
+    attributes, value_of = find_lowerable_attributes(node.op), _attribute_reader(node, definition)
     return tuple(
         place
-        for place, argument in enumerate(list_argument_of_each_value(getattr(definition, part), value_of))
+        for place, argument in enumerate(list_argument_of_each_value(getattr(definition, arguments_field), value_of))
         if argument.type_attr in attributes and value_of(argument.type_attr) == _FLOAT32
     )
 

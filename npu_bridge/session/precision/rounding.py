@@ -79,7 +79,7 @@ class RoundingLayer:
     def replace_calls(self, op: tf.Operation, functions: Mapping[str, str]) -> None:
         """Makes an operator call other functions if the guard is True; `functions` maps old to new names."""
         name = f"{op.name}{_WORD}call"
-        with _placing_ops_like(op):
+        with _place_ops_like(op):
             pairs = [
                 tf.raw_ops.Switch(data=tensor, pred=self.guard, name=f"{name}/input") for tensor in list(op.inputs)
             ]
@@ -150,10 +150,10 @@ class RoundingLayer:
                 if taken is tensor:
                     update_input(consumer, place, replacement)
 
-    def _add_casts(self, tensor, dtype, op, which):
+    def _add_casts(self, tensor, dtype, op, value_name):
         """Casts a value to the low dtype and back, on an operator's device and in its control-flow context."""
-        name = f"{op.name}{_WORD}{which}"
-        with _placing_ops_like(op):
+        name = f"{op.name}{_WORD}{value_name}"
+        with _place_ops_like(op):
             if self.guard is None:
                 parts = [tf.cast(tensor, dtype, name=f"{name}/{dtype}")]
                 parts.append(tf.cast(parts[0], tensor.dtype.base_dtype, name=name))
@@ -170,7 +170,7 @@ class RoundingLayer:
         mark_as_rounding_op(op, self.name)
 
 
-def round_values(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
+def round_values_by_rules(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
     """Adds the rounding of `customize_dtypes` to the new operators of a graph, even of a finalized graph.
 
     Each operator is changed once, so rules of a later call apply to later operators only.
@@ -179,7 +179,7 @@ def round_values(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
     """
     if not dtypes.has_rounding:
         return
-    with new_operators(graph, BY_RULES, lambda: None) as (layer, ops):
+    with edit_new_operators(graph, BY_RULES, lambda: None) as (layer, ops):
         if ops:
             _warn_about_functions(dtypes, graph)
         layer.round_operators(
@@ -188,15 +188,15 @@ def round_values(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
 
 
 @contextlib.contextmanager
-def new_operators(
-    graph: tf.Graph, name: str, make_guard: Callable[[], tf.Tensor | None]
+def edit_new_operators(
+    graph: tf.Graph, layer_name: str, make_guard: Callable[[], tf.Tensor | None]
 ) -> Iterator[tuple[RoundingLayer, Sequence[tf.Operation]]]:
     """Yields a rounding layer of a graph and the operators new to this layer; in the block the graph can be changed."""
     layers = layers_of(graph)
-    if name not in layers:
+    if layer_name not in layers:
         with allow_graph_changes(graph):
-            layers[name] = RoundingLayer(name, make_guard())
-    layer = layers[name]
+            layers[layer_name] = RoundingLayer(layer_name, make_guard())
+    layer = layers[layer_name]
     ops = graph.get_operations()
     new_ops = ops[layer.seen_ops :]
     if not new_ops:
@@ -220,7 +220,7 @@ def is_rounding_op(op: tf.Operation) -> bool:
     return _layer_of(op) is not None
 
 
-def operator_behind(op: tf.Operation) -> tf.Operation:
+def operator_rounded_by(op: tf.Operation) -> tf.Operation:
     """Returns the operator whose values a rounding operator rounds; any other operator is returned itself."""
     return op.graph.get_operation_by_name(op.name[: op.name.rindex(_WORD)]) if is_rounding_op(op) else op
 
@@ -237,7 +237,7 @@ def tensor_before_rounding(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def round_calls(functions: RoundedFunctions, layer: RoundingLayer, ops: Iterable[tf.Operation]) -> None:
+def call_rounded_functions(functions: RoundedFunctions, layer: RoundingLayer, ops: Iterable[tf.Operation]) -> None:
     """Makes operators call rounded copies of their functions if the guard of a rounding layer is True."""
     for op in ops:
         names = {} if is_rounding_op(op) else {name: functions.rounded_name(name) for name in functions_run_by(op)}
@@ -247,7 +247,7 @@ def round_calls(functions: RoundedFunctions, layer: RoundingLayer, ops: Iterable
 
 
 @contextlib.contextmanager
-def _placing_ops_like(op: tf.Operation) -> Iterator[None]:
+def _place_ops_like(op: tf.Operation) -> Iterator[None]:
     """Creates the operators of a block on an operator's device and in its control-flow context, without name scope."""
     graph = op.graph
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""), tf.device(op.device or None):

@@ -19,7 +19,7 @@ from npu_bridge.session.precision.accelerate import (
     TrainingProgress,
     decide_switch,
     describe_plan,
-    read_progress,
+    parse_progress,
 )
 
 _LOG = logger(__name__)
@@ -54,7 +54,7 @@ class Switch:
         """Sets a function that returns the progress if neither environment variable of a step trigger is set."""
         self._fallback = fallback if self.plan.trigger == "step" else None
 
-    def must_use_original(self, training: frozenset[str]) -> bool:
+    def must_use_original_precision(self, training: frozenset[str]) -> bool:
         """Returns whether a run that is about to start must use the original precision.
 
         Before the switch, the first run of a training always uses low precision. Several trainings of a process are
@@ -118,7 +118,7 @@ class Switch:
         texts = self._progress_texts()
         if self._fallback is not None and texts == (None, None):
             return self._fallback()
-        return read_progress(self.plan.trigger, *texts)
+        return parse_progress(self.plan.trigger, *texts)
 
     def _progress_texts(self) -> tuple[str | None, str | None]:
         goal, now = VARIABLES[self.plan.trigger]

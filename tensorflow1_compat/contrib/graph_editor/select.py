@@ -173,7 +173,7 @@ def get_forward_walk_ops(
     return _reachable_ops(seed_ops, reading_ops, within_ops, (), inclusive, within_ops_fn)
 
 
-def _list_both_walks(
+def _list_ops_of_both_walks(
     forward_seed_ops, backward_seed_ops, forward_inclusive=True, backward_inclusive=True, within_ops=None,
     within_ops_fn=None, control_inputs=False, control_outputs=None, control_ios=None,
 ):  # fmt: skip
@@ -188,13 +188,13 @@ def _list_both_walks(
 
 def get_walks_intersection_ops(forward_seed_ops, backward_seed_ops, *args, **kwargs):
     """Returns operations on paths from the forward seeds to the backward seeds; see `get_forward_walk_ops`."""
-    forward, backward = _list_both_walks(forward_seed_ops, backward_seed_ops, *args, **kwargs)
+    forward, backward = _list_ops_of_both_walks(forward_seed_ops, backward_seed_ops, *args, **kwargs)
     return [op for op in forward if op in set(backward)]
 
 
 def get_walks_union_ops(forward_seed_ops, backward_seed_ops, *args, **kwargs):
     """Returns the operations that depend on the forward seeds or on which the backward seeds depend."""
-    forward, backward = _list_both_walks(forward_seed_ops, backward_seed_ops, *args, **kwargs)
+    forward, backward = _list_ops_of_both_walks(forward_seed_ops, backward_seed_ops, *args, **kwargs)
     return list(dict.fromkeys([*forward, *backward]))
 
 

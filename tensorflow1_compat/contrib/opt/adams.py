@@ -10,11 +10,11 @@ from tensorflow1_compat.contrib.opt.updating import UpdatingOptimizer
 
 def _corrected_rate(optimizer, var):
     """Returns Adam's learning rate with both bias corrections, in the dtype of the variable."""
-    numbers = _typed_arguments(optimizer, var)
+    numbers = _make_apply_arguments(optimizer, var)
     return numbers["lr"] * tf.sqrt(1 - numbers["beta2_power"]) / (1 - numbers["beta1_power"])
 
 
-def _typed_arguments(optimizer, var):
+def _make_apply_arguments(optimizer, var):
     """Returns the scalar arguments of `tf.raw_ops.ApplyAdam` by name, in the dtype of the variable."""
     return {name: tf.cast(number, var.dtype.base_dtype) for name, number in adam_hyperparameters(optimizer).items()}
 
@@ -26,7 +26,7 @@ class LazyAdamOptimizer(tf.train.AdamOptimizer):
     """
 
     def _update_rows(self, var, grad, indices):
-        numbers = _typed_arguments(self, var)
+        numbers = _make_apply_arguments(self, var)
         beta1, beta2, epsilon = numbers["beta1"], numbers["beta2"], numbers["epsilon"]
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         m_rows = beta1 * tf.gather(m, indices) + (1 - beta1) * grad
@@ -55,7 +55,7 @@ class NadamOptimizer(tf.train.AdamOptimizer):
             m=m,
             v=v,
             grad=grad,
-            **_typed_arguments(self, var),
+            **_make_apply_arguments(self, var),
             use_locking=self._use_locking,
             use_nesterov=True,
         ).op
@@ -63,12 +63,12 @@ class NadamOptimizer(tf.train.AdamOptimizer):
     def _resource_apply_dense(self, grad, var):
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         return tf.raw_ops.ResourceApplyAdam(
-            var=var.handle, m=m.handle, v=v.handle, grad=grad, **_typed_arguments(self, var),
+            var=var.handle, m=m.handle, v=v.handle, grad=grad, **_make_apply_arguments(self, var),
             use_locking=self._use_locking, use_nesterov=True,
         )  # fmt: skip
 
     def _apply_sparse_shared(self, grad, var, indices, scatter_add):
-        numbers = _typed_arguments(self, var)
+        numbers = _make_apply_arguments(self, var)
         beta1, beta2, epsilon = numbers["beta1"], numbers["beta2"], numbers["epsilon"]
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         m_part, v_part = grad * (1 - beta1), tf.square(grad) * (1 - beta2)
@@ -105,21 +105,21 @@ class AdaMaxOptimizer(UpdatingOptimizer):
         graph = None if tf.executing_eagerly() else tf.get_default_graph()
         return self._get_non_slot_variable("beta1_power", graph=graph)
 
-    def _typed_arguments(self, var):
+    def _list_hyperparameters_for(self, var):
         numbers = (("learning_rate", self._lr), ("beta1", self._beta1), ("beta2", self._beta2),
                    ("epsilon", self._epsilon))  # fmt: skip
         rate, beta1, beta2, epsilon = (self._cast_hyperparameter(name, number, var) for name, number in numbers)
         return rate / (1 - tf.cast(self._get_beta_accumulators(), var.dtype.base_dtype)), beta1, beta2, epsilon
 
     def _step(self, var, grad):
-        rate, beta1, beta2, epsilon = self._typed_arguments(var)
+        rate, beta1, beta2, epsilon = self._list_hyperparameters_for(var)
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         m_new = tf.assign(m, beta1 * m + (1 - beta1) * grad, use_locking=self._use_locking)
         v_new = tf.assign(v, tf.maximum(beta2 * v, tf.abs(grad)), use_locking=self._use_locking)
         return tf.assign_sub(var, rate * m_new / (v_new + epsilon), use_locking=self._use_locking).op
 
     def _sparse_step(self, var, grad, indices):
-        rate, beta1, beta2, epsilon = self._typed_arguments(var)
+        rate, beta1, beta2, epsilon = self._list_hyperparameters_for(var)
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         m_rows = beta1 * tf.gather(m, indices) + (1 - beta1) * grad
         v_rows = tf.maximum(beta2 * tf.gather(v, indices), tf.abs(grad))

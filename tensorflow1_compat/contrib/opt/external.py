@@ -119,7 +119,7 @@ class ScipyOptimizerInterface(ExternalOptimizerInterface):
         inequality_grad_funcs, packed_bounds, step_callback, optimizer_kwargs,
     ):  # fmt: skip
         constraints = [
-            {"type": kind, "fun": _returning_float64(function), "jac": _returning_float64(gradient)}
+            {"type": kind, "fun": _wrap_to_return_float64(function), "jac": _wrap_to_return_float64(gradient)}
             for kind, functions, gradients in (
                 ("eq", equality_funcs, equality_grad_funcs),
                 ("ineq", inequality_funcs, inequality_grad_funcs),
@@ -132,14 +132,14 @@ class ScipyOptimizerInterface(ExternalOptimizerInterface):
             raise ValueError(f"ScipyOptimizerInterface: {name} is set by this class; {cure}.")
         arguments = {"method": self._DEFAULT_METHOD, **own, **optimizer_kwargs}
         found = importlib.import_module("scipy.optimize").minimize(
-            _returning_float64(loss_grad_func), np.asarray(initial_val, np.float64), **arguments
+            _wrap_to_return_float64(loss_grad_func), np.asarray(initial_val, np.float64), **arguments
         )
         told = f"{found.get('nit', '?')} iterations, {found.get('nfev', '?')} evaluations, loss {found.fun:.6g}"
         tf.logging.info("ScipyOptimizerInterface: %s (%s)", told, found.message)
         return found.x
 
 
-def _returning_float64(function):
+def _wrap_to_return_float64(function):
     """Wraps a function so that it returns float64, because some methods of SciPy do not convert results."""
     return lambda weights: [np.asarray(found, np.float64)[()] for found in function(weights)]
 

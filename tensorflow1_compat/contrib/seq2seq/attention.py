@@ -107,7 +107,7 @@ def _make_dense_layer(num_units, name, dtype):
     return tf.layers.Dense(num_units, name=name, use_bias=False, dtype=dtype)
 
 
-def _ignoring_state(probability_fn):
+def _wrap_to_ignore_state(probability_fn):
     """Makes a function of scores accept the last state as a second argument, which it ignores."""
     function = probability_fn or tf.nn.softmax
     return lambda score, _: function(score)
@@ -131,7 +131,7 @@ class LuongAttention(AttentionMechanism):
     ):  # fmt: skip
         layer = _make_dense_layer(num_units, "memory_layer", dtype or tf.float32)
         super().__init__(
-            None, memory, _ignoring_state(probability_fn), memory_sequence_length, layer, score_mask_value, name
+            None, memory, _wrap_to_ignore_state(probability_fn), memory_sequence_length, layer, score_mask_value, name
         )
         self._num_units, self._scale = num_units, scale
         if custom_key_value_fn is not None:
@@ -163,7 +163,7 @@ class BahdanauAttention(AttentionMechanism):
     ):  # fmt: skip
         dtype = dtype or tf.float32
         super().__init__(
-            _make_dense_layer(num_units, "query_layer", dtype), memory, _ignoring_state(probability_fn),
+            _make_dense_layer(num_units, "query_layer", dtype), memory, _wrap_to_ignore_state(probability_fn),
             memory_sequence_length, _make_dense_layer(num_units, "memory_layer", dtype), score_mask_value, name,
         )  # fmt: skip
         self._num_units, self._normalize = num_units, normalize

@@ -88,11 +88,11 @@ class _ProfileEngine(SessionEngine):
     def __init__(self):
         self.entered = []
 
-    def run(self, session, *asked):
+    def run(self, session, *run_arguments):
         run = self.inner.run
         for context in self.entered:
             run = functools.partial(context._run_traced, run)
-        return run(session, *asked)
+        return run(session, *run_arguments)
 
 
 @functools.cache

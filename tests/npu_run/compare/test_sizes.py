@@ -12,7 +12,7 @@ import tensorflow as tf
 from npu_run.compare.arrays import open_npy
 from npu_run.compare.checkpoint_files import read_checkpoint
 from npu_run.compare.checkpoints import compare_checkpoints
-from npu_run.compare.sizes import compare_sizes, is_slot, measure_update_sizes
+from npu_run.compare.sizes import compare_update_sizes, is_optimizer_slot, measure_update_sizes
 
 SHAPES = {"layer_0/kernel": [24, 40], "layer_1/kernel": [40, 30], "head/kernel": [30, 10], "head/bias": [10]}
 
@@ -56,7 +56,7 @@ def test_other_seeds_alone_are_no_alarm(tmp_path):
     for number in range(400):
         # The difference of whole trainings is up to twice the difference that their parts suggest.
         runs = [[0.1 * random.randn(16) + 0.03 * whole for _ in range(3)] for whole in random.randn(4)]
-        alarms += [] if compare_sizes(runs[:3], runs[3:], 1e-3).is_inside else [number]
+        alarms += [] if compare_update_sizes(runs[:3], runs[3:], 1e-3).do_sizes_agree else [number]
     assert len(alarms) <= 2, alarms
     runs = [trained(tmp_path, seed) for seed in range(4)]
     verdict, _ = compare_checkpoints(runs[:3], runs[3:])
@@ -97,4 +97,4 @@ def test_parts_are_the_same_however_a_file_is_read(tmp_path, monkeypatch):
 
 def test_slots_are_told_from_variables_by_their_names(tmp_path):
     tensors = read_checkpoint(trained(tmp_path, 0)[0])
-    assert [name for name in tensors if not is_slot(name, tensors)] == sorted(SHAPES)
+    assert [name for name in tensors if not is_optimizer_slot(name, tensors)] == sorted(SHAPES)

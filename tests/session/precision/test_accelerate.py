@@ -13,7 +13,7 @@ from npu_bridge.session.precision.accelerate import (
     decide_switch,
     describe_plan,
     loss_threshold,
-    read_progress,
+    parse_progress,
     step_threshold,
 )
 
@@ -140,7 +140,7 @@ def test_due_by_loss_as_in_a_table(target, ratio, loss):
     ],
 )
 def test_progress_is_read(trigger, goal, now, progress):
-    assert read_progress(trigger, goal, now) == progress
+    assert parse_progress(trigger, goal, now) == progress
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_progress_is_read(trigger, goal, now, progress):
 )
 def test_unusable_progress_is_blamed_in_order(trigger, goal, now, blamed):
     with pytest.raises(ValueError, match=blamed) as caught:
-        read_progress(trigger, goal, now)
+        parse_progress(trigger, goal, now)
     assert "TellMeStepOrLossHook" in str(caught.value)
 
 

@@ -15,7 +15,7 @@ from npu_bridge.session.precision import imitation, rewriter
 from npu_bridge.session.precision.functions import apply_policy_to_functions
 from npu_bridge.session.precision.hook import PrecisionHook
 from npu_bridge.session.precision.live_session import attach_precision
-from npu_bridge.session.precision.lowering import lowered_ops
+from npu_bridge.session.precision.lowering import find_lowered_ops
 from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import (
     Dense,
@@ -211,7 +211,9 @@ def test_functions_compute_what_sessions_do(build, mode, monkeypatch):
 def test_operators_that_are_made_in_each_step_are_not_judged_with_the_whole_graph(monkeypatch):
     monkeypatch.setattr(rewriter, "can_lower", lambda dtype: False)
     judged = []
-    monkeypatch.setattr(imitation, "lowered_ops", lambda *arguments: judged.append(1) or lowered_ops(*arguments))
+    monkeypatch.setattr(
+        imitation, "find_lowered_ops", lambda *arguments: judged.append(1) or find_lowered_ops(*arguments)
+    )
     model = Dense()
     with session_of(model.graph, precision_of(precision_mode_v2="mixed_bfloat16")) as session:
         session.run(model.init)

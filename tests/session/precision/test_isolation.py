@@ -85,7 +85,7 @@ def test_the_users_own_lists_count_too(monkeypatch):
 def test_temporarily_restores_after_an_error(monkeypatch):
     monkeypatch.setenv("NPU_BRIDGE_TEST_OLD", "old")
     try:
-        with environment.temporary_variables(lambda: {"NPU_BRIDGE_TEST_OLD": "new", "NPU_BRIDGE_TEST_NONE": "x"}):
+        with environment.set_variables_temporarily(lambda: {"NPU_BRIDGE_TEST_OLD": "new", "NPU_BRIDGE_TEST_NONE": "x"}):
             assert os.environ["NPU_BRIDGE_TEST_OLD"] == "new"
             raise KeyError
     except KeyError:

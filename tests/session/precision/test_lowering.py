@@ -11,7 +11,7 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from npu_bridge.base.tf_internals.functions import rewritten_graph
 from npu_bridge.session.precision import rewriter
-from npu_bridge.session.precision.lowering import lowered_ops, node_of_op
+from npu_bridge.session.precision.lowering import find_lowered_ops, node_of_op
 from npu_bridge.session.precision.type_lists import type_lists_for
 
 tf1 = tf.compat.v1
@@ -85,7 +85,7 @@ def test_the_same_operators_as_by_tensorflow(model, low_dtype, has_references, m
         op.name: node_of_op(op, lambda tensor: tensor, op.name not in fetches and not op.op_def.is_stateful)
         for op in graph.get_operations()
     }
-    ours = lowered_ops(nodes, type_lists_for(low_dtype, os.environ), low_dtype)
+    ours = find_lowered_ops(nodes, type_lists_for(low_dtype, os.environ), low_dtype)
     theirs = lowered_by_tensorflow(graph, fetches, low_dtype)
     assert len(theirs) > 5
     assert ours == theirs

@@ -10,7 +10,7 @@ from npu_bridge.options.table_precision import PRECISION_MODES, PRECISION_MODES_
 from npu_bridge.session.precision import Precision, rewriter
 from npu_bridge.session.precision.mixlist import Mixlist
 from npu_bridge.session.precision.modes import ORIGINAL, Policy, configured_policy, only_permits_float16
-from npu_bridge.session.precision.rewriter import RewriterLists, list_variables, make_lists
+from npu_bridge.session.precision.rewriter import RewriterLists, list_variables, make_rewriter_lists
 
 POLICIES = {
     "must_keep_origin_dtype": ORIGINAL,
@@ -58,7 +58,7 @@ def test_a_permission_is_used_where_it_gains():
 
 def test_bfloat16_on_a_gpu_is_imitated(monkeypatch):
     """TensorFlow's rewriter knows float16 alone there."""
-    monkeypatch.setattr(rewriter, "device_kind", lambda: "GPU")
+    monkeypatch.setattr(rewriter, "main_device_kind", lambda: "GPU")
     for keys in ({"precision_mode_v2": "mixed_bfloat16"}, {"experimental_accelerate_train_mode": "fast1|step"}):
         precision, config = Precision(options(**keys)), tf.compat.v1.ConfigProto()
         precision.prepare(config)
@@ -76,7 +76,7 @@ def test_dtypes_that_do_not_exist(mode):
 
 
 def test_lists_of_the_original_precision_allow_nothing():
-    assert make_lists(ORIGINAL, ["MatMul", "Relu"], Mixlist(), {}) == RewriterLists(
+    assert make_rewriter_lists(ORIGINAL, ["MatMul", "Relu"], Mixlist(), {}) == RewriterLists(
         removed=frozenset({"MatMul", "Relu"})
     )
 
@@ -84,7 +84,7 @@ def test_lists_of_the_original_precision_allow_nothing():
 def test_an_asked_type_beats_mode_and_mixlist():
     mixlist = Mixlist(frozenset({"Relu"}), frozenset({"Tanh"}), frozenset({"Exp"}))
     asked = {"Relu": "float32", "Tanh": "float16", "Exp": "float32"}
-    lists = make_lists(Policy("mixed", "float16"), [], mixlist, asked)
+    lists = make_rewriter_lists(Policy("mixed", "float16"), [], mixlist, asked)
     assert lists == RewriterLists(allow=frozenset({"Tanh"}), deny=frozenset({"Relu", "Exp"}))
 
 

@@ -61,7 +61,7 @@ def test_a_training_follows_the_table(training):
             environment.write_variable(NOWS[trigger], now)
             expected = TABLE[phase, graph not in started, READINGS[trigger].get(now, "unusable")]
             try:
-                seen = "original" if switch.must_use_original(frozenset({graph})) else "low"
+                seen = "original" if switch.must_use_original_precision(frozenset({graph})) else "low"
             except ValueError:
                 assert expected is None
                 continue

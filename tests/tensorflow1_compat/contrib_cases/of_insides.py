@@ -34,12 +34,12 @@ def case_insides_of_contrib():
     for name in INSIDES:
         full = f"tensorflow.contrib.{name}"
         module, _, leaf = full.rpartition(".")
-        assert callable(proxies.proxy(module).take(leaf)), name
+        assert callable(proxies.proxy(module).value_of_import(leaf)), name
         assert find_missing(full) is None, name
-    inside = proxies.proxy("tensorflow.contrib.nn.python.ops").take("alpha_dropout")
-    short = proxies.proxy("tensorflow.contrib.nn").take("alpha_dropout")
+    inside = proxies.proxy("tensorflow.contrib.nn.python.ops").value_of_import("alpha_dropout")
+    short = proxies.proxy("tensorflow.contrib.nn").value_of_import("alpha_dropout")
     assert isinstance(inside, types.ModuleType) and inside.alpha_dropout is short
-    function = proxies.proxy("tensorflow.contrib.framework.python.ops").take("arg_scope")
+    function = proxies.proxy("tensorflow.contrib.framework.python.ops").value_of_import("arg_scope")
     assert function is proxies.proxy("tensorflow.contrib.framework.python.ops.arg_scope").arg_scope
     assert find_missing("tensorflow.contrib.opt.python.training.nadam_optimizer.NoSuch") is not None
     assert find_missing("tensorflow.contrib.opt.python.training.no_such") is not None
@@ -57,7 +57,7 @@ def case_names_of_split_modules():
         ("layers.base.InputSpec", tf.keras.layers.InputSpec),
     ):
         module, _, leaf = f"tensorflow.python.{name}".rpartition(".")
-        assert proxies.proxy(module).take(leaf) is what, name
+        assert proxies.proxy(module).value_of_import(leaf) is what, name
         assert find_missing(f"tensorflow.python.{name}") is None, name
     for name in ("python.ops.variables.NoSuch", "contrib.keras.no_such"):
         assert find_missing(f"tensorflow.{name}") is not None, name
@@ -70,7 +70,7 @@ def case_names_of_split_modules():
     named = proxies.proxy("tensorflow.python.estimator.run_config").RunConfig
     assert named is proxies.proxy("tensorflow.estimator").RunConfig
     assert proxies.proxy("tensorflow.core.protobuf.config_pb2").RPCOptions().compression_algorithm == ""
-    assert proxies.proxy("tensorflow.python.training.tracking.util").take("capture_dependencies")
+    assert proxies.proxy("tensorflow.python.training.tracking.util").value_of_import("capture_dependencies")
 
 
 def case_old_attributes():

@@ -119,7 +119,9 @@ def case_constants_win_over_nan():
         close(numbers, expected)
     assert np.isnan(value(old_rules.maximum(x, 1e-10))[0]) and "guard" in {op.name for op in x.graph.get_operations()}
     assert value(old_rules.maximum(2, tf.constant(1))) == 2
-    assert proxies.proxy("tensorflow").take("maximum") is proxies.proxy("tensorflow.math").take("maximum")
+    assert proxies.proxy("tensorflow").value_of_import("maximum") is proxies.proxy("tensorflow.math").value_of_import(
+        "maximum"
+    )
 
 
 def case_memory_stats():
