@@ -9,6 +9,8 @@ from npu_bridge.base.errors import message, shown
 from npu_bridge.gradients.stage import FROZEN_UNCHANGED, PLACES, Stage
 
 _SHARED_PLACE = "transform"
+# Hooks that change the gradients of this rank, and the first place whose stages use the changed gradients.
+_FIRST_USE_OF_OWN_GRADIENTS = {"each_batch": "accumulate", "before_reduce": "local clip"}
 
 
 def sort_stages(stages: Sequence[Any], owner: str) -> tuple:
@@ -39,6 +41,22 @@ def sort_stages(stages: Sequence[Any], owner: str) -> tuple:
     _check_needs(ordered, owner)
     _check_can_leave_out_variables(ordered, owner)
     return ordered
+
+
+def order_for_hook(stages: Sequence[Stage], hook: str) -> tuple:
+    """Returns the order in which stages run a hook: usually the order of their places.
+
+    `each_batch` and `before_reduce` change the gradients of this rank. Stages with places after "verdict" run these
+    hooks before other stages add up, clip, check and send the gradients; later changes would be lost.
+    """
+    first_use = _FIRST_USE_OF_OWN_GRADIENTS.get(hook)
+    if first_use is None:
+        return tuple(stages)
+    before, verdict = PLACES.index(first_use), PLACES.index("verdict")
+    numbers = {stage: PLACES.index(stage.place) for stage in stages}
+    earlier = [stage for stage in stages if numbers[stage] < before]
+    moved = [stage for stage in stages if numbers[stage] > verdict]
+    return (*earlier, *moved, *(stage for stage in stages if before <= numbers[stage] <= verdict))
 
 
 def check_stage(stage: Any, owner: str) -> None:

@@ -13,9 +13,9 @@ from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import unscale_gradient
 from npu_bridge.gradients.graph_mode import choose_tensors, make_tensors_if
 from npu_bridge.gradients.inner import InnerOptimizer
-from npu_bridge.gradients.order import sort_stages
+from npu_bridge.gradients.order import order_for_hook, sort_stages
 from npu_bridge.gradients.rank_state import RankState
-from npu_bridge.gradients.stage import Stage, changes_gradients_after_check, is_hook_overridden, variables_of
+from npu_bridge.gradients.stage import Stage, changes_gradients, is_hook_overridden, variables_of
 from npu_bridge.gradients.stages.all_reduce import AllReduce
 from npu_bridge.gradients.stages.loss_scaling import Scaling
 from npu_bridge.gradients.stages.overflow import OverflowCheck
@@ -93,7 +93,7 @@ class Pipeline:
         """Whether a stage needs gradients of the unscaled loss."""
         places = ("freeze", "accumulate", "local clip", "synchronise")
         return any(stage.needs_unscaled_gradients for stage in self.stages_of_type(AllReduce)) or any(
-            stage.place in places or changes_gradients_after_check(stage) for stage in self.stages
+            stage.place in places or changes_gradients(stage) for stage in self.stages
         )
 
     @property
@@ -202,7 +202,7 @@ class Pipeline:
         with wire_names.record_collective_names() as transfers:
             self._prepare(step)
             with tf.control_dependencies(step.notes[_OPS_TO_AWAIT]):
-                for stage in self.stages:
+                for stage in order_for_hook(self.stages, "each_batch"):
                     stage.each_batch(step)
                 self._reduce_if_due(step)
         self.rank_state.compare_before_first_run(step, transfers)
@@ -216,7 +216,7 @@ class Pipeline:
         step.notes[_OPS_TO_AWAIT] = self.rank_state.restore_own_values()
 
     def _reduce(self, step):
-        for stage in self.stages:
+        for stage in order_for_hook(self.stages, "before_reduce"):
             stage.before_reduce(step)
         for stage in self.stages:
             stage.all_reduce(step)

@@ -57,6 +57,9 @@ class Stage(KeywordChecksMixin):
 
     In a TF 1 graph `create_variables` runs later: after the backward pass, and before `before_reduce`.
 
+    Stages with places after "verdict" run `each_batch` and `before_reduce` early: before other stages add up, clip,
+    check and send this rank's gradients.
+
     In steps that are not due (all batches of an accumulation window but the last), the hooks from `before_reduce` to
     `after_reduce` do not run.
 
@@ -198,9 +201,15 @@ def is_hook_overridden(stage_class: type[Stage], hook: str) -> bool:
     return getattr(stage_class, hook) is not getattr(Stage, hook)
 
 
+def changes_gradients(stage: Stage, hooks: Sequence[str] = ("each_batch", "before_reduce", "after_reduce")) -> bool:
+    """Returns whether a stage with a place after "verdict" changes gradients in one of the given hooks."""
+    is_late = PLACES.index(stage.place) > PLACES.index("verdict")
+    return is_late and any(is_hook_overridden(type(stage), hook) for hook in hooks)
+
+
 def changes_gradients_after_check(stage: Stage) -> bool:
     """Returns whether a stage changes gradients after the overflow check (the place "verdict")."""
-    return PLACES.index(stage.place) > PLACES.index("verdict") and is_hook_overridden(type(stage), "after_reduce")
+    return changes_gradients(stage, ["after_reduce"])
 
 
 def variables_of(state: dict) -> list:

@@ -219,7 +219,7 @@ def announce_ineffective_options(options: TrainingOptions) -> None:
 
     Only rank 0 prints, on standard error. Each line is printed once in a process.
     """
-    given = options._set
+    given = options._set_names
     idle = [name for name in given if name in OPTIONS and OPTIONS[name].effect.level == "recorded"]
     if not idle or environment.probable_rank() != 0:
         return

@@ -17,12 +17,13 @@ class TrainingOptions(Mapping):
     `str`. An option that is not set has the NPU stack's default, which is often None.
     """
 
-    __slots__ = ("_set", "_values")
+    __slots__ = ("_set_names", "_values")
+    _set_names: tuple[str, ...]
 
     def __init__(self, values: Mapping[str, Any], were_set: Iterable[str] = ()):
         """Copies `values`, a dict by option name; `were_set` names the options that differ from their default."""
         object.__setattr__(self, "_values", MappingProxyType(dict(values)))
-        object.__setattr__(self, "_set", tuple(were_set))
+        object.__setattr__(self, "_set_names", tuple(were_set))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -52,7 +53,7 @@ class TrainingOptions(Mapping):
         return f"TrainingOptions({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
 
     def __reduce__(self):
-        return TrainingOptions, (dict(self._values), self._set)
+        return TrainingOptions, (dict(self._values), self._set_names)
 
     def replace(self, **values: Any) -> TrainingOptions:
         """Returns a copy with some values changed, for tests and for code that changes a setting during a run.
@@ -62,4 +63,4 @@ class TrainingOptions(Mapping):
         """
         for name in values:
             getattr(self, name)
-        return TrainingOptions({**self._values, **values}, self._set)
+        return TrainingOptions({**self._values, **values}, self._set_names)

@@ -275,7 +275,7 @@ def test_stages_that_need_every_variable_in_every_step_are_refused_beside_it():
     inner = tf1.train.GradientDescentOptimizer(0.1)
     needing = [stages.PartialSync(), stages.TopK(0.1), stages.Threshold(0.1), stages.Accumulate(2, exchange="batch")]
     for other in needing:
-        with pytest.raises(ValueError, match=f"Freeze leaves variables out.*{type(other).__name__}.*freeze, reduce"):
+        with pytest.raises(ValueError, match=f"Freeze leaves variables out.*{type(other).__name__}.*only one of these"):
             NPUDistributedOptimizer(inner, stages=[stages.Freeze(SHORT), other])
     for other in (stages.Adasum(), stages.TopK(0.1, error_feedback=False)):
         NPUDistributedOptimizer(inner, stages=[stages.Freeze(SHORT), other])

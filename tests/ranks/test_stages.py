@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from tests.goldens import checks
 from tests.goldens.cases import GOLDENS, TABLES
 from tests.goldens.problems import Fed
@@ -194,3 +195,54 @@ def test_gradients_that_are_sent_as_a_whole_are_the_mean_on_any_number_of_ranks(
         for name, (kernel, table) in found.items():
             np.testing.assert_allclose(kernel, np.arange(4.0) * 2.0, rtol=1e-6, err_msg=name)
             np.testing.assert_allclose(table, [[1.0], [1.0], [1.0], [0.0]], rtol=1e-6, err_msg=name)
+
+
+class ChangeOwnGradients(stages.Stage):
+    """Multiplies the gradients of rank r by `factor` + r, in one hook, at the place of user-defined stages."""
+
+    def __init__(self, hook, factor=3.0):
+        self._hook, self._factor = hook, factor
+
+    def get_config(self):
+        return {"hook": self._hook, "factor": self._factor}
+
+    def each_batch(self, step):
+        self._change("each_batch", step)
+
+    def before_reduce(self, step):
+        self._change("before_reduce", step)
+
+    def _change(self, hook, step):
+        if hook == self._hook:
+            step.map(lambda grad: grad * (self._factor + collective.current().rank))
+
+
+def value_after_two_steps(*chain):
+    """Returns, on a rank, a variable that begins at 0 after two steps of size 1 with gradients of 1."""
+    with tf.Graph().as_default():
+        variable = tf.compat.v1.get_variable("v", [], initializer=tf.compat.v1.zeros_initializer())
+        inner = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+        manager = FixedLossScaleManager(4.0)
+        optimizer = NPUOptimizer(inner, manager, is_distributed=True, is_loss_scale=True, stages=list(chain))
+        step = optimizer.minimize(variable * 1.0)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            for _ in range(2):
+                session.run(step)
+            return float(session.run(variable))
+
+
+def values_with_own_stage(hook):
+    return [
+        value_after_two_steps(ChangeOwnGradients(hook)),
+        value_after_two_steps(ChangeOwnGradients(hook), stages.Accumulate(2)),
+        value_after_two_steps(ChangeOwnGradients(hook), stages.ClipLocally(0.5)),
+        value_after_two_steps(ChangeOwnGradients(hook, np.nan)),
+    ]
+
+
+@pytest.mark.parametrize("hook", ["each_batch", "before_reduce"])
+def test_changes_of_own_gradients_by_a_users_stage_are_summed_clipped_checked_and_sent(on_ranks, hook):
+    assert values_with_own_stage(hook) == [-6.0, -3.0, -1.0, 0.0]
+    for values in on_ranks(2, values_with_own_stage, hook):
+        assert values == [-7.0, -3.5, -1.0, 0.0]
