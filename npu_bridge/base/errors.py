@@ -123,15 +123,15 @@ def unknown_keyword(owner: str, name: str, known_keywords: Iterable[str], fix: s
     return TypeError(message(owner, f"unknown argument {shortened(name, _LONGEST_VALUE)!r}", takes, repr(name), fix))
 
 
-def check_keywords_before_call(cures: Mapping[str, Callable[[Any], str]]) -> Callable[[_Function], _Function]:
-    """Returns a decorator that calls `check_keywords` with `cures` before each call of the function."""
+def refuse_unknown_keywords(fixes: Mapping[str, Callable[[Any], str]]) -> Callable[[_Function], _Function]:
+    """Returns a decorator of functions that raises TypeError for unknown keywords; `fixes` as in `check_keywords`."""
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
 
         @functools.wraps(function)
         def checked(*arguments, **keywords):
-            check_keywords(function.__name__, signature, keywords, cures)
+            check_keywords(function.__name__, signature, keywords, fixes)
             return function(*arguments, **keywords)
 
         return checked  # type: ignore[return-value]
@@ -163,14 +163,14 @@ class KeywordChecksMixin:
 
 
 def check_keywords(
-    owner: str, signature: inspect.Signature, keywords: Mapping[str, Any], cures: Mapping[str, Callable[[Any], str]]
+    owner: str, signature: inspect.Signature, keywords: Mapping[str, Any], fixes: Mapping[str, Callable[[Any], str]]
 ) -> None:
-    """Raises TypeError for a keyword that a function does not take, with a cure if the keyword is in `cures`."""
+    """Raises TypeError for a keyword that a function does not take, with its fix if the keyword is in `fixes`."""
     parameters = signature.parameters
     is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in () if is_open else keywords:
         if name not in parameters:
-            raise unknown_keyword(owner, name, parameters, cures[name](keywords[name]) if name in cures else "")
+            raise unknown_keyword(owner, name, parameters, fixes[name](keywords[name]) if name in fixes else "")
 
 
 @functools.cache

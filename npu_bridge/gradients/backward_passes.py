@@ -122,5 +122,9 @@ def manager_positions(owner: str, count: int, loss_id: Any, pipeline: Pipeline) 
     if not isinstance(loss_id, (list, tuple)) or len(loss_id) != count:
         kind = ValueError if isinstance(loss_id, (list, tuple)) else TypeError
         problem, expected = "loss_id does not fit the losses", f"a list of {count} positions"
-        raise kind(message(owner, problem, expected, shown(loss_id), "Give one position for each loss."))
+        raise kind(
+            message(
+                owner, problem, expected, shown(loss_id), "Give the position of a loss-scale manager for each loss."
+            )
+        )
     return [check_loss_id(owner, number, pipeline) for number in loss_id]

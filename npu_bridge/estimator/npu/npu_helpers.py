@@ -11,7 +11,7 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from npu_bridge import collective
 from npu_bridge import session as effects
 from npu_bridge.base import environment
-from npu_bridge.base.errors import check_keywords_before_call
+from npu_bridge.base.errors import refuse_unknown_keywords
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.sessions import is_closed
 from npu_bridge.base.tf_internals.training import session_config, set_session_config
@@ -238,7 +238,7 @@ def npu_tf_optimizer(opt: Any) -> NPUDistributedOptimizer:
     return NPUDistributedOptimizer(opt)
 
 
-@check_keywords_before_call({"loss_scale": advice_for_scale})
+@refuse_unknown_keywords({"loss_scale": advice_for_scale})
 def npu_keras_optimizer(
     opt: Any,
     loss_scale_manager: Any = None,
