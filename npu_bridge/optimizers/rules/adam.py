@@ -1,4 +1,4 @@
-"""Implements Adam and AdamW."""
+"""Implements Adam and AdamW, and the moment estimates that LAMB, AdamP and BertAdam share with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides which operators mixed precision lowers, by the same rules as TensorFlow's rewriter.
+"""Imitates the decision of TensorFlow's rewriter which operators mixed precision lowers, on any machine.
 
 The rewriter supports a dtype on some processors only, and decides when TensorFlow builds an executor. This module
 decides on any machine, for the operators in a graph or in the definition of a function. It follows only float32 values

@@ -1,4 +1,4 @@
-"""Sets the switches and the operator lists of TensorFlow's auto-mixed-precision graph rewriter.
+"""Sets the lists of operator types that stay float32 or are lowered, for TensorFlow's auto-mixed-precision rewriter.
 
 When a session builds an executor, the rewriter changes dtypes of operators and inserts casts, in a copy of the graph.
 It reads its lists from the environment at that moment, so one session can build executors of different precision. Facts
