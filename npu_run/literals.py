@@ -29,7 +29,7 @@ class UndecidedError(BaseException):
 
 
 class UnknownValue:
-    """A value that the text does not show. Any use of the value in a check ends the check."""
+    """Stands for a value that the script's text does not show. Any use of the object raises `UndecidedError`."""
 
     def __getattribute__(self, name: str) -> NoReturn:
         raise UndecidedError(name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npu_bridge.base import environment
 from npu_bridge.base.files import write_atomically
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.terminal import echo
 from npu_run.errors import LaunchError
 
@@ -120,7 +120,7 @@ class TensorFlowChoice(NamedTuple):
         found = self.survey_script(script, checks_calls=False)  # the script has run, so its calls need no checks
         facts = json.dumps(findings_as_facts(script, found, list_old_name_uses()), indent=1)
         if self.report:
-            SecondaryOutput(f"the report {self.report}").attempt(write_atomically, self.report, facts, REPORT_FILES)
+            NonFatalOutput(f"the report {self.report}").attempt(write_atomically, self.report, facts, REPORT_FILES)
         sys.stdout.flush()
         echo(format_findings(script, found, list_old_name_uses()), err=True)
 

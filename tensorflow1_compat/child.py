@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from npu_bridge.base.environment import probable_rank, read_variable, write_variable
 from npu_bridge.base.files import temporary_folder
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from tensorflow1_compat import journal, spawn, start
 from tensorflow1_compat.source import compile_source, prepare_namespace
 from tensorflow1_compat.tree import SourceTree
@@ -37,7 +37,7 @@ def redirect_python3(roots: Sequence[str]) -> None:
       roots: folders of the user's source files.
     """
     say = None if probable_rank() == 0 else lambda text: None
-    SecondaryOutput("the python3 for processes of this script", say=say).attempt(_put_first_on_path, roots)
+    NonFatalOutput("the python3 for processes of this script", say=say).attempt(_put_first_on_path, roots)
 
 
 def _put_first_on_path(roots: Sequence[str]) -> None:

@@ -127,7 +127,7 @@ def test_what_is_written_beside_a_training_is_attempted():
         seen.add(path)
         if path not in PRODUCTS and not set(around) & attempted.get(path, set()):
             found.append(f"{path}:{call.lineno}: {ast.unparse(call)[:80]}")
-    assert not found, "write it through SecondaryOutput.attempt or a GrowingFile"
+    assert not found, "write it through NonFatalOutput.attempt or a GrowingFile"
     assert set(PRODUCTS) <= seen, "no longer written there; take it off the list"
     assert sum(map(len, attempted.values())) > 30
 

@@ -27,7 +27,7 @@ def describe_failure(error: BaseException) -> str:
     return escape_in_line(text)
 
 
-class SecondaryOutput:
+class NonFatalOutput:
     """A file or group of files written beside a training.
 
     Args:
@@ -88,11 +88,11 @@ class GrowingFile:
 
     Args:
       path: the file; its folder is created.
-      what: as in `SecondaryOutput`, without the path.
+      what: as in `NonFatalOutput`, without the path.
       begin: called once, before the first write, to prepare the file.
       gap: a line that the file gets after lost bytes, with `{count}` and `{reason}`; "" for no line.
       kept_bytes: how many unwritten bytes are kept.
-      say, clock: as in `SecondaryOutput`.
+      say, clock: as in `NonFatalOutput`.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class GrowingFile:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.path = os.fspath(path)
-        self.secondary = SecondaryOutput(f"{what} {self.path}", say=say, clock=clock)
+        self.secondary = NonFatalOutput(f"{what} {self.path}", say=say, clock=clock)
         self._begin, self._gap, self._kept_bytes = begin, gap, kept_bytes or _KEPT_BYTES
         self._file: int | None = None
         self._kept: collections.deque[bytes] = collections.deque()

@@ -158,7 +158,7 @@ def lru_cache_v2(
     )
 
 
-def _unavailable_molecular_kernel(name):
+def _make_unavailable_kernel(name):
     return unavailable_function(
         f"npu_aicore_ops.{name}",
         "a kernel of molecular dynamics",
@@ -166,13 +166,13 @@ def _unavailable_molecular_kernel(name):
     )
 
 
-prod_env_mat_a = _unavailable_molecular_kernel("prod_env_mat_a")
-prodvirialsea = _unavailable_molecular_kernel("prodvirialsea")
-prodforcesea = _unavailable_molecular_kernel("prodforcesea")
-tabulatefusionsea = _unavailable_molecular_kernel("tabulatefusionsea")
-tabulatefusionseagrad = _unavailable_molecular_kernel("tabulatefusionseagrad")
-tabulatefusion = _unavailable_molecular_kernel("tabulatefusion")
-tabulatefusiongrad = _unavailable_molecular_kernel("tabulatefusiongrad")
+prod_env_mat_a = _make_unavailable_kernel("prod_env_mat_a")
+prodvirialsea = _make_unavailable_kernel("prodvirialsea")
+prodforcesea = _make_unavailable_kernel("prodforcesea")
+tabulatefusionsea = _make_unavailable_kernel("tabulatefusionsea")
+tabulatefusionseagrad = _make_unavailable_kernel("tabulatefusionseagrad")
+tabulatefusion = _make_unavailable_kernel("tabulatefusion")
+tabulatefusiongrad = _make_unavailable_kernel("tabulatefusiongrad")
 
 _OPERATORS = (
     "centralization",

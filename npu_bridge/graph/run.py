@@ -116,7 +116,7 @@ class SessionRun:
 
     @functools.cached_property
     def loss(self) -> tf.Tensor | None:
-        """The last scalar given to `record_gradients` whose gradients the run computes, without loss scale, or None."""
+        """The unscaled loss whose gradients the run computes; with several, the last one recorded; None without one."""
         computed = set(self.ops)
         losses = [loss for loss, gradients in _record_of_graph(self._graph).losses if gradients & computed]
         return _without_loss_scale(losses[-1]) if losses else None

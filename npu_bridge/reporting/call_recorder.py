@@ -10,7 +10,7 @@ from typing import Any, Callable
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.tf_internals.profiles import CpuProfile, collected_graphs
 from npu_bridge.reporting.step_recorder import StepRecorder
 
@@ -31,7 +31,7 @@ class CallRecorder:
         self._graphs: weakref.WeakKeyDictionary[Any, list] = weakref.WeakKeyDictionary()
         self._called: dict[int, list] = {}  # these graphs, by step
         self._profile: CpuProfile | None = None
-        self._secondary = SecondaryOutput(f"the timeline of rank {recorder.rank}", (ValueError, tf.errors.OpError))
+        self._secondary = NonFatalOutput(f"the timeline of rank {recorder.rank}", (ValueError, tf.errors.OpError))
         atexit.register(self.finish)  # before `recorder.finish`, which was registered earlier
 
     def record_update(self) -> None:

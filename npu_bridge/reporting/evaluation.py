@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.reporting import page
 from npu_bridge.reporting.history import HISTORY_FILE, Evaluation, History
 from npu_bridge.reporting.output import choose_output
@@ -75,5 +75,5 @@ def report_evaluation(
     output = choose_output(sys.stdout if stream is None else stream)
     output.note(format_evaluation(done, output.width))
     if is_over and history is not None and os.path.exists(os.path.join(folder, page.PAGE_FILE)):
-        secondary = SecondaryOutput(f"the page of this training in {folder}", (Exception,))
+        secondary = NonFatalOutput(f"the page of this training in {folder}", (Exception,))
         secondary.attempt(lambda: page.write_page(folder, history=history))

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.base.files import check_free_space
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.tf_internals.savers import share_event_writer, shared_event_writer
 
 
@@ -29,7 +29,7 @@ class EventFiles:
         self._writer: Any = None
         self._owner: Any = None
         self._owned: frozenset[str] = frozenset()
-        self._secondary = SecondaryOutput(f"the file of events in {folder}", (RuntimeError, tf.errors.OpError))
+        self._secondary = NonFatalOutput(f"the file of events in {folder}", (RuntimeError, tf.errors.OpError))
 
     @classmethod
     def of(cls, folder: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Callable, TextIO
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine, add_engine
 from npu_bridge.base.tf_internals.sessions import is_remote, run_without_engines
 from npu_bridge.graph.variables import global_step_of
@@ -81,7 +81,7 @@ class _ErrorWatchingEngine(SessionEngine):
         error = sys.exc_info()[1]
         if error is not None and error is not self._handled and stops_training(error):
             self._handled = error
-            secondary = SecondaryOutput("the report of the error", (Exception,))
+            secondary = NonFatalOutput("the report of the error", (Exception,))
             secondary.attempt(self._report_error, session, error)
         self.inner.close(session)
 

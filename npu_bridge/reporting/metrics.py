@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.machine import current_memory_bytes
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.gradients.arithmetic import gradient_values, sum_in_order
 from npu_bridge.gradients.collections import gradients_of
 from npu_bridge.reporting.keras_numbers import OptimizerNumbers
@@ -223,7 +223,7 @@ class _EntryCollector:
             check_count(owner, "every_n_steps", every_n_steps, "Leave every_n_steps out for 100.")
         self._writer = writer
         failures = (tf.errors.OpError, *getattr(writer, "failures", ()))
-        self._secondary = SecondaryOutput(f"the output of {type(writer).__name__}", failures)
+        self._secondary = NonFatalOutput(f"the output of {type(writer).__name__}", failures)
         self._has_begun = False
         self.writes = False
         self._every_n_steps, self._most_steps = every_n_steps, most_steps

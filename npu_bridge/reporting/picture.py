@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.collective.cost_model import StepPrediction
 from npu_bridge.reporting.history import History, StepRow, list_rows_and_starts
 from npu_bridge.reporting.page.axes import make_power_of_two_axis, needs_logarithm
@@ -37,7 +37,7 @@ def draw_training(history: History, path: str, title: str = "") -> None:
       MissingExtraError: matplotlib is not installed.
       ValueError: the history holds no step.
     """
-    SecondaryOutput(f"the picture {path}").attempt(_draw_training, history, path, title)
+    NonFatalOutput(f"the picture {path}").attempt(_draw_training, history, path, title)
 
 
 def _draw_training(history: History, path: str, title: str) -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.base.machine import usable_cores
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.options import of_graph
@@ -261,7 +261,7 @@ class _ReportWriter:
     ):
         self.folder, self._history, self._ranks, self._is_brief = os.fspath(folder), history, ranks, is_brief
         self._config = config
-        self.secondary = SecondaryOutput(f"the page of this training in {self.folder}", (Exception,))
+        self.secondary = NonFatalOutput(f"the page of this training in {self.folder}", (Exception,))
         self._peaks: dict[int, int] = {}  # of memory, by rank
         self._times, self._run_began = StepTimes(), 0.0
 
@@ -304,7 +304,7 @@ class _ReportWriter:
         known = [_describe_this_rank()] if ranks.size == 1 else [{} for _ in range(ranks.size)]
         gpus = [device.name for device in tf.config.list_physical_devices("GPU")]
         path = os.path.join(self.folder, OPTIONS_FILE)
-        SecondaryOutput(f"{path}, this training's options,").attempt(
+        NonFatalOutput(f"{path}, this training's options,").attempt(
             page.note_options, self.folder, self._config, options
         )
         page.note_run(self.folder, self._history.path, options, self._ranks or known, gpus)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from npu_bridge.base.files import new_file
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.tf_internals.sessions import chrome_trace, run_without_engines
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.step_reading import read_overlapping_steps, read_step
@@ -91,7 +91,7 @@ class StepRecorder(TrainingHook):
         self.is_over = True
         atexit.unregister(self.finish)
         what = f"the timeline of rank {self.rank} in {self._path}"
-        SecondaryOutput(what, (ValueError, KeyError)).attempt(self._write)
+        NonFatalOutput(what, (ValueError, KeyError)).attempt(self._write)
         self._recorded.clear()
         self._overlapping = None
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from npu_bridge.base.files import write_atomically
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.reporting.history import History, list_rows_and_starts
 from npu_bridge.reporting.progress_line import (
     format_count,
@@ -80,7 +80,7 @@ def write_summary(summary: Summary, path: str) -> None:
     the reason.
     """
     fields = {name: _none_if_not_finite(value) for name, value in summary._asdict().items()}
-    SecondaryOutput(f"the summary {path}").attempt(write_atomically, path, json.dumps(fields, indent=2) + "\n")
+    NonFatalOutput(f"the summary {path}").attempt(write_atomically, path, json.dumps(fields, indent=2) + "\n")
 
 
 def format_summary(summary: Summary) -> str:

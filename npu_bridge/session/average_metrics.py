@@ -52,6 +52,6 @@ def _warn_of_differences(metrics_of_ranks):
         say_once(
             logging.WARNING,
             f"npu_bridge: ranks 0 to {len(metrics_of_ranks) - 1} train with different numbers: {', '.join(differing)}. "
-            f"So their weights differ. Give every rank the callbacks that change numbers of the optimizer, such as "
+            f"So their weights differ. Give every rank the callbacks that change such numbers, for example "
             f"LearningRateScheduler and ReduceLROnPlateau.",
         )

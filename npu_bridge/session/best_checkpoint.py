@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from npu_bridge.base.errors import did_you_mean, message
 from npu_bridge.base.files import remove_own_files
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 
 _NOTE = "best.json"
 _COPY = re.compile(r"(model\.ckpt-\d+)\.(index|meta|data-\d+-of-\d+)")
@@ -55,7 +55,7 @@ class BestCheckpoint(tf.estimator.Exporter):
         )
         if not (self._sign * current < self._sign * best or math.isnan(best)):
             return None
-        what = SecondaryOutput(f"the best checkpoint in {export_path}", (tf.errors.OpError,))
+        what = NonFatalOutput(f"the best checkpoint in {export_path}", (tf.errors.OpError,))
         copied = os.path.join(export_path, os.path.basename(checkpoint_path))
         return (
             copied if what.attempt(_replace_copy, checkpoint_path, copied, eval_result, is_last_chance=True) else None

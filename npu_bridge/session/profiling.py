@@ -8,7 +8,7 @@ import weakref
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.terminal import logger
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.grammar import parse_profiling_options
@@ -36,7 +36,7 @@ class ProfilingHook(tf.estimator.SessionRunHook):
         communicator = collective.current()
         if communicator.size > 1:
             self._folder = os.path.join(self._folder, f"rank_{communicator.rank}")
-        self._secondary = SecondaryOutput(f"the trace of profiling_config in {self._folder}", (tf.errors.OpError,))
+        self._secondary = NonFatalOutput(f"the trace of profiling_config in {self._folder}", (tf.errors.OpError,))
         self._runs = 0
         self._stop = None
         self._is_over = False

@@ -10,7 +10,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.files import write_atomically
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.graphs import allow_graph_changes
 from npu_bridge.gradients.tailing import TailingReport, optimize_tail
@@ -61,7 +61,7 @@ class TailOptimizationHook(tf.estimator.SessionRunHook):
         _LOG.log(level, "%s", report.text())
         if self._folder is not None:
             path = os.path.join(self._folder, REPORT_FILE)
-            SecondaryOutput(f"the report {path}").attempt(_write_text_file, path, report.json() + "\n")
+            NonFatalOutput(f"the report {path}").attempt(_write_text_file, path, report.json() + "\n")
 
 
 def _write_text_file(path: str, text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.graph.run import SessionRun, run_of
 from npu_bridge.options import TrainingOptions
 from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, write_statistics, write_tensors
@@ -39,7 +39,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
         self._graph_name = graph_name
         self._rank = collective.current().rank
         self._folder = DumpFolder(options.dump_path, self._rank)
-        self._secondary = SecondaryOutput(f"the dump in {options.dump_path}")
+        self._secondary = NonFatalOutput(f"the dump in {options.dump_path}")
         self._lock = threading.RLock()
         self._steps: dict = {}
         self._pending: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

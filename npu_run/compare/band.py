@@ -270,7 +270,7 @@ def _find_step_leaving_band(deviations: np.ndarray, is_outside: np.ndarray) -> i
 
 
 def _find_clearest_step(deviations: np.ndarray, first: int, last: int) -> int:
-    """Returns the index of the first step whose z is at least half of the largest z near the beginning `first`."""
+    """Returns the index of the first step whose deviation is at least half of the largest one soon after `first`."""
     near = np.abs(deviations[first : min(last, first + _SHORTEST_WINDOW) + 1])
     finite = np.where(np.isfinite(near), near, 0.0)
     return first + int(np.argmax(finite >= finite.max() / 2))

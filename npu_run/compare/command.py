@@ -8,7 +8,7 @@ import sys
 import click
 
 from npu_bridge.base.files import write_atomically
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.terminal import echo, escape_in_line, path_for_message
 from npu_bridge.reporting.page import PAGE_FILES
 from npu_run.command_line import Command, add_json_option, print_json
@@ -69,7 +69,7 @@ def compare(a, b, only, tag, tolerance, names, out, as_json, write_names):
         else:
             echo(f"cannot be told: {escape_in_line(str(error))}")
         sys.exit(2)
-    written = SecondaryOutput(f"the page {out}", say=found.notes.append)
+    written = NonFatalOutput(f"the page {out}", say=found.notes.append)
     is_written = written.attempt(write_atomically, out, render_comparison(found), PAGE_FILES)
     if as_json:
         print_json(found.exit_code, {**found.as_json_facts(), "page": os.path.abspath(out) if is_written else None})

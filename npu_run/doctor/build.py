@@ -22,7 +22,7 @@ from npu_bridge.base.files import new_file, temporary_folder
 from npu_bridge.base.install import HOROVOD, HOROVOD_CHOICES, HOROVOD_NEEDS
 from npu_bridge.base.memory_folders import free_bytes
 from npu_bridge.base.reading import open_file
-from npu_bridge.base.secondary_files import SecondaryOutput, describe_failure
+from npu_bridge.base.secondary_files import NonFatalOutput, describe_failure
 
 _HEARTBEAT_SECS = 20
 _LOG_TAIL_LINES = 30
@@ -130,9 +130,7 @@ class Installer:
             (wheel,) = Path(built).glob("horovod-*.whl")
             if not self._try_wheel("Horovod, from the wheel that was compiled", wheel):
                 raise self.make_error("Horovod was compiled, but cannot be imported")
-            SecondaryOutput("the wheel of Horovod for the next time", say=self._say).attempt(
-                _cache_wheel, wheel, folder
-            )
+            NonFatalOutput("the wheel of Horovod for the next time", say=self._say).attempt(_cache_wheel, wheel, folder)
 
     def run_pip(self, title: str, arguments: Sequence[str]) -> None:
         """Runs `pip install`, with a title in the log.

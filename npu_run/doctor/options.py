@@ -30,9 +30,9 @@ def environment_section() -> tuple[PageSection, list[FoundProblem], int]:
         lambda: sizes.append(environment.declared_world_size()),
     )
     for check in checks:
-        _collect_problem(check, problems)
+        _run_check_and_collect_problem(check, problems)
     if environment.read_variable("RANK_TABLE_FILE"):
-        _collect_problem(read_rank_table, problems)
+        _run_check_and_collect_problem(read_rank_table, problems)
     placed = environment.launcher_placement() if not problems else None
     if sizes[-1] > 1 and placed is None:
         what = f"The environment declares {sizes[-1]} ranks: a script started alone would stop"
@@ -92,7 +92,7 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}..."
 
 
-def _collect_problem(check: Callable[[], Any], problems: list[FoundProblem]) -> None:
+def _run_check_and_collect_problem(check: Callable[[], Any], problems: list[FoundProblem]) -> None:
     try:
         check()
     except ValueError as error:

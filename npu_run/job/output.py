@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, Callable
 
-from npu_bridge.base.secondary_files import GrowingFile, SecondaryOutput, describe_failure
+from npu_bridge.base.secondary_files import GrowingFile, NonFatalOutput, describe_failure
 from npu_run.errors import LaunchError
 
 # How many last lines are shown of a rank that could not report how it failed.
@@ -50,7 +50,7 @@ class JointStream:
 
     def __init__(self, stream: BinaryIO | None, name: str = "the output", say: Callable[[str], None] | None = None):
         self._stream = getattr(stream, "raw", stream)  # a buffer would retry a failed write for ever
-        self._secondary = SecondaryOutput(name, say=say)
+        self._secondary = NonFatalOutput(name, say=say)
         self._is_mid_line = False
 
     def write(self, text: bytes) -> None:

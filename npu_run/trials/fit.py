@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from npu_bridge.base.files import write_atomically
 from npu_bridge.base.reading import open_file, read_json
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_run.trials.hooks import is_type_lowerable
 from npu_run.trials.record import RankRecordWriter, find_source_kind, folder_of_rank
@@ -135,7 +135,7 @@ class OperatorTypesCallback(TrainStepCallback):
         """Writes the list of operator types."""
         float32 = {node.op for node in nodes if node.attr["T"].type == tf.float32.as_datatype_enum}
         listed = [{"name": kind, "type": kind} for kind in sorted(float32) if is_type_lowerable(kind)]
-        SecondaryOutput(f"the list of operators {self._path}").attempt(
+        NonFatalOutput(f"the list of operators {self._path}").attempt(
             write_atomically, self._path, json.dumps(listed, indent=1)
         )
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.files import write_atomically
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.tf_internals.graphs import operator_definition
 from npu_bridge.gradients.collections import UNSCALED_LOSS
 from npu_bridge.graph.variables import changes_variable
@@ -120,7 +120,7 @@ class OperatorListHook(TrainingHook):
         listed = [
             {"name": op.name, "type": op.type, "where": _find_line(op)} for op in self.training.ops if _is_lowerable(op)
         ]
-        SecondaryOutput(f"the list of operators {self._path}").attempt(
+        NonFatalOutput(f"the list of operators {self._path}").attempt(
             write_atomically, self._path, json.dumps(listed, indent=1)
         )
 
@@ -140,7 +140,7 @@ def write_parameter_count(path: str, variables: Iterable[tf.Variable]) -> None:
     """Writes the total number of elements of variables to a file, unless the file exists."""
     count = sum(variable.shape.num_elements() or 0 for variable in variables)
     if not os.path.exists(path):
-        SecondaryOutput(f"the number of parameters {path}").attempt(write_atomically, path, json.dumps(count))
+        NonFatalOutput(f"the number of parameters {path}").attempt(write_atomically, path, json.dumps(count))
 
 
 class EndAfterStepsHook(TrainingHook):

@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from npu_bridge.base.environment import options_set_by_launcher
 from npu_bridge.base.files import new_file, write_atomically
-from npu_bridge.base.secondary_files import SecondaryOutput
+from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.tf_internals.graphs import allow_fetching, enclosing_branches, operator_definition
 from npu_bridge.base.tf_internals.sessions import is_closed
 from npu_bridge.graph.functions import nodes_in_functions
@@ -75,7 +75,7 @@ class RankRecordWriter:
         self.facts: dict[str, Any] = {"steps": 0, "losses": [], "kinds": {}, "not_recorded": {}, "races": {}}
         mode = options_set_by_launcher().get("precision_mode")
         self.facts.update(updates=[], trained=[], loss_names=[], is_float32=mode == "must_keep_origin_dtype")
-        self._secondary = SecondaryOutput(f"the record in {self._folder}")
+        self._secondary = NonFatalOutput(f"the record in {self._folder}")
         self._is_whole = True
 
     def save(self, name: str, values: Mapping[str, Any]) -> None:

@@ -109,12 +109,12 @@ def load_source(name: str, pathname: str, file: Any = None) -> types.ModuleType:
 
 
 def load_compiled(name: str, pathname: str, file: Any = None) -> types.ModuleType:
-    """Loads a module from a `.pyc` file, into an existing module of this name in `sys.modules` if there is one."""
+    """Loads a module from a `.pyc` file; a module of this name that is already in `sys.modules` is filled again."""
     return _load_module(name, pathname, importlib.machinery.SourcelessFileLoader(name, pathname))
 
 
 def load_dynamic(name: str, path: str, file: Any = None) -> types.ModuleType:
-    """Loads a module from a shared library, into an existing module of this name in `sys.modules` if there is one."""
+    """Loads a module from a shared library; a module of this name that is already in `sys.modules` is filled again."""
     return _load_module(name, path, importlib.machinery.ExtensionFileLoader(name, path))
 
 

@@ -8,8 +8,9 @@ sharding, and jobs with any number of ranks, sharding or not, can resume from th
 
 Scripts save with any saver, at any time, on rank 0 alone. So reading a staging variable must itself gather the slots:
 by a broadcast of 1 from rank 0, then one all-to-all for each sharded optimizer. The owners of the slots must take part:
-in sessions with hooks they call `end_request_round` after steps, otherwise `send_on_request`. A broadcast of 0 ends
-either call. A read while the owners do not listen must fail instead of waiting for ever or saving an outdated slot.
+in sessions with hooks, the owners call `end_request_round` after steps, otherwise `send_on_request`. Each of these
+calls ends with a broadcast of 0. A read while the owners do not listen must fail instead of waiting for ever or saving
+an outdated slot.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _ALL_OF = (*_SAME_VALUES, "All", "LogicalAnd", "Pack", "ConcatV2")
 _ANY_OF = (*_SAME_VALUES, "Any", "LogicalOr", "Pack", "ConcatV2")
 
 
-class UnknownCheckError(Exception):
+class UnsupportedCheckError(Exception):
     """An overflow check has ops whose result cannot be known before the all-reduce; the message names the op."""
 
 
@@ -49,7 +49,7 @@ class OverflowBounds:
         """Returns a boolean scalar for this rank. If the scalars of all ranks are True, all of `tensor` is True.
 
         Raises:
-          UnknownCheckError: the tensor is made of unsupported ops.
+          UnsupportedCheckError: the tensor is made of unsupported ops.
         """
         return self._build_once("true", tensor, self._build_is_true)
 
@@ -57,7 +57,7 @@ class OverflowBounds:
         """Returns a boolean scalar for this rank. If the scalars of all ranks are True, all of `tensor` is False.
 
         Raises:
-          UnknownCheckError: the tensor is made of unsupported ops.
+          UnsupportedCheckError: the tensor is made of unsupported ops.
         """
         return self._build_once("false", tensor, self._build_is_false)
 
@@ -107,7 +107,7 @@ class OverflowBounds:
         votes = _votes_compared_with_zero(op)
         if votes is not None:
             return self._is_vote_zero(votes)
-        raise UnknownCheckError(f"{op.name} ({op.type})")
+        raise UnsupportedCheckError(f"{op.name} ({op.type})")
 
     def _build_is_false(self, tensor):
         op = tensor.op
@@ -119,7 +119,7 @@ class OverflowBounds:
             return self.is_surely_true(op.inputs[0])
         if op.type in _ANY_OF:
             return self._all_boolean_inputs(self.is_surely_false, op)
-        raise UnknownCheckError(f"{op.name} ({op.type})")
+        raise UnsupportedCheckError(f"{op.name} ({op.type})")
 
     def _all_boolean_inputs(self, is_certain, op):
         """Returns whether `is_certain` holds for all boolean inputs of an op; other inputs are axes and shapes."""
@@ -134,7 +134,7 @@ class OverflowBounds:
         while votes.op.type in ("DeepCopy", *_SAME_VALUES):
             votes = votes.op.inputs[0]
         if votes.op.type != "Cast" or votes.op.inputs[0].dtype != tf.bool:
-            raise UnknownCheckError(f"{votes.op.name} ({votes.op.type})")
+            raise UnsupportedCheckError(f"{votes.op.name} ({votes.op.type})")
         return self.is_surely_false(votes.op.inputs[0])
 
     def _build_bound(self, tensor):
@@ -143,7 +143,7 @@ class OverflowBounds:
             transfer = self._transfers[op.name]
             bound = self._bounds_of_transfers().get(tensor.name)
             if bound is None:
-                raise UnknownCheckError(f"{op.name} ({op.type})")
+                raise UnsupportedCheckError(f"{op.name} ({op.type})")
             return (
                 _inf_if_too_large(tensor.dtype, _inf_if_too_large(transfer.wire_dtype, bound))
                 if transfer.adds_up
@@ -185,7 +185,7 @@ class OverflowBounds:
             return tf.reduce_sum([self.norm_bound(part) for part in parts])
         if op.type in ("Sum", "UnsortedSegmentSum"):
             return self.norm_bound(op.inputs[0]) * _sqrt_of_element_count(op.inputs[0])
-        raise UnknownCheckError(f"{op.name} ({op.type})")
+        raise UnsupportedCheckError(f"{op.name} ({op.type})")
 
     def _depends_on_transfer(self, op):
         return op.name in self._dependent
@@ -205,13 +205,13 @@ def _tensor_outside_conditions(tensor):
     """Returns a tensor that exists in every run: `tensor`, or its constant value if it is inside a condition.
 
     Raises:
-      UnknownCheckError: the tensor is inside a condition and not constant.
+      UnsupportedCheckError: the tensor is inside a condition and not constant.
     """
     if control_flow_context(tensor.op) is None:
         return tensor
     value = tf.get_static_value(tensor)
     if value is None:
-        raise UnknownCheckError(f"{tensor.op.name} ({tensor.op.type})")
+        raise UnsupportedCheckError(f"{tensor.op.name} ({tensor.op.type})")
     return tf.constant(value)
 
 

@@ -24,7 +24,7 @@ from npu_bridge.base.tf_internals.graphs import bring_into_context, control_flow
 from npu_bridge.collective import Communicator, fragments, groups
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.tailing import branches
-from npu_bridge.gradients.tailing.overflow_bounds import OverflowBounds, UnknownCheckError
+from npu_bridge.gradients.tailing.overflow_bounds import OverflowBounds, UnsupportedCheckError
 from npu_bridge.gradients.tailing.report import NO_GRADIENTS, Fragment, TailingReport
 from npu_bridge.gradients.tailing.transfers import find_transfer_in_functions, find_transfers
 from npu_bridge.graph.index import GraphIndex
@@ -145,7 +145,7 @@ def _make_decision_early(decision, name, index, bounds, communicator, report):
     context = control_flow_context(decision.op)
     try:
         sure_here = bounds.is_surely_true(decision)
-    except UnknownCheckError as error:
+    except UnsupportedCheckError as error:
         if bounds.is_made_of_transfers(decision):
             report.kept[decision.op.name] = f"{error} is known only when the last gradient has arrived"
         return

@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_bridge.gradients.tailing.overflow_bounds import OverflowBounds, UnknownCheckError
+from npu_bridge.gradients.tailing.overflow_bounds import OverflowBounds, UnsupportedCheckError
 from npu_bridge.gradients.tailing.transfers import Transfer
 from npu_bridge.graph.index import GraphIndex
 
@@ -129,7 +129,7 @@ def test_numbers_that_only_move_may_fill_their_dtype(graph, adds_up):
     ],
 )
 def test_other_checks_are_refused_by_name(check):
-    with pytest.raises(UnknownCheckError, match=r"\(\w+\)"):
+    with pytest.raises(UnsupportedCheckError, match=r"\(\w+\)"):
         Exchange(check)
 
 
