@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 from npu_bridge import collective
+from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import exchanges, wire_names
 from npu_bridge.gradients.checkpoints import object_restores
@@ -20,6 +21,7 @@ from npu_bridge.gradients.first_step import training_apart
 from npu_bridge.gradients.first_step.start_values import RankComparison, compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
+from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.stage import RestartingStage, Stage, is_hook_overridden, synced_too_early_error, variables_of
 from npu_bridge.gradients.step import Step
 from npu_bridge.graph.variables import global_step_of
@@ -57,8 +59,20 @@ class RankState:
         return [values for values in (self._values, self._replicas) if values is not None]
 
     def checkpoint_parts(self) -> dict:
-        """Returns the state of the stages and the rows of all ranks, by name in object-based checkpoints."""
-        state = {name: value for stage in self._stages for name, value in stage.state().items()}
+        """Returns the state of the stages and the rows of all ranks, by name in object-based checkpoints.
+
+        Raises:
+          ValueError: two stages give their state the same name, so one of them would not be saved.
+        """
+        state: dict = {}
+        for stage in self._stages:
+            for name, value in stage.state().items():
+                if name in state:
+                    names = ", ".join(name_of_stage(each) for each in self._stages if name in each.state())
+                    problem = f"two stages save their state under the name {name!r}"
+                    fix = "Give the state of each stage another name."
+                    raise ValueError(message("stages", problem, "a name for the state of each stage", names, fix))
+                state[name] = value
         if self._values is not None:
             state["of_ranks"] = self._values.module
         if self._replicas is not None:

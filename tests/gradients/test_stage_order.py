@@ -13,6 +13,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManage
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import AllReduce, LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline
+from npu_bridge.gradients.first_step.start_values import plan_collectives
 from tests.goldens.two_layers import in_graph
 
 tf1 = tf.compat.v1
@@ -216,3 +217,23 @@ def test_a_method_that_no_pipeline_calls_is_named(caplog):
     (line,) = caplog.messages
     assert line.startswith("Misspelt: no pipeline calls the method after_reduced.")
     assert "Did you mean 'after_reduce'?" in line
+
+
+class Counting(stages.Stage):
+    def __init__(self, start):
+        self._start, self._module = start, tf.Module()
+
+    def get_config(self):
+        return {"start": self._start}
+
+    def state(self):
+        return {"count": self._module}
+
+
+def test_two_stages_of_one_class_are_both_compared_and_their_states_need_two_names():
+    """The first one's settings and state would be lost."""
+    twice = Pipeline([Counting(1), Counting(2)])
+    settings = plan_collectives(twice.stages, [], False).settings
+    assert settings == {"Counting": "{'start': 1}", "Counting 2": "{'start': 2}"}
+    with pytest.raises(ValueError, match="two stages save their state under the name 'count'.*Counting, Counting"):
+        twice.state()

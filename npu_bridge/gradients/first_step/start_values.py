@@ -47,7 +47,9 @@ def plan_collectives(
     plan = agreement.AllReducePlan(has_numbered_names=has_numbered_names)
     for stage in stages:
         plan.owner = stage.transfer_name or plan.owner
-        plan.settings.update(stage.agreed_settings(grads_and_vars))
+        for name, value in stage.agreed_settings(grads_and_vars).items():
+            others = sum(key.partition(" ")[0] == name for key in plan.settings)  # of other stages of one class
+            plan.settings[f"{name} {others + 1}" if others else name] = value
         if stage.communicates:
             plan.gradients = [_describe_gradient(grad, variable) for grad, variable in grads_and_vars]
         if isinstance(stage, AllReduce):
