@@ -10,7 +10,7 @@ from tests.rank_pool import REPOSITORY
 
 
 def fast_cases(session):
-    """The cases of `make test`: from this run if it collected all of them, else from a process of their own."""
+    """Returns the cases of `make test`: from this run if it collected all files, else from another process."""
     files = sorted({f"tests/{case.partition('::')[0]}" for promises in PROMISES.values() for case in promises.values()})
     fast = {
         item.nodeid.rpartition("@")[0] or item.nodeid for item in session.items if not item.get_closest_marker("slow")
@@ -24,7 +24,7 @@ def fast_cases(session):
 
 
 def is_whole(config):
-    """Whether a run takes whole files, so that no case is missing for what the user asked."""
+    """Returns whether a run takes whole files: neither single cases nor a part of them by `-k`."""
     return not config.option.keyword and not any("::" in argument for argument in config.args)
 
 

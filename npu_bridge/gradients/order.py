@@ -49,14 +49,15 @@ def order_for_hook(stages: Sequence[Stage], hook: str) -> tuple:
     `each_batch` and `before_reduce` change the gradients of this rank. Stages with places after "verdict" run these
     hooks before other stages add up, clip, check and send the gradients; later changes would be lost.
     """
-    first_use = _FIRST_USE_OF_OWN_GRADIENTS.get(hook)
-    if first_use is None:
+    if hook not in _FIRST_USE_OF_OWN_GRADIENTS:
         return tuple(stages)
-    before, verdict = PLACES.index(first_use), PLACES.index("verdict")
-    numbers = {stage: PLACES.index(stage.place) for stage in stages}
-    earlier = [stage for stage in stages if numbers[stage] < before]
-    moved = [stage for stage in stages if numbers[stage] > verdict]
-    return (*earlier, *moved, *(stage for stage in stages if before <= numbers[stage] <= verdict))
+    first_use, verdict = PLACES.index(_FIRST_USE_OF_OWN_GRADIENTS[hook]), PLACES.index("verdict")
+
+    def turn(stage):
+        place = PLACES.index(stage.place)
+        return first_use - 0.5 if place > verdict else place
+
+    return tuple(sorted(stages, key=turn))  # stages of equal turn keep their order
 
 
 def check_stage(stage: Any, owner: str) -> None:

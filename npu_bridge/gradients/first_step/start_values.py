@@ -48,7 +48,7 @@ def plan_collectives(
     for stage in stages:
         plan.owner = stage.transfer_name or plan.owner
         for name, value in stage.agreed_settings(grads_and_vars).items():
-            others = sum(key.partition(" ")[0] == name for key in plan.settings)  # of other stages of one class
+            others = sum(key.partition(" ")[0] == name for key in plan.settings)  # of other stages of this class
             plan.settings[f"{name} {others + 1}" if others else name] = value
         if stage.communicates:
             plan.gradients = [_describe_gradient(grad, variable) for grad, variable in grads_and_vars]
