@@ -19,7 +19,7 @@ from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.from_config import make_stages
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
-from npu_bridge.gradients.stage import PLACES, Stage
+from npu_bridge.gradients.stage import PLACES, LossStage, ReducingStage, Stage
 from npu_bridge.gradients.stages.accumulation import Accumulate
 from npu_bridge.gradients.stages.adasum import Adasum
 from npu_bridge.gradients.stages.centralisation import CentralizeGradients
@@ -39,8 +39,10 @@ __all__ = [
     "ClipLocally",
     "Freeze",
     "FreezeSchedule",
+    "LossStage",
     "PartialSync",
     "Pipeline",
+    "ReducingStage",
     "Stage",
     "Step",
     "SyncBeforeSavingHook",

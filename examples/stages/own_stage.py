@@ -99,7 +99,7 @@ def train_in_a_loop():
         with tf.GradientTape() as tape:
             loss = steps.scale(loss_of(kernel, features, labels), step)
         grads_and_vars = steps.combine(step, zip(tape.gradient(loss, [kernel]), [kernel]))
-        steps.apply(step, lambda: optimizer.apply_gradients(grads_and_vars))
+        steps.apply(step, grads_and_vars, optimizer.apply_gradients)
 
     for batch in tf.data.Dataset.from_tensor_slices(data()).batch(BATCH_ROWS):
         train(*batch)

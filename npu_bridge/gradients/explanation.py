@@ -11,6 +11,7 @@ from npu_bridge.gradients.keras.shared import PipelineMixin
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.stage import ExchangingStage
 
 _VALUE_BYTES = 4  # of a float32 gradient
 
@@ -55,7 +56,7 @@ def list_stages(optimizer: Any, ranks: int | None = None) -> list[StageRow]:
         before, sends = sent, None
         if before is not None:
             sent = stage.sent_bytes(before, size)
-            sends = (before, sent) if stage.communicates or sent != before else None
+            sends = (before, sent) if isinstance(stage, ExchangingStage) or sent != before else None
         arguments = ", ".join(f"{name}={value!r}" for name, value in stage.get_config().items())
         needs, gives = tuple(stage.needs), tuple(stage.gives)
         rows.append(StageRow(stage.place, name_of_stage(stage), arguments, needs, gives, sends))

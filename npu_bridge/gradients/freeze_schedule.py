@@ -1,4 +1,4 @@
-"""Schedules which layers each update trains, by groups of variables."""
+"""Chooses the layers that each update trains: divides them into groups, and sets the order of the groups."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         if pipeline.communicates:
             mark_as_distributed(self)
         self._open_steps = UnappliedSteps()
-        self._averaged_ids: set = set()
+        self._averaged_by_id: dict = {}  # variables by their ids; holds them, so that no id is used again
         self._last_step = None
         self._backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine, type(self).__name__)
 
@@ -143,7 +143,7 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
     def _combine(self, step, grads_and_vars):
         delivered = self._pipeline.combine(step, grads_and_vars)
         self._open_steps.keep_step(step, [variable for _, variable in delivered])
-        self._averaged_ids.update(id(variable) for _, variable in delivered)
+        self._averaged_by_id.update((id(variable), variable) for _, variable in delivered)
         return delivered
 
     @tf.autograph.experimental.do_not_convert
@@ -161,7 +161,8 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         """
         grads_and_vars = list(grads_and_vars)
         step = self._open_steps.latest_step_covering([variable for _, variable in grads_and_vars]) or Step()
-        foreign = [var.name for grad, var in grads_and_vars if grad is not None and id(var) not in self._averaged_ids]
+        trained = [variable for grad, variable in grads_and_vars if grad is not None]
+        foreign = [variable.name for variable in trained if id(variable) not in self._averaged_by_id]
         if self._pipeline.reduces_gradients and foreign and collective.current().size > 1:
             _LOG.warning(
                 "%s: the gradients of %s were not averaged over the ranks, because they did not come from "
@@ -172,13 +173,13 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         if global_step is not None:
             hide_global_step_warning()
         self._last_step = step
-        step.grads_and_vars = grads_and_vars
-        given = step.gradients
-        if step.variables_with_gradient:
-            self._inner.create_state(step.variables_with_gradient)
-        update = self._pipeline.apply(step, lambda pairs: self._inner.apply_gradients(pairs, global_step, name))
+        if trained:
+            self._inner.create_state(trained)
+        update = self._pipeline.apply(
+            step, grads_and_vars, lambda pairs: self._inner.apply_gradients(pairs, global_step, name)
+        )
         collections.publish_learning_rate(self._inner.optimizer)
-        collections.publish_in_graph(collections.GRADIENTS, given)
+        collections.publish_in_graph(collections.GRADIENTS, step.gradients)
         return update
 
     def skip_steps_together(self):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base.errors import message, shown
-from npu_bridge.gradients.stage import FROZEN_UNCHANGED, PLACES, Stage
+from npu_bridge.gradients.stage import FROZEN_UNCHANGED, PLACES, ExchangingStage, Stage
 
 _SHARED_PLACE = "transform"
 # Hooks that change the gradients of this rank, and the first place whose stages use the changed gradients.
@@ -26,7 +26,7 @@ def sort_stages(stages: Sequence[Any], owner: str) -> tuple:
     """
     for stage in stages:
         check_stage(stage, owner)
-    communicating = [name_of_stage(stage) for stage in stages if stage.communicates]
+    communicating = [name_of_stage(stage) for stage in stages if isinstance(stage, ExchangingStage)]
     if len(communicating) > 1:
         problem = "gradients would be reduced more than once"
         expected = f"at most one stage that communicates, in the order {', '.join(PLACES)}"
@@ -97,7 +97,7 @@ def _check_can_leave_out_variables(stages, owner):
     leaving = next((stage for stage in stages if stage.place == "freeze"), None)
     for stage in stages if leaving is not None else ():
         is_of_all = stage.place in ("update", "synchronise") and FROZEN_UNCHANGED not in stage.gives
-        is_of_each = stage.communicates or stage.place == "accumulate reduced"
+        is_of_each = isinstance(stage, ExchangingStage) or stage.place == "accumulate reduced"
         if is_of_all or (is_of_each and stage.needs_variables):
             problem = (
                 f"{name_of_stage(leaving)} leaves variables out of some steps, but {name_of_stage(stage)} needs all "

@@ -15,10 +15,18 @@ from npu_bridge.gradients.graph_mode import choose_tensors, make_tensors_if
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import order_for_hook, sort_stages
 from npu_bridge.gradients.rank_state import RankState
-from npu_bridge.gradients.stage import Stage, changes_gradients, is_hook_overridden, variables_of
-from npu_bridge.gradients.stages.all_reduce import AllReduce
-from npu_bridge.gradients.stages.loss_scaling import Scaling
-from npu_bridge.gradients.stages.overflow import OverflowCheck
+from npu_bridge.gradients.stage import (
+    DecidingStage,
+    ExchangingStage,
+    LossStage,
+    ReducingStage,
+    ScalingStage,
+    SelectingStage,
+    Stage,
+    changes_gradients,
+    is_hook_overridden,
+    variables_of,
+)
 from npu_bridge.gradients.step import Step, StepUpdate
 from npu_bridge.gradients.step_branches import BranchResults, make_update
 
@@ -38,6 +46,8 @@ class Pipeline:
       inner: the optimizer that updates; also an attribute. Before the first step, ranks compare the variables and slots
         of `inner` and the variables of the stages; without `inner`, only the variables of the stages.
       owner: name of the optimizer's class, for messages.
+      combined: a `CombinedGradients`, to divide many gradients at once; None to divide them separately. Also an
+        attribute.
     Attributes:
       stages: the stages in their order.
       transfers: the label that distinguishes the collectives of this pipeline from those of other optimizers.
@@ -52,13 +62,20 @@ class Pipeline:
       ...     loss = pipeline.scale(loss_of(model, batch), step)
       >>> gradients = tape.gradient(loss, model.trainable_variables)
       >>> grads_and_vars = pipeline.combine(step, zip(gradients, model.trainable_variables))
-      >>> pipeline.apply(step, optimizer.apply_gradients)
+      >>> pipeline.apply(step, grads_and_vars, optimizer.apply_gradients)
     """
 
-    def __init__(self, stages: Sequence[Stage], inner: InnerOptimizer | None = None, owner: str = "Pipeline"):
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        inner: InnerOptimizer | None = None,
+        owner: str = "Pipeline",
+        combined: Any = None,
+    ):
         self.inner = inner
+        self.combined = combined
         self.stages = sort_stages(stages, owner)
-        for check in self.stages_of_type(OverflowCheck):
+        for check in self.stages_of_type(DecidingStage):
             check.stages = self.stages
         self.transfers = wire_names.CollectivesOwner(is_counted=self.communicates)
         self.rank_state = RankState(self.stages, inner, self.transfers)
@@ -76,7 +93,7 @@ class Pipeline:
     @property
     def communicates(self) -> bool:
         """Whether a stage exchanges gradients or variables between ranks; flags of the overflow check do not count."""
-        return any(stage.communicates for stage in self.stages)
+        return bool(self.stages_of_type(ExchangingStage))
 
     @property
     def reduces_gradients(self) -> bool:
@@ -86,13 +103,13 @@ class Pipeline:
     @property
     def loss_scale_managers(self) -> tuple:
         """The managers of the loss scales, in the order of `loss_id`; empty without loss scaling."""
-        return tuple(manager for stage in self.stages_of_type(Scaling) for manager in stage.managers)
+        return tuple(manager for stage in self.stages_of_type(ScalingStage) for manager in stage.managers)
 
     @property
     def needs_unscaled_gradients(self) -> bool:
         """Whether a stage needs gradients of the unscaled loss."""
         places = ("freeze", "accumulate", "local clip", "synchronise")
-        return any(stage.needs_unscaled_gradients for stage in self.stages_of_type(AllReduce)) or any(
+        return any(stage.needs_unscaled_gradients for stage in self.stages_of_type(ReducingStage)) or any(
             stage.place in places or changes_gradients(stage) for stage in self.stages
         )
 
@@ -108,7 +125,7 @@ class Pipeline:
 
     def skip_steps_together(self) -> None:
         """Makes all ranks decide together whether to skip a step, instead of each rank alone."""
-        for check in self.stages_of_type(OverflowCheck):
+        for check in self.stages_of_type(DecidingStage):
             check.is_joint = True
 
     def stages_of_type(self, kind: type[_StageType]) -> list[_StageType]:
@@ -150,7 +167,7 @@ class Pipeline:
         """
         step.losses.latest = loss_id
         step.losses.values.append(loss)
-        for stage in self.stages:
+        for stage in self.stages_of_type(LossStage):
             loss = stage.scale_loss(loss, step)
         step.losses.scaled.append(loss)
         return loss
@@ -178,10 +195,13 @@ class Pipeline:
         """
         step.grads_and_vars = list(grads_and_vars)
         step.losses.is_backward_by_optimizer = True
-        for stage in self.stages:
-            if stage.place == "freeze":
-                stage.each_batch(step)
+        self._select_variables(step)
         return list(step.grads_and_vars)
+
+    def _select_variables(self, step):
+        for stage in self.stages_of_type(SelectingStage):
+            if step.group is None:
+                stage.select_variables(step)
 
     @tf.autograph.experimental.do_not_convert
     @wire_names.assign_collectives_to_owner
@@ -202,6 +222,7 @@ class Pipeline:
         with wire_names.record_collective_names() as transfers:
             self._prepare(step)
             with tf.control_dependencies(step.notes[_OPS_TO_AWAIT]):
+                self._select_variables(step)
                 for stage in order_for_hook(self.stages, "each_batch"):
                     stage.each_batch(step)
                 self._reduce_if_due(step)
@@ -218,21 +239,20 @@ class Pipeline:
     def _reduce(self, step):
         for stage in order_for_hook(self.stages, "before_reduce"):
             stage.before_reduce(step)
-        for stage in self.stages:
+        for stage in self.stages_of_type(ReducingStage):
             stage.all_reduce(step)
         self._divide_by_loss_scale(step)
         for stage in self.stages:
             stage.after_reduce(step)
 
     def _divide_by_loss_scale(self, step):
-        """Divides the reduced gradients by `Step.divisor`, in flat tensors if the stage that scales joins gradients."""
+        """Divides the reduced gradients by `Step.divisor`, in flat tensors if the pipeline combines gradients."""
         if step.divisor is None:
             return
-        combined = next((stage.combined for stage in self.stages_of_type(Scaling)), None)
-        if combined is None:
+        if self.combined is None:
             step.map(lambda grad: unscale_gradient(grad, step.divisor))
         else:
-            combined.unscale(step)
+            self.combined.unscale(step)
         step.mark_as_unscaled()
 
     def _reduce_if_due(self, step):
@@ -267,32 +287,34 @@ class Pipeline:
 
     @tf.autograph.experimental.do_not_convert
     @wire_names.assign_collectives_to_owner
-    def apply(self, step: Step, apply_gradients: Callable[[], Any]) -> Any:
+    def apply(self, step: Step, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
         """Runs the update unless a stage skips it, then updates the state of the stages.
 
         Args:
-          step: the step, whose `grads_and_vars` are the gradients to apply, for example clipped.
-          apply_gradients: function that makes the update, with a list of (gradient, variable) as argument or without
-            arguments. It is called once while the graph is built, or once for each group of variables that a stage
+          step: the step that `begin` returned.
+          grads_and_vars: the pairs to apply: the result of `combine`, whose gradients the caller can clip or change.
+          update: function that updates the variables of a list of (gradient, variable), such as `apply_gradients` of an
+            optimizer. It is called once while the graph is built, or once for each group of variables that a stage
             trains in turn.
         Returns:
-          The result of `apply_gradients` if no stage can skip the update or has state to update. Else the op of the
-          update, or None in eager execution.
+          The result of `update` if no stage can skip the update or has state to update. Else the op of the update, or
+          None in eager execution.
         """
+        step.grads_and_vars = list(grads_and_vars)
         slots = self.rank_state.before_update(step)
         update_of = StepUpdate(
-            collections.record_update_operators()(make_update(step, apply_gradients)),
+            collections.record_update_operators()(make_update(step, update)),
             step.variables_with_gradient,
             slots,
         )
         for stage in reversed(self.stages):
             update_of = dataclasses.replace(update_of, run=functools.partial(stage.gate, step, update_of))
         with wire_names.record_collective_names() as transfers, exchanges.disable_update_checks():
-            update = update_of()
+            updated = update_of()
         self.rank_state.after_update(transfers)
         collections.publish_in_graph(collections.PIPELINES, self)
         with tf.control_dependencies(step.notes.get(_OPS_TO_AWAIT, [])):
             state_updates = [op for op in (stage.after_update(step) for stage in self.stages) if op is not None]
-        if update is None or not state_updates or tf.executing_eagerly():
-            return update
-        return tf.group(update, *state_updates)
+        if updated is None or not state_updates or tf.executing_eagerly():
+            return updated
+        return tf.group(updated, *state_updates)

@@ -22,7 +22,14 @@ from npu_bridge.gradients.first_step.start_values import RankComparison, compare
 from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import name_of_stage
-from npu_bridge.gradients.stage import RestartingStage, Stage, is_hook_overridden, synced_too_early_error, variables_of
+from npu_bridge.gradients.stage import (
+    ExchangingStage,
+    RestartingStage,
+    Stage,
+    is_hook_overridden,
+    synced_too_early_error,
+    variables_of,
+)
 from npu_bridge.gradients.step import Step
 from npu_bridge.graph.variables import global_step_of
 
@@ -42,7 +49,9 @@ class RankState:
         self.transfers = transfers
         self._comparison = RankComparison()
         self._exchanges_before: exchanges.Exchanges | None = None
-        if not any(stage.communicates for stage in stages):
+        exchanging = [stage for stage in stages if isinstance(stage, ExchangingStage)]
+        self._differing = {what for stage in exchanging for what in stage.differ_between_ranks}
+        if not exchanging:
             training_apart.check_training_of_sessions()
             self._exchanges_before = exchanges.count_exchanges()
         self._has_reported_restore = False
@@ -50,7 +59,7 @@ class RankState:
         self._kept = [stage for stage in stages if not isinstance(stage, RestartingStage)]
         has_own = any(is_hook_overridden(type(stage), "variables_of_this_rank") for stage in self._kept)
         self._values = RankValues() if has_own else None
-        self._replicas = RankValues() if any(stage.differ_between_ranks for stage in stages) else None
+        self._replicas = RankValues() if self._differing else None
         self._restore_own: RestoreOwnValues | None = None
 
     @property
@@ -102,10 +111,9 @@ class RankState:
           make_slots: function that creates missing slots of these variables and returns all of them.
         """
         if self._replicas is not None and collective.current().size > 1:
-            differing = {what for stage in self._stages for what in stage.differ_between_ranks}
             own = [
-                *(variables if "variables" in differing else []),
-                *(make_slots() if "slots" in differing else []),
+                *(variables if "variables" in self._differing else []),
+                *(make_slots() if "slots" in self._differing else []),
             ]
             self._replicas.create_row_for_each_rank([variable for variable in own if variable.shape.is_fully_defined()])
 

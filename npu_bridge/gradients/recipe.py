@@ -15,7 +15,7 @@ from npu_bridge.gradients.inner import InnerOptimizer, adapt_optimizer
 from npu_bridge.gradients.order import check_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.sharding import SharedUpdate
-from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stage import ExchangingStage, Stage
 from npu_bridge.gradients.stages.all_reduce import AllReduce, OptimizerSplit
 from npu_bridge.gradients.stages.group_scaling import GroupScaling
 from npu_bridge.gradients.stages.loss_scaling import LossScaling
@@ -79,12 +79,12 @@ def build_pipeline(settings: PipelineSettings) -> Pipeline:
     added, inner = copy_stages(settings.stages, settings.owner), settings.inner
     if inner is not None and not isinstance(inner, InnerOptimizer):
         inner = adapt_optimizer(inner, settings.owner, applies_updates=False)
-    exchanging = next((stage for stage in added if stage.communicates), None)
+    exchanging = next((stage for stage in added if isinstance(stage, ExchangingStage)), None)
     if exchanging is not None:
         _check_communicating_stage(exchanging, settings)
         exchanging.transfer_name = settings.name
     combined = _make_combined_gradients(settings, inner)
-    made = _make_scaling_stages(settings, combined)
+    made = _make_scaling_stages(settings)
     if settings.is_distributed and exchanging is None:
         made.append(AllReduce(settings.name, settings.wire_dtype))
     if _needs_check(settings, added):
@@ -94,7 +94,7 @@ def build_pipeline(settings: PipelineSettings) -> Pipeline:
     for stage in (*made, *added):
         if isinstance(stage, AllReduce):
             stage.split = OptimizerSplit(settings.first_parameters)
-    return Pipeline([*made, *added], inner, settings.owner)
+    return Pipeline([*made, *added], inner, settings.owner, combined)
 
 
 def _make_combined_gradients(settings, inner):
@@ -105,11 +105,11 @@ def _make_combined_gradients(settings, inner):
     )
 
 
-def _make_scaling_stages(settings, combined):
+def _make_scaling_stages(settings):
     if not settings.is_scaled:
         return []
     scaling = GroupScaling if getattr(settings.manager, "is_for_groups", False) else LossScaling
-    return [scaling(settings.manager, combined)]
+    return [scaling(settings.manager)]
 
 
 def _needs_check(settings, added):

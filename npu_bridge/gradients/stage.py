@@ -41,6 +41,8 @@ HOOKS = (
     "gate",
     "after_update",
 )
+# Hooks that only stages of one role have, with the name of the role's class.
+_ROLES_WITH_HOOKS = {"scale_loss": "LossStage", "all_reduce": "ReducingStage"}
 # The places of stages that make one update from several batches.
 SUMMING_PLACES = ("accumulate", "accumulate reduced")
 # The guarantee of a stage, at or after the update, that leaves frozen variables unchanged.
@@ -49,6 +51,9 @@ FROZEN_UNCHANGED = "unchanged frozen variables"
 
 class Stage(KeywordChecksMixin):
     """Base class of gradient transformations. A hook that a stage does not override changes nothing.
+
+    A stage that changes the loss derives from `LossStage`, and a stage that combines the gradients of ranks from
+    `ReducingStage`. Other roles have base classes in this module, too.
 
     A pipeline calls one hook of all its stages before the next hook, in this order:
 
@@ -75,25 +80,25 @@ class Stage(KeywordChecksMixin):
       needs: names of the guarantees that another stage of the pipeline must give.
       keeps_usable: True for a stage that makes no NaN or Inf from finite gradients, and hides no NaN or Inf. Its
         results are not checked again. Matters only for stages that reduce, and for stages after the verdict.
-      communicates: True for a stage that exchanges gradients between ranks or, after the update, variables.
       transfer_name: prefix of the names of the stage's collectives; empty for a stage without collectives.
       needs_variables: True for a stage that needs the variable of each gradient.
-      differ_between_ranks: values that can differ between ranks: "variables" (trained variables), "slots", both, or
-        nothing. `sync_all` stores the values of all ranks in rank 0's checkpoint; each rank restores its own values.
     """
 
     place = "transform"
     gives: tuple = ()
     needs: tuple = ()
     keeps_usable = False
-    communicates = False
     transfer_name = ""
     needs_variables = False
-    differ_between_ranks: tuple = ()
 
     def __init_subclass__(cls, **keywords: Any):
         super().__init_subclass__(**keywords)
         for name, found in vars(cls).items():
+            role = _ROLES_WITH_HOOKS.get(name, "Stage")
+            if role not in [base.__name__ for base in cls.__mro__]:
+                problem, expected = f"only a {role} has the hook {name}", f"a class derived from {role}"
+                fix = f"Write class {cls.__name__}(stages.{role})."
+                raise TypeError(message(cls.__name__, problem, expected, cls.__bases__[0].__name__, fix))
             takes_step = inspect.isfunction(found) and "step" in inspect.signature(found).parameters
             if takes_step and not name.startswith("_") and not any(hasattr(base, name) for base in cls.__bases__):
                 fix = did_you_mean(name, HOOKS, "Rename it; a method for your own use begins with _.")
@@ -147,18 +152,11 @@ class Stage(KeywordChecksMixin):
           gradients: the gradients of the step in the order of `variables`; None before the first step.
         """
 
-    def scale_loss(self, loss: tf.Tensor, step: Step) -> tf.Tensor:
-        """Returns the loss to differentiate in place of `loss`."""
-        return loss
-
     def each_batch(self, step: Step) -> None:
         """Changes this rank's gradients of every batch, even if the gradients are only accumulated in this step."""
 
     def before_reduce(self, step: Step) -> None:
         """Changes this rank's gradients before they are reduced."""
-
-    def all_reduce(self, step: Step) -> None:
-        """Combines the gradients of all ranks. At most one stage of a pipeline does this."""
 
     def after_reduce(self, step: Step) -> None:
         """Changes the reduced gradients before the caller sees them."""
@@ -170,6 +168,79 @@ class Stage(KeywordChecksMixin):
     def after_update(self, step: Step) -> Any:
         """Updates the state of the stage; returns the op, or None if there is nothing to run."""
         return None
+
+
+class LossStage(Stage):
+    """Base class of stages that change the loss before the backward pass."""
+
+    def scale_loss(self, loss: tf.Tensor, step: Step) -> tf.Tensor:
+        """Returns the loss to differentiate in place of `loss`."""
+        return loss
+
+
+class ScalingStage(LossStage):
+    """Base class of stages that multiply the loss or gradients by loss scales; the pipeline divides reduced gradients.
+
+    Attributes:
+      managers: the managers of the loss scales, in the order of `loss_id`.
+    """
+
+    place = "scale"
+    managers: tuple = ()
+
+
+class SelectingStage(Stage):
+    """Base class of stages that leave variables out of steps."""
+
+    place = "freeze"
+
+    def select_variables(self, step: Step) -> None:
+        """Sets `step.group`, the variables that this step trains. Runs once per step, before `each_batch`.
+
+        If the optimizer itself computes the gradients, this method runs right after the backward pass, before other
+        code uses the gradients.
+        """
+        raise NotImplementedError
+
+
+class ExchangingStage(Stage):
+    """Base class of stages that exchange gradients between ranks or, after the update, variables.
+
+    Attributes:
+      differ_between_ranks: values that can differ between ranks: "variables" (trained variables), "slots", both, or
+        nothing. `sync_all` stores the values of all ranks in rank 0's checkpoint; each rank restores its own values.
+    """
+
+    differ_between_ranks: tuple = ()
+
+
+class ReducingStage(ExchangingStage):
+    """Base class of stages that combine the gradients of all ranks; a pipeline has at most one.
+
+    Attributes:
+      needs_unscaled_gradients: whether this stage rejects gradients scaled by the loss scale of another optimizer.
+    """
+
+    place = "reduce"
+    gives = ("reduced gradients",)
+    needs_unscaled_gradients = False
+
+    def all_reduce(self, step: Step) -> None:
+        """Combines the gradients of all ranks."""
+
+
+class DecidingStage(Stage):
+    """Base class of stages that check gradients and decide whether a step is applied.
+
+    Attributes:
+      is_joint: whether all ranks decide together, instead of each rank alone.
+      stages: all stages of the pipeline, which sets them.
+    """
+
+    place = "verdict"
+    gives = ("a verdict",)
+    is_joint = False
+    stages: Sequence[Stage] = ()
 
 
 class SummingStage(Stage):
@@ -185,11 +256,10 @@ class RestartingStage(Stage):
     """Base class of stages whose variables restart at zero when training resumes."""
 
 
-class SynchronisingStage(Stage):
+class SynchronisingStage(ExchangingStage):
     """Base class of stages that make variables equal on all ranks after updates, instead of averaging gradients."""
 
     place = "synchronise"
-    communicates = True
 
     def sync_all(self) -> Any:
         """Makes all trained variables equal on all ranks; returns the op, or None in eager execution."""
@@ -197,8 +267,9 @@ class SynchronisingStage(Stage):
 
 
 def is_hook_overridden(stage_class: type[Stage], hook: str) -> bool:
-    """Returns whether a class of stages overrides a method of `Stage`; otherwise the method does nothing."""
-    return getattr(stage_class, hook) is not getattr(Stage, hook)
+    """Returns whether a class of stages overrides a hook; otherwise the hook does nothing."""
+    role = globals()[_ROLES_WITH_HOOKS.get(hook, "Stage")]
+    return issubclass(stage_class, role) and getattr(stage_class, hook) is not getattr(role, hook)
 
 
 def changes_gradients(stage: Stage, hooks: Sequence[str] = ("each_batch", "before_reduce", "after_reduce")) -> bool:

@@ -139,6 +139,12 @@ class Step:
         """Runs an update only if the step is due: if it applies accumulated gradients. Returns the op."""
         return run() if self.is_due is None else run_if(self.is_due, run)
 
+    def is_applied(self) -> tf.Tensor:
+        """Returns whether this step updates variables, a boolean scalar; read it after `should_apply` was decided."""
+        if self.should_apply is not None:
+            return self.should_apply  # False in steps that are not due
+        return tf.constant(True) if self.is_due is None else self.is_due
+
     def is_skipped(self) -> tf.Tensor:
         """Returns whether this step is due but skips its update; read it after `should_apply` was decided."""
         is_left_out = tf.logical_not(self.should_apply)

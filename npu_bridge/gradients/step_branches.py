@@ -9,35 +9,24 @@ import dataclasses
 import functools
 from typing import Any, Callable
 
-from npu_bridge.base.arguments import has_required_argument
-from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import gradient_from_parts, gradient_parts, zero_gradient_like
 from npu_bridge.gradients.graph_mode import run_nth_function
 from npu_bridge.gradients.step import RankCheck, Step
 
 
-def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
+def make_update(step: Step, update: Callable[[list], Any]) -> Callable[[], Any]:
     """Returns a function without arguments that updates the variables which this step trains.
 
     Args:
       step: the step.
-      apply: function that updates a list of (gradient, variable) pairs, or a function without arguments if each step
-        trains all variables.
-    Raises:
-      ValueError: `apply` has no parameter, but the step leaves variables out.
+      update: function that updates the variables of a list of (gradient, variable) pairs.
     """
-    takes_pairs = has_required_argument(apply)
     if step.group is None:
-        return functools.partial(apply, step.grads_and_vars) if takes_pairs else apply
-    if not takes_pairs:
-        problem = "a stage leaves variables out of some steps, but the update function takes no pairs"
-        expected = "a function of a list of (gradient, variable)"
-        fix = "Write apply(step, optimizer.apply_gradients)."
-        raise ValueError(message("Pipeline.apply", problem, expected, "a function without arguments", fix))
+        return functools.partial(update, step.grads_and_vars)
 
     def branch(number):
-        return apply([pair for pair in step.grads_and_vars if step.group.trains(pair[1], number)])
+        return update([pair for pair in step.grads_and_vars if step.group.trains(pair[1], number)])
 
     branches = [functools.partial(branch, number) for number in range(len(step.group.frozen))]
     return lambda: run_nth_function(step.group.number, branches)

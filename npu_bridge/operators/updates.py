@@ -1,4 +1,4 @@
-"""Computes optimizer updates: new values of a variable and its slots from a gradient."""
+"""Computes the documented operators of optimizer updates; the optimizers themselves are in `optimizers/rules`."""
 
 from __future__ import annotations
 

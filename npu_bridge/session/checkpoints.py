@@ -1,4 +1,4 @@
-"""Saves checkpoints. A save that fails or is killed leaves no files behind, and the older checkpoints stay.
+"""Saves checkpoints. A save that fails or is killed leaves no files behind; TensorFlow's saver deletes the oldest.
 
 A job holds the folder into which it saves, so that two jobs cannot overwrite each other's files.
 """

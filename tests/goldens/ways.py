@@ -206,8 +206,8 @@ class InPipeline(_Objects):
             grads = tape.gradient(loss, variables)
         else:
             grads = self._pipeline.gradients(step, tape, loss, variables)
-        self._pipeline.combine(step, zip(grads, variables))
-        self._pipeline.apply(step, self.optimizer.apply_gradients)
+        grads_and_vars = self._pipeline.combine(step, zip(grads, variables))
+        self._pipeline.apply(step, grads_and_vars, self.optimizer.apply_gradients)
         return step.loss_scale
 
     def train(self, fed):

@@ -19,12 +19,12 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients import AllReduce, LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline, Stage, Step
-from npu_bridge.gradients.stage import HOOKS
+from npu_bridge.gradients.stage import HOOKS, LossStage, ReducingStage
 from npu_bridge.gradients.stages.accumulation import Accumulate
 from tests.goldens.two_layers import OPTIMIZERS, in_graph
 
 
-class Recorder(Stage):
+class Recorder(LossStage):
     """Writes down which hook was called."""
 
     def __init__(self, name, calls, place):
@@ -42,20 +42,36 @@ class Recorder(Stage):
         return record
 
 
+class ReducingRecorder(Recorder, ReducingStage):
+    pass
+
+
 def test_stages_meet_a_gradient_in_order():
     calls = []
-    pipeline = Pipeline([Recorder("b", calls, "transform"), Recorder("a", calls, "scale")])
+    pipeline = Pipeline([ReducingRecorder("b", calls, "transform"), Recorder("a", calls, "scale")])
     step = pipeline.begin()
     pipeline.scale(tf.constant(1.0), step)
-    pipeline.combine(step, [(tf.constant(1.0), "variable")])
-    pipeline.apply(step, lambda: calls.append("update"))
+    pairs = pipeline.combine(step, [(tf.constant(1.0), "variable")])
+    pipeline.apply(step, pairs, lambda pairs: calls.append("update"))
     before_update = ["scale_loss", "create_variables", *HOOKS[2:7]]
     assert calls == [
-        *(f"{stage}.{hook}" for hook in before_update for stage in "ab"),
+        *(f"{stage}.{hook}" for hook in before_update for stage in ("b" if hook == "all_reduce" else "ab")),
         "update",
         "a.after_update",
         "b.after_update",
     ]
+
+
+def test_the_gradients_that_the_caller_clipped_are_applied_and_checked():
+    kernel, seen = tf.Variable([1.0, 2.0]), []
+    pipeline = Pipeline([OverflowCheck("clipped", is_joint=False)])
+    for gradient in ([0.5, 4.0], [0.5, np.inf]):
+        step = pipeline.begin()
+        pairs = pipeline.combine(step, [(tf.constant(gradient), kernel)])
+        clipped = [(tf.clip_by_value(grad, -1.0, 1.0), variable) for grad, variable in pairs]
+        pipeline.apply(step, clipped, lambda pairs: pairs[0][1].assign_sub(pairs[0][0]))
+        seen.append(kernel.numpy().tolist())
+    assert seen == [[0.5, 1.0], [0.5, 1.0]]  # clipping hid an infinity, so the second step was skipped
 
 
 def test_the_protocol_stays_small():
@@ -64,14 +80,23 @@ def test_the_protocol_stays_small():
     declarations |= {"variables_of_this_rank"}
     methods = {name for name, found in vars(Stage).items() if callable(found) and not name.startswith("_")}
     methods |= {name for name, found in vars(Stage).items() if isinstance(found, classmethod)} - {"__init_subclass__"}
-    assert methods - declarations == set(HOOKS) and len(HOOKS) <= 8
+    assert methods - declarations == set(HOOKS) - {"scale_loss", "all_reduce"} and len(HOOKS) <= 8
     assert len(dataclasses.fields(Step)) <= 10
 
 
 def test_a_stage_declares_few_attributes():
     """What one kind of stage alone declares belongs to its class."""
     attributes = {name for name, found in vars(Stage).items() if not name.startswith("_") and not callable(found)}
-    assert len(attributes - {"from_config"}) <= 8
+    assert len(attributes - {"from_config"}) <= 6
+
+
+def test_a_hook_that_plain_stages_lack_is_refused():
+    """Else no pipeline would call it, and gradients would not be combined, without a word."""
+    with pytest.raises(TypeError, match=r"Write class OfItsOwn\(stages.ReducingStage\)"):
+
+        class OfItsOwn(Stage):
+            def all_reduce(self, step):
+                pass
 
 
 def test_gradients_are_reduced_once():
@@ -101,7 +126,7 @@ class LossScaledModel(tf.keras.Sequential):
             scaled_loss = self.pipeline.scale(loss, step)
         gradients = tape.gradient(scaled_loss, self.trainable_variables)
         grads_and_vars = self.pipeline.combine(step, zip(gradients, self.trainable_variables))
-        self.pipeline.apply(step, lambda: self.optimizer.apply_gradients(grads_and_vars))
+        self.pipeline.apply(step, grads_and_vars, self.optimizer.apply_gradients)
         return {"loss": loss}
 
 

@@ -120,7 +120,7 @@ def three_kinds_of_updates():
     pipeline = stages.pipeline("kinds", is_distributed=True, stages=[stages.Adasum(on="weights")])
     step = pipeline.begin()
     pairs = pipeline.combine(step, [(grads[name], variables[name]) for name in grads])
-    pipeline.apply(step, lambda: [variable.assign_sub(grad) for grad, variable in pairs][-1])
+    pipeline.apply(step, pairs, lambda pairs: [variable.assign_sub(grad) for grad, variable in pairs][-1])
     return {name: variable.numpy().tolist() for name, variable in variables.items()}
 
 

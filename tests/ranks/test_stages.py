@@ -179,7 +179,7 @@ def sent_as_a_whole():
                 scale = pipeline.scale(tf.constant(1.0), step)
                 rows = tf.IndexedSlices(tf.fill([1, 1], 3.0 * scale), tf.constant([rank]), tf.constant([4, 1]))
                 pairs = pipeline.combine(step, [(tf.range(4.0) * (rank + 1.0) * scale, kernel), (rows, table)])
-                pipeline.apply(step, lambda pairs: pairs[0][1].assign_add(tf.zeros_like(pairs[0][1])))
+                pipeline.apply(step, pairs, lambda pairs: pairs[0][1].assign_add(tf.zeros_like(pairs[0][1])))
                 return [tf.convert_to_tensor(grad) for grad, _ in pairs]
 
             found[name] = [grad.numpy().tolist() for grad in combined()]

@@ -40,7 +40,7 @@ def hostile_gradients():
         own = size * tf.constant([1.0, 1.0, 0.0, 0.0] if rank else [0.0, 0.0, 1.0, 1.0])
         step = pipeline.begin()
         summed = pipeline.combine(step, [(own, huge)])
-        pipeline.apply(step, lambda summed=summed: huge.assign_sub(summed[0][0]))
+        pipeline.apply(step, summed, lambda pairs: huge.assign_sub(pairs[0][0]))
     return values, tf.convert_to_tensor(combined[-2][0]).numpy().tolist(), huge.numpy().tolist()
 
 

@@ -1,4 +1,4 @@
-"""Defines `NPUEstimator`; scripts can also import `NPUEstimatorSpec` from here."""
+"""Defines `NPUEstimator`, which trains with hooks in their order, and resumes from the newest intact checkpoint."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.gradients.checkpoints import remote_slots
 from npu_bridge.gradients.first_step import same_batches
 from npu_bridge.gradients.graph_mode import is_building_graph
-from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stage import ExchangingStage, Stage
 from npu_bridge.gradients.stages.all_reduce import AllReduce
 
 _LOG = logger(__name__)
@@ -50,7 +50,7 @@ def plan_collectives(
         for name, value in stage.agreed_settings(grads_and_vars).items():
             others = sum(key.partition(" ")[0] == name for key in plan.settings)  # of other stages of this class
             plan.settings[f"{name} {others + 1}" if others else name] = value
-        if stage.communicates:
+        if isinstance(stage, ExchangingStage):
             plan.gradients = [_describe_gradient(grad, variable) for grad, variable in grads_and_vars]
         if isinstance(stage, AllReduce):
             plan.fragments = stage.fragments(grads_and_vars)

@@ -105,9 +105,8 @@ class KerasPipeline:
         """Calls `update` with the pairs, unless a stage skips the step; returns the result of `Pipeline.apply`."""
         pairs = list(grads_and_vars)
         step = self._open_steps.remove_step(pairs) or self._begin_unscaled_step()
-        step.grads_and_vars = pairs
         self.inner.create_state([variable for _, variable in pairs])
-        return self.pipeline.apply(step, lambda trained: self.inner.stand_ins.update(trained, update))
+        return self.pipeline.apply(step, pairs, lambda trained: self.inner.stand_ins.update(trained, update))
 
     def scale_loss(self, loss: Any) -> Any:
         """Multiplies a loss for a custom tape by the loss scale; for a callable, returns a callable."""

@@ -11,14 +11,14 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import fragments, groups, wire
 from npu_bridge.gradients.arithmetic import backward_order_key, gradient_values, map_values, sum_repeated_rows
-from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stage import ReducingStage
 from npu_bridge.gradients.step import Step
 from npu_bridge.options import of_graph
 
 _LOG = logger(__name__)
 
 
-class AllReduce(Stage):
+class AllReduce(ReducingStage):
     """Replaces every gradient by its mean over the ranks; does nothing when one process trains alone.
 
     Dense gradients are all-reduced in aggregation fragments, in the order in which the backward pass computes them. The
@@ -41,15 +41,10 @@ class AllReduce(Stage):
         that already have 16 bits keep their dtype.
     Attributes:
       split: the split of this optimizer's gradients into fragments.
-      needs_unscaled_gradients: whether this stage rejects gradients scaled by the loss scale of another optimizer.
     Graph: name scope `<name>_Allreduce`; the collectives themselves are in the scope `transfers` at the root.
     """
 
-    place = "reduce"
-    gives = ("reduced gradients",)
-    communicates = True
     keeps_usable = True  # a mean of finite gradients is finite
-    needs_unscaled_gradients = False
 
     def __init__(self, name: str, wire_dtype: tf.DType | None = None):
         self.transfer_name = name

@@ -1,4 +1,4 @@
-"""Freezes layers: many updates train only the last layers, which saves the work for the first layers."""
+"""Freezes the layers that an update does not train: cuts their backward pass, all-reduce and update."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import zero_gradient_like
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.graph_mode import state_variable
-from npu_bridge.gradients.stage import Stage, unknown_gradients_error
+from npu_bridge.gradients.stage import SelectingStage, unknown_gradients_error
 from npu_bridge.gradients.step import TrainedGroup
 from npu_bridge.gradients.stopped_backward import cut_backward_pass
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
-class Freeze(Stage):
+class Freeze(SelectingStage):
     """Trains one group of variables in each update: all variables, or only the variables of the last layers.
 
     Gradients of frozen variables are neither computed nor sent. Frozen variables and their slots are neither read nor
@@ -41,7 +41,6 @@ class Freeze(Stage):
     Graph: a counter of updates, which is saved; for each group a condition with all-reduces and one with the update.
     """
 
-    place = "freeze"
     needs_variables = True
 
     def __init__(self, schedule: FreezeSchedule | Mapping[str, Any]):
@@ -69,14 +68,15 @@ class Freeze(Stage):
         # The digest replaces a drawn or long sequence.
         return {"Freeze": str({**self._schedule.get_config(), "sequence": self._schedule.digest()})}
 
+    def select_variables(self, step):
+        last_groups = self._schedule.last_group_of_each([variable.name for _, variable in step.grads_and_vars])
+        step.group = self._choose_trained_group(step.grads_and_vars, last_groups)
+        if step.losses.is_backward_by_optimizer:
+            losses = [*step.losses.values, *step.losses.scaled]
+            with tf.name_scope("Freeze"):
+                step.grads_and_vars = cut_backward_pass(step.grads_and_vars, last_groups, step.group.number, losses)
+
     def each_batch(self, step):
-        if step.group is None:
-            last_groups = self._schedule.last_group_of_each([variable.name for _, variable in step.grads_and_vars])
-            step.group = self._choose_trained_group(step.grads_and_vars, last_groups)
-            if step.losses.is_backward_by_optimizer:
-                losses = [*step.losses.values, *step.losses.scaled]
-                with tf.name_scope("Freeze"):
-                    step.grads_and_vars = cut_backward_pass(step.grads_and_vars, last_groups, step.group.number, losses)
         if tf.executing_eagerly():
             is_trained = functools.partial(step.group.trains, number=step.group.number)
             step.grads_and_vars = [
@@ -91,9 +91,7 @@ class Freeze(Stage):
 
     def after_update(self, step):
         counter = self.state()["freeze_updates"]
-        is_updated = tf.constant(True) if step.should_apply is None else step.should_apply
-        if step.is_due is not None:
-            is_updated = tf.logical_and(is_updated, step.is_due)
+        is_updated = step.is_applied()
         with tf.name_scope("Freeze"), tf.control_dependencies([] if tf.executing_eagerly() else [step.group.number]):
             return counter.assign_add(tf.cast(is_updated, tf.int64))
 

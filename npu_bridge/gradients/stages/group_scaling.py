@@ -9,10 +9,10 @@ from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import unscale_gradient
 from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.losses import smallest_scale
-from npu_bridge.gradients.stages.loss_scaling import Scaling
+from npu_bridge.gradients.stages.loss_scaling import ManagedScaling
 
 
-class GroupScaling(Scaling):
+class GroupScaling(ManagedScaling):
     """Checks gradients that are multiplied by the loss scale of their variable's group, and gives them a common scale.
 
     Gradients, not the loss, are multiplied by the scales: at the boundaries between groups in the backward pass. They
@@ -21,13 +21,12 @@ class GroupScaling(Scaling):
     Args:
       manager: an object with three methods: `get_loss_scale()` returns a float32 vector, `update_loss_scale(finite)`
         takes a boolean vector, and `group_of(variable)` returns the position of a variable's group.
-      combined: as in `Scaling`.
     """
 
     needs_variables = True
 
-    def __init__(self, manager: Any, combined: Any = None):
-        super().__init__((manager,), combined)
+    def __init__(self, manager: Any):
+        super().__init__((manager,))
 
     def each_batch(self, step):
         (manager,) = self.managers

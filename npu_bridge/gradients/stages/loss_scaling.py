@@ -11,25 +11,20 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.losses import smallest_scale
-from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stage import ScalingStage
 
 _first_users = weakref.WeakKeyDictionary()  # the stage that used each manager first
 
 
-class Scaling(Stage):
-    """Base class of stages that multiply gradients by loss scales; the pipeline divides the reduced gradients.
+class ManagedScaling(ScalingStage):
+    """Saves the variables of loss-scale managers, and compares the settings of managers between ranks.
 
     Args:
-      managers: the managers of the loss scales, a tuple; also an attribute.
-      combined: a `CombinedGradients`, to divide many gradients at once; None to divide them separately. Also an
-        attribute.
+      managers: the managers, a tuple; also an attribute.
     """
 
-    place = "scale"
-
-    def __init__(self, managers: tuple, combined: Any = None):
+    def __init__(self, managers: tuple):
         self.managers = managers
-        self.combined = combined
 
     def __repr__(self):
         return f"{type(self).__name__}({', '.join(type(manager).__name__ for manager in self.managers)})"
@@ -48,7 +43,7 @@ class Scaling(Stage):
         return settings
 
 
-class LossScaling(Scaling):
+class LossScaling(ManagedScaling):
     """Multiplies the loss by the scale of a manager; the pipeline divides the averaged gradients by this scale.
 
     With several managers, each loss has one, and sums of gradients of several losses have a common scale. Each scale is
@@ -57,11 +52,10 @@ class LossScaling(Scaling):
     Args:
       manager: an object with two methods, or a list of such objects: `get_loss_scale()` returns a float32 scalar;
         `update_loss_scale(finite)` updates the scale after a step and returns an op (None in eager execution).
-      combined: as in `Scaling`.
     """
 
-    def __init__(self, manager: Any, combined: Any = None):
-        super().__init__(tuple(manager) if isinstance(manager, (list, tuple)) else (manager,), combined)
+    def __init__(self, manager: Any):
+        super().__init__(tuple(manager) if isinstance(manager, (list, tuple)) else (manager,))
 
     def scale_loss(self, loss, step):
         if not step.losses.scales:

@@ -15,7 +15,7 @@ from npu_bridge.collective.this_process import rank_and_size_of_job
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import gradient_values, has_finite_norm, unscale_gradient
 from npu_bridge.gradients.graph_mode import is_building_graph, run_if, value_before_update
-from npu_bridge.gradients.stage import Stage, changes_gradients_after_check
+from npu_bridge.gradients.stage import DecidingStage, Stage, changes_gradients_after_check
 from npu_bridge.gradients.stand_ins import is_16_bit
 from npu_bridge.gradients.step import RankCheck
 from npu_bridge.gradients.step_report import LastStepReport, overflow_of
@@ -26,7 +26,7 @@ from npu_bridge.graph.operators import sources_among
 _FETCHED_NAME = "overflow_status_reduce_all"
 
 
-class OverflowCheck(Stage):
+class OverflowCheck(DecidingStage):
     """Applies an update only if the gradients are usable on every rank; otherwise skips the step.
 
     Gradients are usable if their global norm, after unscaling, is a finite float32. Then no gradient is NaN or Inf, and
@@ -39,20 +39,15 @@ class OverflowCheck(Stage):
 
     Args:
       name: prefix of the names of collectives; the same on every rank.
-      is_joint: skip a step on all ranks if gradients are unusable on one; also an attribute.
+      is_joint: skip a step on all ranks if gradients are unusable on one.
       checks_local_gradients: check the tensors that this rank sends, before communication; needs a stage that reduces
         gradients.
       decides_early: decide from the local checks of all ranks before the last fragment is reduced, so that only the
         updates of this fragment wait for it. Gradients that the caller changes, for example clips, are checked again.
       combined: a `CombinedGradients`, to check many gradients at once; None to check them separately.
-    Attributes:
-      stages: all stages of the pipeline, which sets them.
     Graph: publishes `collections.STEP_SKIPPED`. A boolean tensor `overflow_status_reduce_all:0` in the caller's name
       scope, which scripts fetch, is True if the step is applied.
     """
-
-    place = "verdict"
-    gives = ("a verdict",)
 
     def __init__(
         self,
@@ -64,7 +59,6 @@ class OverflowCheck(Stage):
     ):
         self.needs = ("reduced gradients",) if checks_local_gradients else ()
         self.is_joint = is_joint
-        self.stages: tuple = ()
         self._name = name
         self._checks_local_gradients = checks_local_gradients
         self._decides_early = decides_early

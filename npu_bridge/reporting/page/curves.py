@@ -1,4 +1,4 @@
-"""Divides a history into some hundred buckets of steps, each with lowest, highest and mean values; smooths curves."""
+"""Reduces a history to some hundred points with a lowest, highest and mean value each, and smooths them."""
 
 from __future__ import annotations
 
