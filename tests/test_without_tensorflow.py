@@ -118,6 +118,7 @@ def test_numpy_2_is_refused_beside_a_tensorflow_that_was_built_for_the_one_befor
     assert lines == [said if is_refused else "ImportError: this one was tried"] * len(DOORS)
 
 
+@pytest.mark.slow("copies an environment")
 def test_a_path_that_the_locale_cannot_read_is_told(tmp_path):
     spec = importlib.util.find_spec("tensorflow")
     folder = tmp_path / "mit Lücke"
@@ -173,7 +174,7 @@ def test_keras_3_under_the_name_of_keras_2_is_refused(choice, first, cause):
         assert done.stderr.splitlines()[-1].startswith(said)
 
 
-@pytest.mark.few_fast(1, "other ways to import it")
+@pytest.mark.slow("a start of TensorFlow for each form of import")
 @pytest.mark.parametrize("first", ["import npu_bridge", "import npu_device", "import tensorflow, npu_bridge.npu_init"])
 def test_modules_below_tf_keras_are_of_keras_2(first):
     code = f"{first}\nimport tensorflow\nfrom tensorflow.keras.layers import Dense\nprint(Dense.__module__)"

@@ -137,7 +137,7 @@ def network():
     return tf.keras.Model([pictures, words], {"a": layers.Dense(3, name="a")(hidden), "b": layers.Dense(1)(sequence)})
 
 
-@pytest.mark.few_fast(1, "a larger model")
+@pytest.mark.slow("several models")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_any_functional_model_is_rebuilt_and_exported_again(dtype):
     model = network()

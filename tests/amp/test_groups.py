@@ -28,6 +28,7 @@ def of_variables(patterns, _):
     return GroupLossScaleManager(groups, 2.0**10, 2.0, 0.5, 4)
 
 
+@pytest.mark.few_fast(1, "gradients/test_goldens.py has groups with stages")
 @pytest.mark.parametrize("stages", [(), ("accumulate two",), ("accumulate reduced", "clip layers by norm")])
 def test_groups_with_equal_scales_are_plain_loss_scaling_bit_for_bit(stages):
     problem = Layers(12, is_poisonable=True)
@@ -101,6 +102,7 @@ def fitted(manager_of, mark, generation=tf.keras.optimizers):
     return model
 
 
+@pytest.mark.few_fast(1, "both optimizers of Keras take the same way")
 @pytest.mark.parametrize("generation", [tf.keras.optimizers, tf.keras.optimizers.legacy])
 def test_layers_are_groups_and_fit_trains_as_with_one_scale(generation):
     grouped = fitted(lambda model: GroupLossScaleManager([model.first, model.second]), scale_boundary, generation)

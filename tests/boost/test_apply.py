@@ -64,6 +64,7 @@ def test_a_model_at_level_1(capsys):
     assert set(history) == {"loss", "accuracy"} and np.all(np.isfinite(history["loss"]))
 
 
+@pytest.mark.slow("gradients/test_goldens.py trains with these stages together")
 def test_freezing_accumulation_and_centralisation_by_one_call(capsys):
     """Accumulation inside of freezing works, too."""
     config = manual(
@@ -169,6 +170,7 @@ def test_what_is_refused(what, arguments, kind, text):
         boost.apply(what(), **arguments)
 
 
+@pytest.mark.slow("a training for each folder")
 def test_a_basis_has_a_folder_of_its_own_and_is_found_where_it_was_kept_before(tmp_path):
     model = compiled()
     for number in range(3):

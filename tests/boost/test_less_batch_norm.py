@@ -156,6 +156,7 @@ def dense_network(images, training):
     return tf1.layers.dense(tf.reduce_mean(normed(x, "last", training), [1, 2]), 3)
 
 
+@pytest.mark.few_fast(1, "other networks")
 @pytest.mark.parametrize(
     "network, removed",
     [

@@ -134,6 +134,7 @@ def make_basis(k, names=tuple(SHAPES)):
     return boost.Basis(orthonormal(k), tuple((name, sizes[name]) for name in names))
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("train", [trained_in_graph, trained_in_function])
 @pytest.mark.parametrize("wrap", [unwrapped, NPUDistributedOptimizer, scaled])
 def test_steps_are_those_of_numpy(train, wrap):
@@ -158,6 +159,7 @@ def test_eager_steps_are_those_of_functions():
     assert results[0][2] == results[1][2]
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("train", [trained_in_graph, trained_in_function])
 @pytest.mark.parametrize("largest, trials", [(1.0, 2), (50.0, 30)])
 def test_with_all_directions_a_quadratic_falls_monotonically_to_a_millionth(train, largest, trials):
@@ -266,6 +268,7 @@ def model_fn(features, labels, mode, params):
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
+@pytest.mark.slow("two estimators; the state has cases of its own")
 def test_an_estimator_goes_on_where_it_stopped(tmp_path):
     """The learnt curvature is in the checkpoint; the basis is not."""
 
@@ -317,6 +320,7 @@ def test_a_basis_of_other_variables_is_refused():
         )
 
 
+@pytest.mark.slow("several graphs")
 def test_columns_follow_names_and_not_the_order_of_variables():
     matrix, start = quadratic()
     reversed_basis = boost.Basis(np.roll(orthonormal(3), 4, axis=1), (("second", 4), ("first", 6)))

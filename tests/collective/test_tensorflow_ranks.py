@@ -77,6 +77,7 @@ def test_every_way_gives_what_horovod_gives(on_two, on_ranks, dtype):
                 np.testing.assert_array_equal(value, right)
 
 
+@pytest.mark.slow("ranks/test_training.py has it with Horovod; these collectives have cases of their own")
 def test_an_overflow_on_one_rank_skips_the_step_on_both(on_two):
     (variables, trace, _), (others, other_trace, _) = on_two(train_with_overflows, "tailed", 11, 20)
     assert trace == other_trace and 2 <= sum(skipped for skipped, _ in trace) < 20
@@ -149,6 +150,7 @@ def test_several_hosts_are_refused_until_open_ports_are_allowed(tmp_path):
     assert "--allow-open-ports" not in output and "one.invalid" in output, output
 
 
+@pytest.mark.slow("two hosts in namespaces; ranks/ has the same collectives on one")
 def test_two_hosts_meet_and_other_machines_and_proxies_stay_out(tmp_path):
     """Both hosts are this machine, whose addresses of the loopback stand for machines outside the job."""
     script = """
@@ -181,6 +183,7 @@ def test_without_horovod_the_line_at_the_start_says_how_to_get_it(monkeypatch):
     assert "use Horovod (install it: npu-run doctor --fix)" in engine_of_ranks.describe_engine()
 
 
+@pytest.mark.slow("three jobs")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls are those of x86_64")
 def test_a_kernel_that_refuses_the_filter_ends_the_job_unless_open_ports_are_allowed(tmp_path):
     script = """

@@ -42,6 +42,7 @@ print("found", len(thread_priority._noted) > 1, found)
 """
 
 
+@pytest.mark.slow("a job of its own, for speed and not for numbers")
 @needs_horovod
 def test_threads_of_horovod_are_raised_and_no_others(tmp_path, monkeypatch):
     write_script(tmp_path, JOB)

@@ -80,6 +80,7 @@ def unscaled_model_fn(features, labels, mode):
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
+@pytest.mark.slow("gradients/test_resuming.py restores where stages come and go")
 def test_a_checkpoint_from_before_the_loss_was_scaled_is_continued(tmp_path, caplog):
     """The scale begins like a new one, with a note; everything else resumes."""
     config = NPURunConfig(model_dir=str(tmp_path), tf_random_seed=1)

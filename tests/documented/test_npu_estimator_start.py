@@ -164,6 +164,7 @@ def test_hooks_come_in_order(tmp_path, monkeypatch):
     assert log == ["given", "NPUInfeedOutfeedSessionHook", "of the spec"]
 
 
+@pytest.mark.slow("exports have a fast case")
 def test_a_loop_that_trains_and_evaluates_exports(trained, tmp_path):
     def serving_input_fn():
         x = tf1.placeholder(tf.float32, [None])

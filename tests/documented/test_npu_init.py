@@ -236,6 +236,7 @@ def test_resource_session_is_neither_dumped_nor_profiled(tmp_path, graph):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow("a start of its own")
 def test_keras_trains_in_the_session_that_was_set():
     """As scripts do it, in a process of its own because graph mode holds for the whole process."""
     printed = _in_a_process(

@@ -183,6 +183,7 @@ def test_a_scale_in_place_of_its_manager_is_refused(make):
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.slow("several starts")
 def test_a_scheduled_rate_of_keras_starts_in_any_order():
     """The initialiser of all variables runs them as it likes; 200 rates meet every order."""
     schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)

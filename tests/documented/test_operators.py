@@ -154,6 +154,7 @@ def test_star_import(module):
     assert set(getattr(importlib.import_module(module), "__all__", ())) <= set(names)
 
 
+@pytest.mark.slow("a start for each module; test_floors.py tests that an import does nothing")
 def test_a_bare_import_reaches_everything_and_loads_nothing():
     code = """
 import sys, npu_bridge

@@ -172,6 +172,7 @@ class Counting(SessionEngine):
         return self.inner.run(session, *arguments)
 
 
+@pytest.mark.few_fast(1, "other intervals")
 @pytest.mark.parametrize("moves", [[1], [3], [0, 0, 0, 1], [2, 5]], ids=str)
 def test_saver_hook_saves_as_the_stock_hook_and_does_not_ask_for_the_step_after_each_run(tmp_path, moves):
     saved, asked = {}, {}

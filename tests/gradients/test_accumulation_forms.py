@@ -27,6 +27,7 @@ def test_a_batch_that_is_left_out_leaves_every_bit_but_the_scale():
     assert moved <= {"loss_scale:0", "good_steps:0", "bad_steps:0"}
 
 
+@pytest.mark.few_fast(1, "the other optimizer takes the same way")
 @pytest.mark.parametrize("name", ["momentum", "adam"])
 def test_batches_that_are_reduced_one_by_one_train_as_a_window_does(name):
     of_window, _ = train(lambda: NPUOptimizer(OPTIMIZERS[name](), stages=[stages.Accumulate(4)]), 12)

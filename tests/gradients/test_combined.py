@@ -255,6 +255,7 @@ def of_groups(face, is_fused):
     return face.Adagrad(0.1, fused=is_fused, groups=OWN_RULES)
 
 
+@pytest.mark.slow("several optimizers, each as in the other cases")
 def test_each_group_can_have_an_optimizer_of_its_own():
     """Each variable ends where that optimizer alone brings it, updated together with those of its group or not."""
     alone = {

@@ -79,6 +79,7 @@ def trained_awkwardly(way, steps=7):
     return [variable.numpy() for variable in variables]
 
 
+@pytest.mark.slow("a model of each kind")
 def test_models_with_loops_conditions_functions_and_embeddings_freeze_too():
     expected = trained_awkwardly("eager")
     for way in ("function", "graph", "graph, classic"):

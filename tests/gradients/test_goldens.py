@@ -32,6 +32,7 @@ RESUMED = [("graph", name) for name in (KEEPING, "boost", "boost, sums", "apex",
 IN_OTHER_WAYS = [("function", KEEPING), ("function", "frozen, in windows"), ("fit, current", KEEPING)]
 
 
+@pytest.mark.few_fast(["graph-accumulate + clip by norm + top k"], "one case saves every kind of state")
 @pytest.mark.parametrize("way, name", [*RESUMED, *(pytest.param(*pair, marks=SLOW) for pair in IN_OTHER_WAYS)])
 def test_training_resumes_in_the_middle_of_a_window(way, name, tmp_path):
     """After a batch that was left out, too."""

@@ -66,6 +66,7 @@ def train(name, place, batches):
             return found, session.run(step)
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("place", BODIES)
 @pytest.mark.parametrize("name", list(OPTIMIZERS)[1:])
 def test_they_train_as_with_the_optimizer_alone(name, place):

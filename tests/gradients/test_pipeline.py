@@ -138,6 +138,7 @@ def keras_data(poisoned_batch=None):
     return tf.data.Dataset.from_tensor_slices((features, labels)).batch(4)
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["tf.function", "eager"])
 @pytest.mark.parametrize("make", [OPTIMIZERS["keras_adam"], OPTIMIZERS["lamb"]], ids=["keras adam", "lamb"])
 def test_keras_fit_through_the_pipeline_equals_plain_keras(make, run_eagerly):

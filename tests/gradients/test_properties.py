@@ -68,7 +68,7 @@ def gradients_of(elements):
 GRADIENTS = st.one_of(gradients_of(USABLE), gradients_of(USABLE), gradients_of(ANYTHING))
 
 
-@pytest.mark.few_fast(2, "other optimizers")
+@pytest.mark.few_fast(1, "the other optimizer takes the same way")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_no_variable_or_slot_becomes_non_finite(name):
     model = MixedModel(name)

@@ -208,7 +208,7 @@ def test_keras_checkpoints_tell_what_is_begun_and_dropped(tmp_path, caplog, gene
     assert "Accumulate's sums" in dropped and "loss_scale" in dropped
 
 
-@pytest.mark.few_fast(1, "other kinds of files")
+@pytest.mark.slow("both formats of Keras")
 @pytest.mark.parametrize("of_file", [".weights.h5", ".keras"])
 def test_files_of_keras_are_read_where_they_fit(tmp_path, caplog, of_file):
     path = str(tmp_path / f"file{of_file}")
@@ -319,6 +319,7 @@ def test_states_of_another_form_are_refused(is_graph):
                 fresh.build([variable])
 
 
+@pytest.mark.slow("several traces")
 def test_a_second_trace_finds_the_variables_of_the_first():
     variables = [tf.Variable([1.0, 2.0], name="first"), tf.Variable([[3.0]], name="second")]
     optimizer = npu_keras_optimizer(

@@ -108,6 +108,7 @@ def test_without_stages_a_graph_has_the_nodes_it_has_without_the_argument():
     assert len(scaled[0]) > len(plain)
 
 
+@pytest.mark.few_fast(1, "the other optimizer takes the same way")
 @pytest.mark.parametrize("name", ["momentum", "adam"])
 def test_batches_of_a_window_train_as_one_large_batch(name):
     """Also where an update of touched rows alone is another one than that of all rows, as momentum's is."""

@@ -97,6 +97,7 @@ def test_variables_of_16_bits_train_as_those_of_32(optimizers):
     assert all(np.max(np.abs(values[WIDE] - START)) > 0.005 for values in trained.values())
 
 
+@pytest.mark.few_fast(1, "the other takes the same way")
 @pytest.mark.parametrize("scales", [False, True])
 def test_keras_optimizers_train_reference_variables_to_the_same_bits(scales, tmp_path):
     schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.01, 5, 0.5)
@@ -182,7 +183,7 @@ def test_a_stand_in_is_saved_and_begins_anew_where_it_does_not_fit(tmp_path):
         assert np.all(np.abs(session.run(stand_in) - before) < 0.002)  # Adam's steps are of 0.001
 
 
-@pytest.mark.few_fast(1, "other generations of Keras take the same way")
+@pytest.mark.slow("a saved model for each optimizer")
 @pytest.mark.parametrize("family", [tf.keras.optimizers, tf.keras.optimizers.legacy, our_keras])
 def test_keras_goes_on_with_what_stands_for_16_bits(family, tmp_path):
     def training(dtype=HALF):

@@ -66,6 +66,7 @@ def train(make, batches, wrap=lambda inner: inner, use_resource=True):
     return found
 
 
+@pytest.mark.few_fast("each", "not every optimizer in both ways")
 @pytest.mark.parametrize("use_resource", [True, False])
 @pytest.mark.parametrize("name", [*OPTIMIZERS, *OF_CHANCE])
 def test_it_trains_as_by_itself_and_skips_whole(name, use_resource):

@@ -115,6 +115,7 @@ NPUEstimator(model_fn, config=config).train(input_fn, max_steps=20)
 """
 
 
+@pytest.mark.slow("several starts; npu_run/ tests each of these messages")
 @pytest.mark.ranks(2)
 def test_one_failure_is_one_traceback_and_nothing_else_is_in_its_way(tmp_path):
     (tmp_path / "train.py").write_text(FAILING)

@@ -148,6 +148,7 @@ def test_make_train_trains_and_resumes(tmp_path):
     assert "npu-run -np 2" in page and "training resumed here" in page
 
 
+@pytest.mark.slow("test_setup.py has it with stand-ins for the installers")
 @needs_own_environment()
 def test_setting_up_again_installs_nothing():
     assert shutil.which("make")

@@ -309,6 +309,7 @@ def test_one_of_two_imports_of_a_name_may_be_missing(tmp_path):
     assert "package Queue" in checked(tmp_path)[1]
 
 
+@pytest.mark.slow("several starts of the command")
 def test_a_script_inside_its_own_package_is_read_with_the_modules_beside_it(tmp_path, monkeypatch):
     for folder in ("src/game/worker", "src/game/lib"):
         (tmp_path / folder).mkdir(parents=True)

@@ -80,6 +80,7 @@ def test_a_log_that_was_full_for_long_says_how_much_is_missing(tmp_path, small_d
     assert ["not written any more" in text for text in said] == [True, False]
 
 
+@pytest.mark.slow("logs on a full disk have a fast case")
 def test_output_that_goes_to_a_full_disk_does_not_end_the_job(tmp_path, small_disk):  # noqa: F811
     write_script(tmp_path, "import os\nprint('x' * 100_000)\nopen(f'done.{os.environ[\"RANK_ID\"]}', 'w')")
     small_disk.fill()
@@ -97,6 +98,7 @@ print("trained", subprocess.getoutput("echo data"))
 """
 
 
+@pytest.mark.slow("several commands on a full disk")
 def test_where_temporary_files_have_no_room_a_script_runs_and_what_needs_them_says_so(tmp_path, small_disk):  # noqa: F811
     small_disk.fill(left_bytes=8192)  # enough for Python, which tries four bytes
     temporary = {"TMPDIR": str(small_disk.path)}

@@ -266,6 +266,7 @@ def test_a_rank_that_frees_an_iterator_of_keras_waits_for_no_rank():
             lock.release()
 
 
+@pytest.mark.slow("a start for one kind of wait")
 def test_a_rank_that_frees_garbage_inside_tensorflow_waits_for_no_rank():
     """Garbage can hold iterators; see the case above."""
 

@@ -126,6 +126,7 @@ def test_the_end_of_a_forked_process_is_not_that_of_its_rank(healthy):
     assert sorted(said) == ["", "[rank 1] ", "[rank 2] "]
 
 
+@pytest.mark.slow("a job for one line")
 def test_the_last_line_is_one_of_its_own_when_a_rank_is_stopped_in_the_middle_of_one(tmp_path):
     write_script(
         tmp_path,

@@ -355,6 +355,7 @@ def test_there_are_enough_of_them(capsys):
     assert len(CASES) >= 200
 
 
+@pytest.mark.slow("starts every command twice")
 def test_a_folder_that_a_command_made_serves_it_again_and_only_once_at_a_time(tmp_path):
     """New, empty, own; what a stranger has put beside stays; two at once are refused, and a killed one is no matter."""
     write_script(
@@ -427,6 +428,7 @@ def test_what_somebody_saves_into_a_folder_while_a_command_runs_stays(tmp_path):
     assert [(tmp_path / "rec" / name).read_text() for name in ("notes.txt", "rank_0/notes.txt")] == ["mine", "mine"]
 
 
+@pytest.mark.slow("a job for one folder")
 def test_ranks_that_another_launcher_started_share_their_folder(tmp_path):
     write_script(tmp_path, "import time\ntime.sleep(1)\nprint('ran')")
     ranks = [{"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2"} for rank in range(2)]

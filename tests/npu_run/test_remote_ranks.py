@@ -119,6 +119,7 @@ def test_output_logs_and_devices_are_those_of_ranks_of_this_machine(tmp_path, ss
     assert {"devices 6 6", "[rank 1] devices 4 4", "[rank 1] unfinished"} <= set(out)
 
 
+@pytest.mark.slow("jobs on this host have a fast case")
 def test_a_job_on_other_hosts_is_started_again_after_each_failure_and_nothing_stays_behind(tmp_path, ssh):
     ways = {
         "raise ValueError('bad batch')": (1, "ended with ValueError: bad batch"),
@@ -152,6 +153,7 @@ def test_a_job_on_other_hosts_is_started_again_after_each_failure_and_nothing_st
     assert_all_gone([int(pid) for file in tmp_path.glob("pids.*") for pid in file.read_text().split()])
 
 
+@pytest.mark.few_fast(1, "the other signal takes the same way")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_signals_to_the_launcher_end_everything(tmp_path, ssh, number, code):
     process, pids = start_waiting(tmp_path, ssh)

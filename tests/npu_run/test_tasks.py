@@ -60,6 +60,7 @@ def test_each_task_runs_one_rank_in_its_own_environment(tmp_path):
     assert os.listdir(tmp_path) == ["train.py"]
 
 
+@pytest.mark.slow("jobs of ranks that npu-run starts have a fast case")
 @needs_horovod
 @pytest.mark.ranks(2)
 def test_a_job_of_tasks_is_started_again_on_the_same_tasks(tmp_path):
@@ -87,6 +88,7 @@ def test_a_job_of_tasks_is_started_again_on_the_same_tasks(tmp_path):
     assert finish(other) == (0, "")
 
 
+@pytest.mark.slow("signals to the launcher have a fast case")
 @needs_horovod
 @pytest.mark.ranks(2)
 def test_what_only_one_task_is_told_becomes_an_ordered_end_of_all(tmp_path):
@@ -120,6 +122,7 @@ def test_what_only_one_task_is_told_becomes_an_ordered_end_of_all(tmp_path):
     assert finish(other) == (75, "")
 
 
+@pytest.mark.few_fast(1, "the other task takes the same way")
 @needs_horovod
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("dying", [0, 1])

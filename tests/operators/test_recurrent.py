@@ -210,6 +210,7 @@ def test_layers_train_in_a_graph_with_a_batch_of_any_size(any_graph):
         assert all(np.isfinite(losses))
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("make", [DynamicRNN, DynamicGRUV2])
 @pytest.mark.parametrize("batch, entries", [(BATCH, BATCH), (None, 16)])
 @pytest.mark.parametrize("steps, value", [(STEPS, STEPS), (None, 1)])

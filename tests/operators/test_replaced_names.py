@@ -95,6 +95,7 @@ def test_what_computes_takes_tensorflow_as_it_was():
         assert not {name for name in names if name.partition(".")[0] == "tensorflow"}, path
 
 
+@pytest.mark.few_fast(1, "the other names are replaced in the same way")
 @pytest.mark.parametrize("calls", [OF_OPERATORS, OF_OPTIMIZERS], ids=["operators", "optimizers"])
 def test_nothing_of_ours_calls_what_a_script_has_put_in_its_place(tmp_path, calls):
     names = sorted(set().union(*map(names_in, FILES)))

@@ -111,6 +111,7 @@ def test_together_is_one_by_one(name, given):
     _assert_alike_in_states(fused.states(), one_by_one.states())
 
 
+@pytest.mark.slow("every optimizer on every kind of variable")
 def test_reference_variables_and_narrow_ones():
     for arguments in ({"use_resource": False}, {"dtype": np.float16}, {"dtype": np.float64}):
         one_by_one = Training(lambda: tf1.LAMB(0.01, weight_decay=0.1), **arguments).run(_gradients())
@@ -118,7 +119,7 @@ def test_reference_variables_and_narrow_ones():
         _assert_alike(fused.values(), one_by_one.values(), 1e-3 if "dtype" in arguments else 2e-6)
 
 
-@pytest.mark.few_fast(1, "other optimizers are saved alike")
+@pytest.mark.slow("checkpoints in both directions")
 @pytest.mark.parametrize("name", ["LAMB", "Adam", "SGD"])
 def test_checkpoints_do_not_tell_how_they_were_made(name, tmp_path):
     def training(fused):
@@ -206,6 +207,7 @@ def test_keras_optimizers_update_together_too():
         tf1.LAMB(fused=1)
 
 
+@pytest.mark.slow("fused optimizers of Keras have a fast case")
 def test_in_an_npu_keras_optimizer():
     def trained(fused):
         tf.keras.backend.clear_session()  # so that layers have the same names

@@ -241,7 +241,7 @@ def test_ranks_cannot_share_an_update_that_needs_the_norm_of_all_gradients(modul
     NPUDistributedOptimizer(module.LAMB(), is_weight_update_sharding=True)
 
 
-@pytest.mark.few_fast(1, "other generations of Keras")
+@pytest.mark.slow("parity/test_keras.py saves one optimizer")
 @pytest.mark.parametrize("module", [keras, keras_legacy])
 def test_keras_models_with_our_optimizers_are_saved_and_go_on(module, tmp_path):
     def compiled(optimizer):

@@ -74,6 +74,7 @@ def test_on_one_process_the_function_is_that_of_the_bare_optimizer(name):
     assert len(bare) > 10
 
 
+@pytest.mark.few_fast(["current adam"], "both optimizers of Keras take the same way")
 @EACH_GENERATION
 def test_in_a_tf1_graph_too(name):
     if name == "current adam":
@@ -102,7 +103,7 @@ def test_in_a_tf1_graph_too(name):
     assert readings == [512.0, 1, 3]
 
 
-@pytest.mark.few_fast(1, "other generations of Keras take the same way")
+@pytest.mark.slow("XLA compiles a training")
 @EACH_GENERATION
 def test_a_step_that_is_compiled_as_a_whole_trains_alike(name):
     """XLA orders arithmetic as it likes, so that only graphs without another operator give the same bits."""

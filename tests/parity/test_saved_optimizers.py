@@ -108,7 +108,7 @@ def _goes_on(keras, make, *how):
     return "" if all(np.array_equal(*pair) for pair in pairs) else "other weights"
 
 
-@pytest.mark.few_fast(len(_FIRST) - (not IS_BESIDE), "every other optimizer")
+@pytest.mark.slow("test_keras.py has one optimizer")
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_saved_model_goes_on_where_one_with_the_bare_optimizer_does(name, tmp_path):
     is_keras_3 = name.startswith(("keras3", "ours 3"))

@@ -96,6 +96,7 @@ def check_against_numpy(results):
                 np.testing.assert_allclose(own[name], of_group, rtol=2e-5, atol=2e-6, err_msg=f"{family}, rank {rank}")
 
 
+@pytest.mark.slow("a fast case has the numbers of updates")
 @pytest.mark.ranks(2)
 def test_every_rank_updates_with_moments_of_its_own(on_ranks):
     check_against_numpy(on_ranks(2, trained_by_adams, list(ADAMS), [1]))

@@ -115,6 +115,7 @@ def _fit(folder, steps_per_epoch):
     return int(model.optimizer.iterations), len(history.epoch), weights, model.get_weights()
 
 
+@pytest.mark.few_fast(1, "other numbers of batches")
 @pytest.mark.parametrize("steps_per_epoch, steps, epochs", [(None, 10, 2), (4, 5, 2)])
 def test_epochs_of_keras_end_with_the_last_step_of_the_shortest_rank(
     on_ranks, tmp_path, steps_per_epoch, steps, epochs

@@ -111,6 +111,7 @@ def test_only_rank_0_writes(on_ranks, tmp_path, kind):
     assert files_of_rank_1 == []
 
 
+@pytest.mark.few_fast(1, "both estimators take the same way")
 @pytest.mark.parametrize("kind", ["NPUEstimator", "Estimator"])
 def test_a_shared_folder_at_its_last_step_ends_on_every_rank(on_ranks, tmp_path, kind):
     on_ranks(2, train, str(tmp_path), 5, kind, True)
@@ -145,6 +146,7 @@ def input_fn_of_this_rank():
     return lambda: input_fn(communicator.rank, communicator.size)
 
 
+@pytest.mark.slow("resumed jobs have a fast case")
 def test_a_number_of_steps_is_counted_from_rank_0s_checkpoint(on_ranks, tmp_path):
     assert on_ranks(2, train_for_some_steps, str(tmp_path), 5) == [5, 5]
     assert on_ranks(2, train_for_some_steps, str(tmp_path), 4) == [9, 9]
@@ -232,6 +234,7 @@ def logged_losses(folder, every_n_steps):
     return sorted({step - step % every_n_steps for step in steps})
 
 
+@pytest.mark.slow("a training for its log")
 def test_every_rank_logs_its_loss_as_often_as_asked(on_ranks, tmp_path):
     assert on_ranks(2, logged_losses, str(tmp_path / "two"), 2) == [[0, 2, 4]] * 2
     assert on_ranks(2, logged_losses, str(tmp_path / "none"), None) == [[], []]

@@ -7,6 +7,7 @@ import pytest
 from tests.goldens import cases, checks
 
 
+@pytest.mark.few_fast(["function"], "test_keras.py trains by `fit` on two ranks")
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("way", cases.FUNCTIONS)
 def test_training_of_two_is_that_of_the_model_in_numpy(on_ranks, way):

@@ -215,6 +215,7 @@ def eager_and_in_a_function():
     return eager, traced
 
 
+@pytest.mark.slow("the collectives have cases for each way")
 @pytest.mark.ranks(2)
 def test_eager_execution_and_functions_give_the_same(on_ranks):
     for eager, traced in on_ranks(2, eager_and_in_a_function):
@@ -456,6 +457,7 @@ def a_pair_among_three():
     return values
 
 
+@pytest.mark.slow("groups of four ranks")
 @pytest.mark.ranks(3)
 def test_two_ranks_of_a_group_send_to_each_other(on_ranks):
     results = on_ranks(3, a_pair_among_three)

@@ -57,6 +57,7 @@ def train_and_read(folder, kind, has_listeners):
     return seen, told, wrote
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("has_listeners", [False, True])
 @pytest.mark.parametrize("kind", ["npu", "plain", "of version 1"])
 def test_numbers_are_the_scripts_on_every_rank(on_ranks, tmp_path, kind, has_listeners):

@@ -77,6 +77,7 @@ def test_loops_skip_one_step_and_end_with_the_data_like_single_steps(on_ranks, t
         assert looped[0][2][name].tobytes() == looped[1][2][name].tobytes()
 
 
+@pytest.mark.slow("session/precision has the switch, and loops on ranks a fast case")
 def test_ranks_switch_their_precision_before_the_same_loop(on_ranks, tmp_path):
     # Half of 16 is step 8; loops start at 0, 4, 8 (7 after the skipped step) and so on.
     for steps, low, _ in on_ranks(2, train, str(tmp_path), 4, 16, "fast|step|0.5"):

@@ -107,7 +107,7 @@ def trained_with(run_name, generation, wrappers):
     return {wrapper: trained(run_name, generation, wrapper) for wrapper in wrappers}
 
 
-@pytest.mark.few_fast(2, "other ways to train and generations of Keras")
+@pytest.mark.few_fast(["fit-current"], "both optimizers of Keras take the same way")
 @pytest.mark.parametrize("run_name, generation", RUNS)
 def test_two_ranks_equal_one_process_with_the_whole_batch(on_ranks, run_name, generation):
     alone = trained(run_name, generation, "bare")
@@ -131,6 +131,7 @@ def fit_with_an_overflow_on_rank_1(generation, wrapper):
     return state_of(model), int(optimizer.iterations), float(optimizer.loss_scale), skipped
 
 
+@pytest.mark.few_fast(["current-dynamic"], "both optimizers of Keras take the same way")
 @pytest.mark.parametrize(
     "generation, wrapper", [("current", "dynamic"), ("legacy", "dynamic"), ("current", "keras scaling")]
 )
@@ -196,6 +197,7 @@ def transfers_in_a_step(generation, wrapper):
     return counts
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("wrapper", ["distributed", "in place", "scaled"])
 @pytest.mark.parametrize("generation", BARE)
 def test_gradients_travel_once_through_whichever_door_they_come(on_ranks, generation, wrapper):
@@ -328,6 +330,7 @@ def accumulated_from_the_first_batch(knows_its_input):
     return model.get_weights()[0].tolist()
 
 
+@pytest.mark.few_fast(1, "the other order takes the same way")
 @pytest.mark.parametrize("knows_its_input", [True, False])
 def test_the_callback_leaves_each_rank_its_sums(on_ranks, knows_its_input):
     """The gradient is 1 on rank 0 and 3 on rank 1."""
@@ -476,12 +479,13 @@ def outputs_after_loading(keras, path):
     return model.predict(batches).tolist(), loaded.predict(batches).tolist()
 
 
+@pytest.mark.slow("the layers take the same way as those that rank 0 has adapted")
 def test_layers_from_a_file_stay_adapted(tmp_path):
     expected, found = outputs_after_loading(tf.keras, str(tmp_path / "model.keras"))
     assert found == expected
 
 
-@pytest.mark.few_fast("each", "not every pair")
+@pytest.mark.few_fast(1, "the other ways to adapt end in the same broadcast")
 @pytest.mark.parametrize("is_adapted_elsewhere", [False, True])
 @pytest.mark.parametrize("in_loop", [False, True])
 def test_layers_that_rank_0_has_adapted_are_so_everywhere(on_ranks, tmp_path, is_adapted_elsewhere, in_loop):
@@ -505,6 +509,7 @@ def rates_said(keras_name, is_everywhere):
     return [line for line in lines if "different numbers" in line]
 
 
+@pytest.mark.slow("a training for one warning")
 def test_rank_0_says_that_a_callback_has_set_the_rate_on_some_ranks(on_ranks):
     (line,), silent = on_ranks(2, rates_said, "tf.keras", False)
     assert "ranks 0 to 1 train with different numbers: learning_rate is [0.125, 0.25]. " in line
@@ -538,5 +543,6 @@ def assert_bad_weights_are_told(on_ranks, keras_name):
     assert on_ranks(2, bad_weights_said, keras_name, 1.0) == [([], True), ([], True)]
 
 
+@pytest.mark.slow("a training for one warning")
 def test_rank_0_says_that_weights_are_nan_even_if_its_loss_is_finite(on_ranks):
     assert_bad_weights_are_told(on_ranks, "tf.keras")

@@ -99,6 +99,7 @@ def in_scopes_of_ranks():
         return session.run(results)
 
 
+@pytest.mark.few_fast(["2"], "three ranks compare like two")
 @pytest.mark.parametrize("size", [2, 3])
 def test_scopes_may_differ_between_ranks(on_ranks, size):
     total = sum(range(1, size + 1))

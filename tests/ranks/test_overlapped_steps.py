@@ -211,6 +211,7 @@ def train_by_trial(steps_per_run, runs):
         return kept, session.run({variable.name: variable for variable in tf1.global_variables()})
 
 
+@pytest.mark.slow("for speed and not for numbers")
 def test_ranks_try_both_ways_and_keep_the_same_one(on_ranks):
     expected = on_ranks(2, train_by_trial, 1, 50)
     found = on_ranks(2, train_by_trial, 5, 10)

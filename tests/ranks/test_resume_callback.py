@@ -65,6 +65,7 @@ def test_a_resumed_fit_ends_as_one_that_was_not_interrupted(on_ranks, tmp_path):
     assert os.listdir(tmp_path / "cut") == ["model.keras"]
 
 
+@pytest.mark.few_fast(1, "the other takes the same way")
 @pytest.mark.parametrize("is_wrapped", [False, True])
 def test_numbers_that_were_set_during_training_are_set_again(tmp_path, is_wrapped):
     """A scheduler has changed the rate, which every optimizer keeps in another place than its slots."""

@@ -168,7 +168,7 @@ def train_with_overflows(is_sharded, is_distributed, steps=30):
         )
 
 
-@pytest.mark.few_fast(1, "the same decision")
+@pytest.mark.slow("test_training.py has the decision")
 @pytest.mark.parametrize("is_distributed", [True, False])
 def test_an_overflow_anywhere_skips_the_step_on_every_rank(on_ranks, is_distributed):
     expected, expected_slots, trace = on_ranks(2, train_with_overflows, False, is_distributed)[0]
@@ -307,6 +307,7 @@ def train_variables_of_16_bits(is_sharded, folder):
         return saver.save(session, f"{folder}/narrow_{is_sharded}_{collective.current().rank}")
 
 
+@pytest.mark.slow("sharding and 16-bit variables have cases of their own")
 def test_checkpoints_hold_the_float32_values_of_16_bit_variables_of_all_ranks(on_ranks, tmp_path):
     sharded, whole = (
         contents(on_ranks(2, train_variables_of_16_bits, is_sharded, str(tmp_path))[0]) for is_sharded in (True, False)
@@ -430,7 +431,7 @@ def two_losses(kinds, is_sharded, folder):
         return saver.save(session, f"{folder}/{collective.current().rank}_{is_sharded}")
 
 
-@pytest.mark.few_fast(1, "other optimizers")
+@pytest.mark.slow("two optimizers, each as in the other cases")
 @pytest.mark.parametrize("kinds", [("adam", "adam"), ("adam", "sgd")])  # with slots, and without
 def test_two_sharded_optimizers_in_one_graph(on_ranks, tmp_path, kinds):
     expected, *_ = on_ranks(2, two_losses, kinds, False, str(tmp_path))

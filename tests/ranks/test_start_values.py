@@ -161,6 +161,7 @@ def broadcast_by_the_script(how):
     return np.array(values).tolist(), lines
 
 
+@pytest.mark.few_fast(1, "other ways to broadcast")
 @pytest.mark.parametrize("how", ["hook", "op", "collective"])
 def test_a_script_that_broadcasts_hears_nothing(on_ranks, how):
     for values, lines in on_ranks(2, broadcast_by_the_script, how):
@@ -180,6 +181,7 @@ def fitted_without_an_input(callbacks):
     return lines, model.weights[0].numpy().item()
 
 
+@pytest.mark.few_fast(1, "the other way of `fit`")
 @pytest.mark.parametrize("callbacks", [True, False])
 def test_who_has_the_callback_is_not_told_to_add_it(on_ranks, callbacks):
     (lines, weight), *others = on_ranks(2, fitted_without_an_input, callbacks)
@@ -251,6 +253,7 @@ def restored_on_rank_0(folder, trainer):
     return values, expected, lines
 
 
+@pytest.mark.few_fast(1, "other variables take the same way")
 @pytest.mark.parametrize(("size", "trainer"), [SHARDED, (2, "loss scale"), (3, "loss scale")])
 def test_what_rank_0_alone_has_restored_all_ranks_go_on_from(on_ranks, tmp_path, size, trainer):
     outcomes = on_ranks(size, restored_on_rank_0, str(tmp_path), trainer)

@@ -102,7 +102,7 @@ def waits_for_last_fragment(model, optimizer, is_tailing):
     return sorted(waiting), sorted(waiting - computed_from(nodes, [last])), sorted(updates)
 
 
-@pytest.mark.few_fast(3, "every model")
+@pytest.mark.few_fast(1, "other optimizers")
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "lamb"])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_what_is_not_made_of_the_last_fragment_does_not_wait_for_it(on_ranks, model, optimizer):
@@ -134,6 +134,7 @@ def transfers_that_wait(most):
     return waits, sorted(number for number, name in transfers.items() if name in behind[decision])
 
 
+@pytest.mark.slow("for speed and not for numbers")
 @pytest.mark.horovod("its operators are counted")
 def test_as_many_transfers_are_under_way_as_asked_for_and_the_last_waits_for_the_decision(on_ranks):
     waits, after_decision = on_ranks(2, transfers_that_wait, 1)[0]
@@ -167,7 +168,7 @@ def superfluous_waits_when_freed(model, way, is_classic):
 
 
 @pytest.mark.horovod("the pass finds its all-reduces")
-@pytest.mark.few_fast(1, "every model")
+@pytest.mark.slow("test_tailing_pass.py has the pass")
 @pytest.mark.parametrize("way", ["NPULossScaleOptimizer", "scale outside", "scale inside"])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_of_graphs_that_others_have_built_too(on_ranks, model, way):

@@ -317,6 +317,7 @@ def train_estimator(folder, is_tailing):
     return estimator.get_variable_value("kernel").tolist(), int(estimator.get_variable_value("global_step")), report
 
 
+@pytest.mark.slow("a session runs the same pass")
 def test_an_estimator_runs_the_pass_when_its_options_say_so(on_ranks, tmp_path):
     plain, tailed = (
         on_ranks(2, train_estimator, str(tmp_path / name), is_tailing)

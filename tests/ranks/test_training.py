@@ -117,7 +117,7 @@ def test_ranks_agree_on_every_decision_and_tailing_changes_nothing(on_ranks, ran
     assert 5 < sum(expected_skips) < 45
 
 
-@pytest.mark.few_fast(1, "the same order of scale and reduction")
+@pytest.mark.slow("the usual order has a fast case")
 @pytest.mark.parametrize("wrapper", SCALE_INSIDE)
 def test_ranks_agree_when_the_reduction_is_around_the_loss_scale(on_ranks, wrapper):
     """An Inf that one rank alone has had, and clipping hides, skips the step on the other one, too."""
@@ -284,6 +284,7 @@ def transfers_behind_the_decision(bytes_at_once):
     return [name.rpartition("_fragment_")[2].partition("_")[0] for name in names]
 
 
+@pytest.mark.slow("test_tail_structure.py has what waits")
 def test_a_large_last_fragment_does_not_wait_for_the_decision(on_ranks):
     assert on_ranks(2, transfers_behind_the_decision, "400") == [["29"]] * 2
     assert on_ranks(2, transfers_behind_the_decision, "399") == [[]] * 2

@@ -395,6 +395,7 @@ def test_a_script_that_only_imports_the_package_is_told(tmp_path, first):
     assert (code, len(told)) == (0, 1), output
 
 
+@pytest.mark.slow("a start of its own to see no message")
 def test_one_rank_says_nothing():
     names = ["session", "fit, current", "fit, stock"]
     assert _said(names, "APART") == dict.fromkeys(names, [])

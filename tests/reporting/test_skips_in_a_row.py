@@ -91,6 +91,7 @@ def test_keras_tells_of_a_loss_that_is_nan_where_no_step_is_skipped(rate, told, 
     assert len(warnings_in(caplog, "loss: it is NaN. Expected a number; got NaN in fit.")) == told
 
 
+@pytest.mark.few_fast(1, "another number of batches")
 @pytest.mark.parametrize("batches, told", [(6, "the gradients of 2 batches are not applied yet"), (8, None)])
 def test_keras_tells_of_gradients_that_wait_for_more_batches(batches, told, caplog):
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[2])])
@@ -130,6 +131,7 @@ def test_a_plain_estimator_tells_it_without_a_hook(tmp_path, caplog):
     assert len(warnings_in(caplog)) == len(warnings_in(caplog, IN_VAIN)) == 1
 
 
+@pytest.mark.few_fast(1, "the other way of `fit`")
 @pytest.mark.parametrize("with_report", [True, False])
 def test_keras_tells_it(with_report, tmp_path, caplog):
     model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])

@@ -85,6 +85,7 @@ class LeavesOut(tf.estimator.SessionRunHook):
         self.secs.append(secs)
 
 
+@pytest.mark.slow("an estimator for one number")
 def test_the_time_of_evaluations_is_no_time_of_the_training(tmp_path):
     estimator = NPUEstimator(model_fn, config=NPURunConfig(model_dir=str(tmp_path), save_checkpoints_steps=2))
     training, taken = LeavesOut(), []

@@ -62,6 +62,7 @@ def _train(kind, folder, seen, **options):
     return estimator, {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
 
 
+@pytest.mark.few_fast(1, "both estimators take the same way")
 @pytest.mark.parametrize("kind", [NPUEstimator, tf.estimator.Estimator])
 def test_unseeded_training_repeats_its_bits_and_leaves_the_process_alone(tmp_path, kind, caplog):
     seen = []

@@ -63,6 +63,7 @@ def test_sides_and_layers(tmp_path, mode, sides):
         np.testing.assert_array_equal(arrays["project", "output", 0], arrays["activate", "input", 0])
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("mode", ["input", "output", "all"])
 @pytest.mark.parametrize("is_classic", [False, True])
 def test_training_has_the_same_bits(tmp_path, mode, is_classic):
@@ -74,6 +75,7 @@ def test_training_has_the_same_bits(tmp_path, mode, is_classic):
     assert sorted(step_folders(tmp_path, "update")) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.few_fast(1, "both estimators take the same way")
 @pytest.mark.parametrize("kind", [NPUEstimator, tf.estimator.Estimator])
 def test_estimators_count_training_steps(tmp_path, kind):
     folder = tmp_path / "dump"
@@ -95,6 +97,7 @@ def test_monitored_session_dumps_what_a_session_dumps(tmp_path):
     np.testing.assert_array_equal(one["project", "output", 0], other["project", "output", 0])
 
 
+@pytest.mark.slow("an estimator in three modes")
 def test_evaluation_and_prediction_have_folders_of_their_own(tmp_path):
     dump = DumpConfig(enable_dump=True, dump_path=str(tmp_path), dump_layer="project", dump_step="0")
     estimator = NPUEstimator(model_fn, config=NPURunConfig(model_dir=str(tmp_path / "model"), dump_config=dump))

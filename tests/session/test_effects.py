@@ -59,6 +59,7 @@ def test_use_off_line_false_leaves_the_session_alone(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("kind", [NPUEstimator, tf.estimator.Estimator])
 @pytest.mark.parametrize("placement, device", [("Host", "/device:CPU:0"), ("Device", "")])
 def test_variables_live_where_they_are_told_to(tmp_path, kind, placement, device):

@@ -32,6 +32,7 @@ def train_session(folder, is_resource, stages, last):
     return dealt
 
 
+@pytest.mark.few_fast(1, "the other takes the same way")
 @pytest.mark.parametrize("is_resource", [False, True])
 def test_a_count_that_a_checkpoint_lacks_goes_on_from_its_steps(tmp_path, is_resource):
     folder = str(tmp_path)

@@ -382,6 +382,7 @@ TRAININGS = ["train", "train_and_evaluate", "stock_train", "session", "stock_ses
 UNFINISHED = "model.ckpt-6_temp/part-00000-of-00001.data-00000-of-00001"
 
 
+@pytest.mark.slow("several trainings side by side")
 def test_beside_a_training_others_read_and_do_not_train(tmp_path, warm_python):
     folder, said = tmp_path / "model", []
     (tmp_path / "beside.py").write_text(BESIDE)
@@ -432,6 +433,7 @@ def input_fn_in_graph():
     return {"x": tf.constant([1.0])}
 
 
+@pytest.mark.few_fast(1, "the other training takes the same way")
 @pytest.mark.parametrize("train", [_train_stock, _train_monitored])
 def test_stock_trainings_hold_their_folder_while_they_train(tmp_path, train):
     holders = []

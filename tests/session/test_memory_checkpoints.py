@@ -253,6 +253,7 @@ def test_a_damaged_copy_is_left_out(only_of_job, monkeypatch, tmp_path):
     assert not [name for name in os.listdir(folder) if "-5" in name], "nothing half-written is left"
 
 
+@pytest.mark.few_fast(2, "other steps")
 @pytest.mark.parametrize(
     ("saved_at", "copied_at", "goes_on_from"),
     [
@@ -447,6 +448,7 @@ def test_who_listens_to_checkpoints_finds_them_on_the_disk(tmp_path):
     assert seen == [0, 2, 4, 6]
 
 
+@pytest.mark.slow("jobs that end in several ways")
 def test_nothing_is_left_in_memory(tmp_path):
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})

@@ -55,6 +55,7 @@ def test_other_graphs_know_nothing():
         assert of_graph.options_of_current_graph() is None
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("kind", [NPUEstimator, tf.estimator.Estimator])
 @pytest.mark.parametrize("configured, built", [(False, False), (False, True), (True, False), (True, True)])
 def test_tailing_of_the_optimizer_counts_and_a_difference_warns_once(tmp_path, kind, configured, built, caplog):

@@ -219,6 +219,7 @@ def test_a_folder_of_the_same_name_beside_the_script_is_the_users(tmp_path):
     assert (code, output) == (0, "ours 1 ours, too\n")
 
 
+@pytest.mark.slow("several starts")
 def test_the_project_around_the_script_sees_tensorflow_1_through_pythonpath(tmp_path):
     for name in ("tools", "models", "site-packages"):
         (tmp_path / name).mkdir()

@@ -172,6 +172,7 @@ PyMODINIT_FUNC PyInit_bbox(void) { return PyModuleDef_Init(&definition); }
 """
 
 
+@pytest.mark.slow("compiles a module")
 def test_compiled_modules_of_the_script_find_old_names_of_numpy(tmp_path):
     if shutil.which("gcc") is None:
         pytest.skip("no compiler")

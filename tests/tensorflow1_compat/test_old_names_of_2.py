@@ -102,6 +102,7 @@ OF_LEGACY = {
 }
 
 
+@pytest.mark.few_fast(1, "the other class takes the same way")
 @pytest.mark.parametrize("kind", ["a subclass", pytest.param("a wrapper", marks=beside_addons)])
 def test_optimizers_are_those_that_keras_had(tmp_path, kind):
     training = """
@@ -118,6 +119,7 @@ def test_optimizers_are_those_that_keras_had(tmp_path, kind):
     assert code == 0 and output.splitlines()[-1] == "weight 0.5", output
 
 
+@pytest.mark.slow("a start of its own")
 def test_the_modules_of_a_script_that_imports_npu_device(tmp_path):
     script = """
         import tensorflow as tf

@@ -31,6 +31,7 @@ def test_eager_is_off_after_npu_init_where_nothing_has_run(tmp_path):
     assert (code, output) == (0, "False 2\n") and "npu-run" not in errors
 
 
+@pytest.mark.slow("several starts")
 def test_what_is_out_of_reach_is_one_line_that_names_npu_run(tmp_path):
     write_script(
         tmp_path,

@@ -115,6 +115,7 @@ def test_damaged_files_are_one_sentence(tmp_path, kind, said):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow("large files")
 def test_files_larger_than_the_memory_are_compared():
     """Half a gigabyte in files without content; the process may grow by a fifth of that."""
     code = """

@@ -47,6 +47,7 @@ def test_quantiles_are_those_of_tables(chance, freedom, expected):
     assert t_quantile(chance, freedom) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("count", [20, STEPS])
 def test_repeats_raise_no_alarm(noise, count):

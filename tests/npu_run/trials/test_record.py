@@ -320,6 +320,7 @@ def test_fit_of_keras_in_a_graph_is_recorded(command, trials, tmp_path):
     assert command(replay, "recorded", "train.py")[0] == 0, trials.printed
 
 
+@pytest.mark.slow("sessions have fast cases")
 def test_fit_of_tensorflow_2_is_recorded(command, trials, tmp_path):
     text = FIT.replace("tf.contrib  # of version 1", "import npu_device")
     text = text.replace("Dense(1)])", "Dense(1), tf.keras.layers.Dropout(0.2)])")
@@ -334,6 +335,7 @@ def test_fit_of_tensorflow_2_is_recorded(command, trials, tmp_path):
     assert code == 1 and "the loss of step 1 is" in output, output + trials.printed
 
 
+@pytest.mark.slow("sessions have fast cases")
 @pytest.mark.parametrize("keras", KERASES)
 def test_fit_of_a_model_without_an_input_shape_is_recorded(command, trials, tmp_path, keras):
     """As README's: it has no weights before its first batch."""
@@ -373,6 +375,7 @@ def test_a_script_that_races_with_itself_is_told(command, tmp_path):
     assert code == 1 and "not repeatable, not even on the recording machine: a step writes global_step (" in output
 
 
+@pytest.mark.slow("test_outputs.py has the rule for all commands")
 def test_the_same_folders_serve_again_and_what_others_have_put_there_stays(recorded, command, tmp_path):
     (tmp_path / "recorded" / "notes.txt").write_text("mine")
     assert command(record, "--steps", 2, "train.py", 1)[0] == 0

@@ -122,6 +122,7 @@ def test_estimators_write_to_the_folder_of_the_trial(trials, tmp_path):
     assert len(losses) == 5 and losses[0] > losses[-1]
 
 
+@pytest.mark.slow("sessions are watched in the same way")
 def test_a_fit_is_watched(trials, tmp_path):
     script = write_script(tmp_path, KERAS)
     for draw in (0, 1):
@@ -138,6 +139,7 @@ OF_NPU = OF_NPU.replace("import numpy", "from npu_bridge.npu_init import NPUEsti
 OF_NPU = OF_NPU.replace("for name in", 'config = NPURunConfig(model_dir="out", iterations_per_loop=5)\nfor name in')
 
 
+@pytest.mark.few_fast(1, "other ways to train")
 @pytest.mark.parametrize("text", [SESSION, ESTIMATOR, OF_NPU], ids=["session", "estimator", "npu"])
 def test_a_script_is_ended_after_some_steps(trials, tmp_path, text):
     folder = tmp_path / "trial"

@@ -53,6 +53,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow("a process without oneDNN; test_imitation.py has the numbers")
 @pytest.mark.ranks(2)
 @needs_horovod
 def test_where_tensorflow_lowers_nothing_bfloat16_is_imitated_and_that_is_said(tmp_path):

@@ -67,6 +67,7 @@ def losses_of(build, mode):
             return [session.run([loss, train_op])[0] for _ in range(3)]
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("mode", ["cube_fp16in_fp32out", "mixed_float16", "fp16"])
 @pytest.mark.parametrize("model", ["loop", "loop in functions", "calls", "convolution"])
 def test_imitated_float16_trains(model, mode, monkeypatch):
@@ -142,6 +143,7 @@ def graph_with_a_loop(monkeypatch):
     (tf1.enable_control_flow_v2 if are_functions else tf1.disable_control_flow_v2)()
 
 
+@pytest.mark.slow("loops and late attachment have cases of their own")
 def test_a_session_with_a_loop_that_is_attached_after_its_first_runs(graph_with_a_loop):
     precision, config, outputs, train = graph_with_a_loop
     creator = tf1.train.ChiefSessionCreator(config=config)
@@ -177,6 +179,7 @@ def outputs_and_gradient(build, weights):
     return tf.identity(outputs), tf.identity(gradient)
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("mode", ["mixed_bfloat16", "cube_fp16in_fp32out", "origin"])
 @pytest.mark.parametrize("build", [perceptron, recurrent, conditional, by_calls])
 def test_functions_compute_what_sessions_do(build, mode, monkeypatch):

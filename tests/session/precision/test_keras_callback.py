@@ -173,6 +173,7 @@ def test_resumed_and_repeated_fits():
     assert [policy == LOW for policy in by_epoch.policies] == [True] * 4 + [False] * 4
 
 
+@pytest.mark.slow("single steps have a fast case")
 def test_several_steps_in_one_execution():
     _, steps = fit(AccelerateTrainCallback("fast|step|0.5"), make_model(steps_per_execution=2))
     assert [policy == LOW for policy in steps.policies] == [True] * 2 + [False] * 2

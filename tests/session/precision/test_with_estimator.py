@@ -96,6 +96,7 @@ def test_without_a_hook_the_global_step_counts(tmp_path):
         assert kernels.seen == ["float16"] * 3 + ["float32"] * 3
 
 
+@pytest.mark.few_fast(1, "other steps")
 @pytest.mark.parametrize(
     "max_steps, expected",
     [
