@@ -1,4 +1,4 @@
-"""Sorts stages into their fixed order, and rejects stages that cannot be ordered."""
+"""Sorts stages by their places, which stage.py lists, and rejects stages that do not fit together."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ def _check_needs(stages, owner):
         if missing:
             names = ", ".join(name_of_stage(other) for other in stages)
             problem = f"{name_of_stage(stage)} needs {missing[0]}, which no other stage gives"
-            fix = "Add AllReduce." if missing[0] == "reduced gradients" else "Add OverflowCheck."
+            fix = f"Add a stage that gives {missing[0]}."
+            if missing[0] == "reduced gradients":
+                fix = "Set is_distributed=True, which averages gradients over the ranks."
             raise ValueError(message(owner, problem, f"a stage that gives {missing[0]}", f"only {names}", fix))
 
 

@@ -1,7 +1,8 @@
-"""Defines `Stage`, the base class of gradient transformations."""
+"""Defines `Stage`, the base class of gradient transformations, with the order of their places, and their roles."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from npu_bridge.gradients.step import Step, StepUpdate
 # The places of stages, in the order in which gradients pass them.
 PLACES = (
     "scale",  # the loss is multiplied, and the reduced gradients are divided
-    "freeze",  # some variables are left out of a step; `each_batch` also runs right after the backward pass
+    "freeze",  # some variables are left out of a step
     "accumulate",  # gradients of several batches are added up on this rank
     "local clip",  # this rank bounds the gradients that it sends
     "reduce",  # gradients of all ranks are combined
@@ -60,7 +61,8 @@ class Stage(KeywordChecksMixin):
         create_variables ─► scale_loss ─► backward pass ─► each_batch ─► before_reduce ─► all_reduce ─► after_reduce
           ─► (caller clips) ─► gate ─► update ─► after_update
 
-    In a TF 1 graph `create_variables` runs later: after the backward pass, and before `before_reduce`.
+    In a TF 1 graph `create_variables` runs later: after the backward pass, and before `before_reduce`. A
+    `SelectingStage` also runs `select_variables`, before `each_batch`.
 
     Stages with places after "verdict" run `each_batch` and `before_reduce` early: before other stages add up, clip,
     check and send this rank's gradients.
@@ -93,7 +95,7 @@ class Stage(KeywordChecksMixin):
 
     def __init_subclass__(cls, **keywords: Any):
         super().__init_subclass__(**keywords)
-        for name, found in vars(cls).items():
+        for name, found in vars(cls).items() if cls.__module__ != __name__ else ():
             role = _ROLES_WITH_HOOKS.get(name, "Stage")
             if role not in [base.__name__ for base in cls.__mro__]:
                 problem, expected = f"only a {role} has the hook {name}", f"a class derived from {role}"
@@ -108,6 +110,20 @@ class Stage(KeywordChecksMixin):
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
         return f"{type(self).__name__}({arguments})"
+
+    def __copy__(self) -> Stage:
+        """Makes a stage of equal settings, so that one list of stages serves several optimizers.
+
+        The copy is made from `get_config`, and has no variables. Without `get_config`, the attributes are copied.
+        """
+        if type(self).get_config is not Stage.get_config:
+            return type(self).from_config(self.get_config())
+        made = object.__new__(type(self))
+        vars(made).update(
+            (name, copy.copy(value) if isinstance(value, (dict, list, set)) else value)
+            for name, value in vars(self).items()
+        )
+        return made
 
     def get_config(self) -> dict:
         """Returns the constructor's arguments, which are saved with Keras models and must be equal on all ranks."""
@@ -268,8 +284,8 @@ class SynchronisingStage(ExchangingStage):
 
 def is_hook_overridden(stage_class: type[Stage], hook: str) -> bool:
     """Returns whether a class of stages overrides a hook; otherwise the hook does nothing."""
-    role = globals()[_ROLES_WITH_HOOKS.get(hook, "Stage")]
-    return issubclass(stage_class, role) and getattr(stage_class, hook) is not getattr(role, hook)
+    found = getattr(stage_class, hook, None)
+    return found is not None and found.__module__ != __name__
 
 
 def changes_gradients(stage: Stage, hooks: Sequence[str] = ("each_batch", "before_reduce", "after_reduce")) -> bool:

@@ -223,6 +223,24 @@ def test_one_list_of_stages_serves_several_optimizers():
     assert [variable.numpy() for variable in variables] == [-1.0, 0.0]
 
 
+def test_copies_of_stages_share_nothing_and_stay_of_their_class():
+    class Remembers(stages.Stage):
+        def __init__(self):
+            self.seen = {}
+
+    class FreezesLess(stages.Freeze):
+        pass
+
+    given = [Remembers(), FreezesLess({"kind": "explicit", "groups": 2, "sequence": [0, 1]})]
+    first, second = (npu_keras_optimizer(tf.keras.optimizers.SGD(1.0), stages=given) for _ in range(2))
+    one, other = (
+        {type(stage): stage for stage in made.backward_passes.pipeline.stages} for made in (first, second)
+    )
+    one[Remembers].seen["kernel"] = 1.0
+    assert other[Remembers].seen == given[0].seen == {}
+    assert one[FreezesLess] is not other[FreezesLess]
+
+
 class TwiceTheLoss(stages.LossStage):
     def scale_loss(self, loss, step):
         return 2.0 * loss

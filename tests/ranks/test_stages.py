@@ -186,6 +186,22 @@ def sent_as_a_whole():
     return found
 
 
+def squares_of_sums_that_are_too_large():
+    """Returns, on a rank, a variable after two updates; what the first did not send makes the second too large."""
+    kernel = tf.Variable(tf.zeros([4]))
+    pipeline = stages.pipeline("squares", is_distributed=True, stages=[stages.TopK(0.25)])
+    for gradient in ([1.2e19, 1.1e19, 0.0, 0.0], [0.0, 1.5e19, 0.0, 0.0]):
+        step = pipeline.begin()
+        pairs = pipeline.combine(step, [(tf.constant(gradient), kernel)])
+        pipeline.apply(step, pairs, lambda pairs: kernel.assign_add(tf.square(pairs[0][0])))
+    return kernel.numpy()
+
+
+def test_a_sum_with_what_was_not_sent_is_checked(on_ranks):
+    for values in on_ranks(2, squares_of_sums_that_are_too_large):
+        assert np.isfinite(values).all() and values[0] > 0.0
+
+
 @pytest.mark.slow("one to four ranks, one after the other")
 @pytest.mark.ranks(3)
 def test_gradients_that_are_sent_as_a_whole_are_the_mean_on_any_number_of_ranks(on_ranks):

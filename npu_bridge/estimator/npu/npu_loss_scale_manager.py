@@ -1,4 +1,4 @@
-"""Defines the documented loss-scale managers, fixed and dynamic."""
+"""Defines the documented loss-scale managers, fixed and dynamic, with their defaults and smallest scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes sessions read the options in their settings.
+"""Makes plain sessions read the options in their settings, and run with the hooks of these options.
 
 `decorate_sessions` changes the constructors of `tf.compat.v1.Session` and `InteractiveSession`. It runs at the import
 of `npu_bridge.npu_init`, of a module of `npu_bridge.estimator` or `npu_bridge.hccl`, and of `npu_bridge` itself if

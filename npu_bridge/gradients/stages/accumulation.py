@@ -71,9 +71,6 @@ class Accumulate(SummingStage):
     def batches_so_far(self) -> tf.Variable | None:
         return None if self._sums is None else self._sums.counter
 
-    def __copy__(self):
-        return type(self)(**self.get_config())
-
     def get_config(self):
         config = {"steps": self._batches, "reduction": self._reduction}
         if self._reduces_batches:

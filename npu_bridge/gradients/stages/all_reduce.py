@@ -1,4 +1,4 @@
-"""Averages gradients over the ranks by all-reduces, one aggregation fragment after the other."""
+"""Averages gradients over the ranks: all-reduces dense ones in aggregation fragments, and gathers sparse ones."""
 
 from __future__ import annotations
 

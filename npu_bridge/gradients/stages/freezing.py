@@ -47,9 +47,6 @@ class Freeze(SelectingStage):
         self._schedule = FreezeSchedule.of(schedule)
         self._counter: tf.Variable | None = None
 
-    def __copy__(self):
-        return Freeze(self._schedule)
-
     def get_config(self):
         return {"schedule": self._schedule.get_config()}
 

@@ -48,9 +48,6 @@ class PartialSync(SynchronisingStage):
         self._counter: tf.Variable | None = None
         self._variables: list = []
 
-    def __copy__(self):
-        return PartialSync(self._threshold)
-
     def get_config(self):
         return {"threshold": self._threshold}
 

@@ -35,14 +35,10 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
         super().__init__(type(self).__name__)
         error_feedback = check_switch(type(self).__name__, "error_feedback", error_feedback, "Leave it out for True.")
         self._has_feedback = self.needs_variables = error_feedback
-        self.needs_unscaled_gradients = (
-            error_feedback  # else unsent values would be added to gradients of another scale
-        )
+        # Unsent values would be added to gradients of another scale, and a sum can be too large where no gradient is.
+        self.needs_unscaled_gradients, self.keeps_usable = error_feedback, not error_feedback
         self._residuals: tf.Module | None = None
         self._residual_of: dict = {}
-
-    def __copy__(self):
-        return type(self).from_config(self.get_config())
 
     def state(self):
         if not self._has_feedback:

@@ -1,4 +1,4 @@
-"""Keeps a copy of the newest state of a training in a folder in memory, which outlives the process.
+"""Keeps a copy of a training's newest state in a folder in memory, and decides how often to copy (0.5 % of the time).
 
 A restarted job resumes from this copy if it is newer than the checkpoint on the disk. A save in the background writes
 this copy to the disk.

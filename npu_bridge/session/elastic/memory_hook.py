@@ -1,4 +1,4 @@
-"""`MemoryCheckpointHook`: copies a training's state to memory, as often as is possible in 0.5 % of the time."""
+"""`MemoryCheckpointHook`: copies a training's state to memory when `memory_checkpoints.py` says that it is due."""
 
 from __future__ import annotations
 
