@@ -233,9 +233,7 @@ def test_copies_of_stages_share_nothing_and_stay_of_their_class():
 
     given = [Remembers(), FreezesLess({"kind": "explicit", "groups": 2, "sequence": [0, 1]})]
     first, second = (npu_keras_optimizer(tf.keras.optimizers.SGD(1.0), stages=given) for _ in range(2))
-    one, other = (
-        {type(stage): stage for stage in made.backward_passes.pipeline.stages} for made in (first, second)
-    )
+    one, other = ({type(stage): stage for stage in made.backward_passes.pipeline.stages} for made in (first, second))
     one[Remembers].seen["kernel"] = 1.0
     assert other[Remembers].seen == given[0].seen == {}
     assert one[FreezesLess] is not other[FreezesLess]
