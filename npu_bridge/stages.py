@@ -65,7 +65,7 @@ def from_config(config: Mapping[str, Any]) -> list[Stage]:
       TypeError, ValueError: a stage or an argument is unknown, missing or illegal; the message suggests a similar name.
     """
     classes = [each for each in map(globals().get, __all__) if isinstance(each, type) and issubclass(each, Stage)]
-    return make_stages(config, [made_by for made_by in classes if made_by is not Stage])
+    return make_stages(config, [each for each in classes if each.__module__ != Stage.__module__])  # no base class
 
 
 def pipeline(name: str, manager: Any = None, **settings: Any) -> Pipeline:

@@ -71,6 +71,7 @@ def test_plain_data_gives_stages_also_those_defined_elsewhere():
     [
         ({"stages": [{"stage": "Acumulate", "steps": 4}]}, "unknown stage 'Acumulate'.*Did you mean 'Accumulate'"),
         ({"stages": [{"stage": "AllReduce", "name": "x"}]}, "unknown stage 'AllReduce'"),
+        ({"stages": [{"stage": "ReducingStage"}]}, "unknown stage 'ReducingStage'"),
         ({"stages": [{"stage": 4}]}, r"unknown stage 4 \(int\)"),
         ({"stages": [{"stage": "Accumulate", "stps": 4}]}, "unknown argument 'stps'.*Did you mean 'steps'"),
         ({"stages": [{"stage": "Accumulate"}]}, "missing a required argument: 'steps'"),
