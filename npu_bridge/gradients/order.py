@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base.errors import message, shown
-from npu_bridge.gradients.stage import FROZEN_UNCHANGED, PLACES, ExchangingStage, Stage
+from npu_bridge.gradients.stage import FROZEN_UNCHANGED, PLACES, ExchangingStage, ReducingStage, SelectingStage, Stage
 
 _SHARED_PLACE = "transform"
 # Hooks that change the gradients of this rank, and the first place whose stages use the changed gradients.
@@ -47,13 +47,16 @@ def order_for_hook(stages: Sequence[Stage], hook: str) -> tuple:
     """Returns the order in which stages run a hook: usually the order of their places.
 
     `each_batch` and `before_reduce` change the gradients of this rank. Stages with places after "verdict" run these
-    hooks before other stages add up, clip, check and send the gradients; later changes would be lost.
+    hooks before other stages add up, clip, check and send the gradients; later changes would be lost. A stage that
+    reduces runs them at "reduce" wherever its place is, so that it sends what the other stages have changed.
     """
     if hook not in _FIRST_USE_OF_OWN_GRADIENTS:
         return tuple(stages)
     first_use, verdict = PLACES.index(_FIRST_USE_OF_OWN_GRADIENTS[hook]), PLACES.index("verdict")
 
     def turn(stage):
+        if isinstance(stage, ReducingStage):
+            return PLACES.index("reduce")
         place = PLACES.index(stage.place)
         return first_use - 0.5 if place > verdict else place
 
@@ -96,7 +99,7 @@ def _check_needs(stages, owner):
 
 def _check_can_leave_out_variables(stages, owner):
     """Rejects stages that need every variable in every step, if another stage leaves variables out."""
-    leaving = next((stage for stage in stages if stage.place == "freeze"), None)
+    leaving = next((stage for stage in stages if isinstance(stage, SelectingStage)), None)
     for stage in stages if leaving is not None else ():
         is_of_all = stage.place in ("update", "synchronise") and FROZEN_UNCHANGED not in stage.gives
         is_of_each = isinstance(stage, ExchangingStage) or stage.place == "accumulate reduced"

@@ -108,10 +108,7 @@ class Pipeline:
     @property
     def needs_unscaled_gradients(self) -> bool:
         """Whether a stage needs gradients of the unscaled loss."""
-        places = ("freeze", "accumulate", "local clip", "synchronise")
-        return any(stage.needs_unscaled_gradients for stage in self.stages_of_type(ReducingStage)) or any(
-            stage.place in places or changes_gradients(stage) for stage in self.stages
-        )
+        return any(stage.needs_unscaled_gradients or changes_gradients(stage) for stage in self.stages)
 
     @property
     def can_skip_updates(self) -> bool:

@@ -15,7 +15,7 @@ from npu_bridge.gradients.inner import InnerOptimizer, adapt_optimizer
 from npu_bridge.gradients.order import check_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.sharding import SharedUpdate
-from npu_bridge.gradients.stage import ExchangingStage, Stage
+from npu_bridge.gradients.stage import ExchangingStage, ReducingStage, Stage, changes_gradients
 from npu_bridge.gradients.stages.all_reduce import AllReduce, OptimizerSplit
 from npu_bridge.gradients.stages.group_scaling import GroupScaling
 from npu_bridge.gradients.stages.loss_scaling import LossScaling
@@ -113,11 +113,16 @@ def _make_scaling_stages(settings):
 
 
 def _needs_check(settings, added):
-    """Returns whether to check gradients; without loss scaling, only for float16 and stages that need a decision."""
+    """Returns whether to check gradients: with loss scaling, float16, or stages that may make gradients unusable."""
     if settings.is_scaled:
         return settings.is_checked
     sends_float16 = settings.is_distributed and settings.wire_dtype == tf.float16
-    return sends_float16 or any("a verdict" in stage.needs for stage in added)
+    changing = [stage for stage in added if isinstance(stage, ReducingStage) or changes_gradients(stage)]
+    return (
+        sends_float16
+        or any("a verdict" in stage.needs for stage in added)
+        or any(not stage.keeps_usable for stage in changing)
+    )
 
 
 def _make_checking_stages(settings, exchanging_stage, combined_gradients):

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from npu_bridge import collective
 from npu_bridge.base.errors import KeywordChecksMixin, did_you_mean, message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.step import Step, StepUpdate
@@ -82,16 +83,16 @@ class Stage(KeywordChecksMixin):
       needs: names of the guarantees that another stage of the pipeline must give.
       keeps_usable: True for a stage that makes no NaN or Inf from finite gradients, and hides no NaN or Inf. Its
         results are not checked again. Matters only for stages that reduce, and for stages after the verdict.
-      transfer_name: prefix of the names of the stage's collectives; empty for a stage without collectives.
       needs_variables: True for a stage that needs the variable of each gradient.
+      needs_unscaled_gradients: True for a stage that rejects gradients scaled by the loss scale of another optimizer.
     """
 
     place = "transform"
     gives: tuple = ()
     needs: tuple = ()
     keeps_usable = False
-    transfer_name = ""
     needs_variables = False
+    needs_unscaled_gradients = False
 
     def __init_subclass__(cls, **keywords: Any):
         super().__init_subclass__(**keywords)
@@ -209,6 +210,7 @@ class SelectingStage(Stage):
     """Base class of stages that leave variables out of steps."""
 
     place = "freeze"
+    needs_unscaled_gradients = True
 
     def select_variables(self, step: Step) -> None:
         """Sets `step.group`, the variables that this step trains. Runs once per step, before `each_batch`.
@@ -223,38 +225,45 @@ class ExchangingStage(Stage):
     """Base class of stages that exchange gradients between ranks or, after the update, variables.
 
     Attributes:
+      transfer_name: prefix of the names of the stage's collectives.
       differ_between_ranks: values that can differ between ranks: "variables" (trained variables), "slots", both, or
         nothing. `sync_all` stores the values of all ranks in rank 0's checkpoint; each rank restores its own values.
     """
 
+    transfer_name = ""
     differ_between_ranks: tuple = ()
 
 
 class ReducingStage(ExchangingStage):
-    """Base class of stages that combine the gradients of all ranks; a pipeline has at most one.
-
-    Attributes:
-      needs_unscaled_gradients: whether this stage rejects gradients scaled by the loss scale of another optimizer.
-    """
+    """Base class of stages that combine the gradients of all ranks; a pipeline has at most one."""
 
     place = "reduce"
     gives = ("reduced gradients",)
-    needs_unscaled_gradients = False
+
+    def before_reduce(self, step: Step) -> None:
+        """Sets `step.on_wire` to the gradients that this rank sends: all of them, as they are."""
+        if collective.current().size > 1:
+            step.on_wire = [grad for grad, _ in step.grads_and_vars]
 
     def all_reduce(self, step: Step) -> None:
-        """Combines the gradients of all ranks."""
+        """Replaces the gradients by a combination of `step.on_wire` of all ranks; also called on one rank.
+
+        The results stay multiplied by `step.divisor`, by which the pipeline then divides.
+        """
 
 
 class DecidingStage(Stage):
     """Base class of stages that check gradients and decide whether a step is applied.
 
     Attributes:
+      transfer_name: prefix of the names of the stage's collectives; empty if each rank decides alone.
       is_joint: whether all ranks decide together, instead of each rank alone.
       stages: all stages of the pipeline, which sets them.
     """
 
     place = "verdict"
     gives = ("a verdict",)
+    transfer_name = ""
     is_joint = False
     stages: Sequence[Stage] = ()
 
@@ -276,6 +285,7 @@ class SynchronisingStage(ExchangingStage):
     """Base class of stages that make variables equal on all ranks after updates, instead of averaging gradients."""
 
     place = "synchronise"
+    needs_unscaled_gradients = True
 
     def sync_all(self) -> Any:
         """Makes all trained variables equal on all ranks; returns the op, or None in eager execution."""

@@ -1,4 +1,4 @@
-"""Makes the section of `npu-run doctor` about ranks: starts trials with one and two ranks, which sum a tensor."""
+"""Makes the sections of `npu-run doctor` about Horovod and ranks: one and two ranks sum a tensor in trials."""
 
 from __future__ import annotations
 

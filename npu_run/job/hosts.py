@@ -1,4 +1,4 @@
-"""Places the ranks of a job: on this machine, or on hosts from the command line, a file or a rank table."""
+"""Reads how many ranks each host of a job gets: from the command line, a file or a rank table; else all here."""
 
 from __future__ import annotations
 

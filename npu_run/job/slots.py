@@ -1,4 +1,4 @@
-"""Assigns slots to ranks, and runs the key-value server through which ranks find each other."""
+"""Gives each rank its host and slot there, and runs the key-value server through which ranks find each other."""
 
 from __future__ import annotations
 

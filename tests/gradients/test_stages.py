@@ -256,7 +256,8 @@ def test_a_stage_of_your_own_changes_the_loss_of_keras(generation):
     np.testing.assert_equal(ours, weights_after_fit(generation.SGD(2.0**-5)))
 
 
-def test_a_stage_of_your_own_that_makes_an_inf_skips_the_step():
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_a_stage_of_your_own_that_makes_an_inf_skips_the_step(is_scaled):
     class Squared(stages.Stage):
         def after_reduce(self, step):
             step.map(lambda grad: grad * grad)
@@ -264,9 +265,8 @@ def test_a_stage_of_your_own_that_makes_an_inf_skips_the_step():
     with tf.Graph().as_default():
         variable = tf1.get_variable("variable", initializer=[0.0])
         slope = tf1.placeholder(tf.float32, [])
-        optimizer = NPUOptimizer(
-            tf1.train.GradientDescentOptimizer(1.0), exponential(2.0**10, 4), True, True, stages=[Squared()]
-        )
+        manager = exponential(2.0**10, 4) if is_scaled else None
+        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), manager, True, is_scaled, stages=[Squared()])
         train_op = optimizer.minimize(tf.reduce_sum(variable) * slope)
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())

@@ -108,6 +108,20 @@ def test_ranks_of_a_group_average_their_gradients_and_groups_combine_their_updat
     check_against_numpy(on_ranks(4, trained_by_adams, ["TF 1"], [1, 2]))
 
 
+def clipped_before_the_mean():
+    """Returns, on a rank, the mean of gradients that each rank clips; the ranks have 3.0 and 0.5."""
+    kernel = tf.Variable([0.0])
+    added = [stages.ClipLocally(1.0), stages.Adasum(2, on="weights")]
+    pipeline = stages.pipeline("clipped", is_distributed=True, stages=added)
+    gradient = tf.constant([0.5 if collective.current().rank else 3.0])
+    return pipeline.combine(pipeline.begin(), [(gradient, kernel)])[0][0].numpy().tolist()
+
+
+@pytest.mark.ranks(2)
+def test_gradients_of_a_group_of_ranks_are_clipped_before_their_mean(on_ranks):
+    assert on_ranks(2, clipped_before_the_mean) == [[0.75], [0.75]]
+
+
 def three_kinds_of_updates():
     """On a rank: values after updates that are the same on all ranks, or orthogonal, or too large for 16 bits."""
     rank = collective.current().rank

@@ -9,11 +9,14 @@ import tensorflow as tf
 from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.hccl import hccl_ops
 from tests.goldens import checks
 from tests.goldens.cases import GOLDENS, TABLES
 from tests.goldens.problems import Fed
-from tests.goldens.two_layers import assert_same_bits
+from tests.goldens.two_layers import assert_same_bits, in_graph
 from tests.goldens.ways import InGraph
+
+tf1 = tf.compat.v1
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -184,6 +187,37 @@ def sent_as_a_whole():
 
             found[name] = [grad.numpy().tolist() for grad in combined()]
     return found
+
+
+class LargestOfRanks(stages.ReducingStage):
+    """Takes the largest value of all ranks; overrides one hook, as docs/stages.md shows."""
+
+    def all_reduce(self, step):
+        step.map(lambda grad: hccl_ops.allreduce(grad, "max"))
+
+
+@in_graph
+def train_with_a_reduction_of_its_own(is_scaled):
+    """Returns, on a rank, a variable after each of three steps; in the second, rank 1 has an infinite gradient."""
+    kernel = tf1.get_variable("kernel", initializer=[0.0, 0.0])
+    slopes = tf1.placeholder(tf.float32, [2])
+    manager = FixedLossScaleManager(8.0) if is_scaled else None
+    sgd = tf1.train.GradientDescentOptimizer(1.0)
+    optimizer = NPUOptimizer(sgd, manager, True, is_scaled, stages=[LargestOfRanks()])
+    train_op = optimizer.minimize(tf.reduce_sum(kernel * slopes))
+    rank, seen = collective.current().rank, []
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for slope in ([1.0, 4.0 + rank], [1.0, np.inf if rank else 0.0], [2.0 - rank, 1.0]):
+            session.run(train_op, {slopes: slope})
+            seen.append(session.run(kernel).tolist())
+    return seen
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_a_reduction_of_your_own_is_checked_on_all_ranks(on_ranks, is_scaled):
+    for seen in on_ranks(2, train_with_a_reduction_of_its_own, is_scaled):
+        assert seen == [[-1.0, -5.0], [-1.0, -5.0], [-3.0, -6.0]]
 
 
 def squares_of_sums_that_are_too_large():

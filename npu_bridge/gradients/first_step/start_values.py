@@ -30,7 +30,7 @@ from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.gradients.checkpoints import remote_slots
 from npu_bridge.gradients.first_step import same_batches
 from npu_bridge.gradients.graph_mode import is_building_graph
-from npu_bridge.gradients.stage import ExchangingStage, Stage
+from npu_bridge.gradients.stage import DecidingStage, ExchangingStage, Stage
 from npu_bridge.gradients.stages.all_reduce import AllReduce
 
 _LOG = logger(__name__)
@@ -46,7 +46,8 @@ def plan_collectives(
     """Lists the collectives of `stages` for these gradients; ranks compare the lists before the first collective."""
     plan = agreement.AllReducePlan(has_numbered_names=has_numbered_names)
     for stage in stages:
-        plan.owner = stage.transfer_name or plan.owner
+        if isinstance(stage, (ExchangingStage, DecidingStage)):
+            plan.owner = stage.transfer_name or plan.owner
         for name, value in stage.agreed_settings(grads_and_vars).items():
             others = sum(key.partition(" ")[0] == name for key in plan.settings)  # of other stages of this class
             plan.settings[f"{name} {others + 1}" if others else name] = value

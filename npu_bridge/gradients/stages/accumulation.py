@@ -53,6 +53,7 @@ class Accumulate(SummingStage):
     place = "accumulate"
     needs = ("a verdict",)
     needs_variables = True
+    needs_unscaled_gradients = True
 
     def __init__(self, steps: int, reduction: str = "mean", exchange: str = "window", loss_scale: str | None = None):
         fix = "Use 1 for an update with each batch."

@@ -65,6 +65,7 @@ class Adasum(AllReduce):
         if self._combines_weights:
             # The Adasum of unchanged variables changes nothing.
             self.place, self.gives = "synchronise", (FROZEN_UNCHANGED,)
+            self.needs_unscaled_gradients = True
 
     def get_config(self):
         return {"averaged_ranks": self._averaged_ranks, "on": "weights" if self._combines_weights else "gradients"}

@@ -90,6 +90,7 @@ class ClipLocally(ClipByValue):
     """
 
     place = "local clip"
+    needs_unscaled_gradients = True
 
     def before_reduce(self, step):
         factor = 1.0 if step.divisor is None else step.divisor

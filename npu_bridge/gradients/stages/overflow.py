@@ -1,4 +1,4 @@
-"""Skips a step on every rank if its gradients overflow, and counts skipped steps."""
+"""Skips a step on every rank if its gradients overflow; counts skipped steps, and warns if one is dropped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npu_bridge.collective.this_process import rank_and_size_of_job
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import gradient_values, has_finite_norm, unscale_gradient
 from npu_bridge.gradients.graph_mode import is_building_graph, run_if, value_before_update
-from npu_bridge.gradients.stage import DecidingStage, Stage, changes_gradients_after_check
+from npu_bridge.gradients.stage import DecidingStage, ReducingStage, Stage, changes_gradients_after_check
 from npu_bridge.gradients.stand_ins import is_16_bit
 from npu_bridge.gradients.step import RankCheck
 from npu_bridge.gradients.step_report import LastStepReport, overflow_of
@@ -145,7 +145,7 @@ def _are_gradients_finite(gradients, step):
 
 def _can_make_gradients_unusable(stage):
     """Returns whether a stage can make gradients unusable after they were checked."""
-    return (stage.place == "reduce" or changes_gradients_after_check(stage)) and not stage.keeps_usable
+    return (isinstance(stage, ReducingStage) or changes_gradients_after_check(stage)) and not stage.keeps_usable
 
 
 def _changed_gradients_and_sources(step):
