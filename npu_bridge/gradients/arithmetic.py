@@ -62,6 +62,20 @@ def sum_repeated_rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, grad.dense_shape)
 
 
+def gather_sparse_rows(
+    grad: tf.IndexedSlices, gather: Callable[[tf.Tensor, str], tf.Tensor], name: str
+) -> tf.IndexedSlices:
+    """Gathers the rows of a sparse gradient from all ranks; equal indices are not merged.
+
+    Args:
+      grad: this rank's gradient.
+      gather: function of a tensor and a name; concatenates the tensors of all ranks.
+      name: prefix of the names of the collectives.
+    """
+    values = gather(grad.values, f"{name}_values")
+    return tf.IndexedSlices(values, gather(grad.indices, f"{name}_indices"), grad.dense_shape)
+
+
 def average_sparse_rows(
     grad: tf.IndexedSlices, gather: Callable[[tf.Tensor, str], tf.Tensor], ranks: int, name: str
 ) -> Any:
@@ -73,8 +87,7 @@ def average_sparse_rows(
       ranks: number of ranks.
       name: prefix of the names of the collectives.
     """
-    values = gather(grad.values / ranks, f"{name}_values")
-    return sum_repeated_rows(tf.IndexedSlices(values, gather(grad.indices, f"{name}_indices"), grad.dense_shape))
+    return sum_repeated_rows(gather_sparse_rows(map_values(grad, lambda values: values / ranks), gather, name))
 
 
 def unscale_gradient(grad, divisor):

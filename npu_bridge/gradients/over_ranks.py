@@ -12,6 +12,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import agreement, groups, wire_names
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
 from npu_bridge.collective.composed import forbid_gradient, sum_over_ranks
+from npu_bridge.gradients.arithmetic import gather_sparse_rows, map_values
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
@@ -33,11 +34,8 @@ def mean_or_sum(value: Any, is_mean: bool, communicator: Communicator, name: str
       A dense tensor or `tf.IndexedSlices`, like `value`, of the same dtype.
     """
     if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            _divide_for_mean(communicator.all_gather(value.values, f"{name}_values"), is_mean, communicator),
-            communicator.all_gather(value.indices, f"{name}_indices"),
-            value.dense_shape,
-        )
+        gathered = gather_sparse_rows(value, communicator.all_gather, name)
+        return map_values(gathered, lambda values: _divide_for_mean(values, is_mean, communicator))
     return _divide_for_mean(sum_over_ranks(communicator, tf.convert_to_tensor(value), name), is_mean, communicator)
 
 

@@ -72,7 +72,8 @@ class Stage(KeywordChecksMixin):
     `after_reduce` do not run.
 
     Stages use TensorFlow operators only, so that one stage works in a TF 1 graph, a `tf.function` and eager execution.
-    Settings are fixed at construction. The state of one step is stored in its `Step`.
+    Settings are fixed at construction; the optimizer then adds the name of its collectives. The state of one step is
+    stored in its `Step`.
 
     Stages run in the order of `PLACES`, whatever the order in which they are passed. Only "transform" can be the place
     of several stages; these keep the order in which they are passed.

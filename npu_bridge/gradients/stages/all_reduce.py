@@ -10,7 +10,13 @@ from npu_bridge.base import environment
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import fragments, groups, wire
-from npu_bridge.gradients.arithmetic import backward_order_key, gradient_values, map_values, sum_repeated_rows
+from npu_bridge.gradients.arithmetic import (
+    backward_order_key,
+    gather_sparse_rows,
+    gradient_values,
+    map_values,
+    sum_repeated_rows,
+)
 from npu_bridge.gradients.stage import ReducingStage
 from npu_bridge.gradients.step import Step
 from npu_bridge.options import of_graph
@@ -154,12 +160,9 @@ class _MeanReduction:
         return self._gather_weighted(grad, 1.0 / self.size, name)
 
     def _gather_weighted(self, grad, weight, name):
-        values = grad.values if weight == 1.0 else grad.values * tf.cast(weight, grad.values.dtype)
-        return tf.IndexedSlices(
-            self._communicator.all_gather(values, f"{name}_values"),
-            self._communicator.all_gather(grad.indices, f"{name}_indices"),
-            grad.dense_shape,
-        )
+        if weight != 1.0:
+            grad = map_values(grad, lambda values: values * tf.cast(weight, values.dtype))
+        return gather_sparse_rows(grad, self._communicator.all_gather, name)
 
 
 class _FiniteSumReduction(_MeanReduction):
