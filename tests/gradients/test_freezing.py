@@ -333,6 +333,20 @@ def test_the_loss_and_what_hangs_on_the_forward_pass_are_computed_in_all_steps()
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
+def test_eager_gradients_of_frozen_variables_are_zero_before_others_see_them():
+    first, second = (tf.Variable([1.0], name=name) for name in ("first", "second"))
+    pipeline, seen = stages.pipeline("eager", stages=[stages.Freeze(SHORT)]), []
+    for _ in SHORT["sequence"]:
+        step = pipeline.begin()
+        with tf.GradientTape() as tape:
+            loss = pipeline.scale(tf.reduce_sum(first + second), step)
+        gradients = pipeline.gradients(step, tape, loss, [first, second])
+        seen.append([float(gradient[0]) for gradient in gradients])
+        pairs = pipeline.combine(step, zip(gradients, [first, second]))
+        pipeline.apply(step, pairs, tf.keras.optimizers.legacy.SGD(0.0).apply_gradients)
+    assert seen == [[1.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
+
+
 def test_what_would_change_frozen_variables_is_refused():
     pipeline = stages.pipeline("loop", stages=[stages.Freeze(SHORT)])
     first, second = (tf.Variable([1.0], name=name) for name in ("first", "second"))

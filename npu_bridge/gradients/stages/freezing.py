@@ -72,6 +72,7 @@ class Freeze(SelectingStage):
             losses = [*step.losses.values, *step.losses.scaled]
             with tf.name_scope("Freeze"):
                 step.grads_and_vars = cut_backward_pass(step.grads_and_vars, last_groups, step.group.number, losses)
+        self.each_batch(step)  # so that a caller who clips by the norm sees zeros for frozen variables
 
     def each_batch(self, step):
         if tf.executing_eagerly():
