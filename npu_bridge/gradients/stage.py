@@ -97,7 +97,8 @@ class Stage(KeywordChecksMixin):
 
     def __init_subclass__(cls, **keywords: Any):
         super().__init_subclass__(**keywords)
-        for name, found in vars(cls).items() if cls.__module__ != __name__ else ():
+        is_role = cls.__module__ == __name__  # defines hooks itself
+        for name, found in () if is_role else vars(cls).items():
             role = _ROLES_WITH_HOOKS.get(name, "Stage")
             if role not in [base.__name__ for base in cls.__mro__]:
                 problem, expected = f"only a {role} has the hook {name}", f"a class derived from {role}"

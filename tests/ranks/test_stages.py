@@ -221,7 +221,7 @@ def test_a_reduction_of_your_own_is_checked_on_all_ranks(on_ranks, is_scaled):
 
 
 def squares_of_sums_that_are_too_large():
-    """Returns, on a rank, a variable after two updates; what the first did not send makes the second too large."""
+    """Returns, on a rank, a variable after two updates. With the unsent values, the second gradient is too large."""
     kernel = tf.Variable(tf.zeros([4]))
     pipeline = stages.pipeline("squares", is_distributed=True, stages=[stages.TopK(0.25)])
     for gradient in ([1.2e19, 1.1e19, 0.0, 0.0], [0.0, 1.5e19, 0.0, 0.0]):
