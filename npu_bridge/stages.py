@@ -8,7 +8,7 @@ around a `tf.GradientTape` uses `pipeline`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npu_bridge.base.files import write_atomically
@@ -68,19 +68,30 @@ def from_config(config: Mapping[str, Any]) -> list[Stage]:
     return make_stages(config, [each for each in classes if each.__module__ != Stage.__module__])  # no base class
 
 
-def pipeline(name: str, manager: Any = None, **settings: Any) -> Pipeline:
+def pipeline(
+    name: str,
+    manager: Any = None,
+    is_distributed: bool = False,
+    stages: Sequence[Stage] = (),
+    inner: Any = None,
+    **settings: Any,
+) -> Pipeline:
     """Builds a pipeline, for example for a loop around a `tf.GradientTape`.
 
     Args:
       name: prefix of the names of collectives; the same on every rank.
       manager: the loss-scale manager, or a list of managers, one for each loss; None for no loss scaling.
-      **settings: further attributes of `PipelineSettings`, such as `is_distributed=True` to average gradients over the
-        ranks, `stages` for a list of stages, and `inner` for the optimizer that updates.
+      is_distributed: average the gradients over the ranks.
+      stages: stages to add. They are copied, so one list can serve several optimizers.
+      inner: the optimizer that updates, of any family; ranks then compare its slots before the first step.
+      **settings: further attributes of `PipelineSettings`, such as `is_joint`, `is_tailed` and `wire_dtype`.
     Raises:
       TypeError: a setting is unknown, `stages` is not a list of stages, or `inner` is not an optimizer.
       ValueError: the stages cannot be ordered.
     """
-    return build_pipeline(PipelineSettings(name, manager, **settings))
+    return build_pipeline(
+        PipelineSettings(name, manager, is_distributed=is_distributed, stages=stages, inner=inner, **settings)
+    )
 
 
 def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) -> str:

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base.errors import message, shown
-from npu_bridge.gradients.stage import FROZEN_UNCHANGED, PLACES, ExchangingStage, ReducingStage, SelectingStage, Stage
+from npu_bridge.gradients.stage import (
+    FROZEN_UNCHANGED,
+    PLACES,
+    REDUCED_GRADIENTS,
+    ExchangingStage,
+    ReducingStage,
+    SelectingStage,
+    Stage,
+)
 
 _SHARED_PLACE = "transform"
 # Hooks that change the gradients of this rank, and the first place whose stages use the changed gradients.
@@ -92,7 +100,7 @@ def _check_needs(stages, owner):
             names = ", ".join(name_of_stage(other) for other in stages)
             problem = f"{name_of_stage(stage)} needs {missing[0]}, which no other stage gives"
             fix = f"Add a stage that gives {missing[0]}."
-            if missing[0] == "reduced gradients":
+            if missing[0] == REDUCED_GRADIENTS:
                 fix = "Set is_distributed=True, which averages gradients over the ranks."
             raise ValueError(message(owner, problem, f"a stage that gives {missing[0]}", f"only {names}", fix))
 

@@ -16,6 +16,7 @@ from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import order_for_hook, sort_stages
 from npu_bridge.gradients.rank_state import RankState
 from npu_bridge.gradients.stage import (
+    REDUCED_GRADIENTS,
     DecidingStage,
     ExchangingStage,
     LossStage,
@@ -98,7 +99,7 @@ class Pipeline:
     @property
     def reduces_gradients(self) -> bool:
         """Whether a stage combines the gradients of all ranks; False if ranks only synchronise variables."""
-        return any("reduced gradients" in stage.gives for stage in self.stages)
+        return any(REDUCED_GRADIENTS in stage.gives for stage in self.stages)
 
     @property
     def loss_scale_managers(self) -> tuple:

@@ -15,8 +15,15 @@ from npu_bridge.gradients.inner import InnerOptimizer, adapt_optimizer
 from npu_bridge.gradients.order import check_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.sharding import SharedUpdate
-from npu_bridge.gradients.stage import ExchangingStage, ReducingStage, Stage, changes_gradients
-from npu_bridge.gradients.stages.all_reduce import AllReduce, OptimizerSplit
+from npu_bridge.gradients.stage import (
+    REDUCED_GRADIENTS,
+    VERDICT,
+    ExchangingStage,
+    ReducingStage,
+    Stage,
+    changes_gradients,
+)
+from npu_bridge.gradients.stages.all_reduce import AllReduce
 from npu_bridge.gradients.stages.group_scaling import GroupScaling
 from npu_bridge.gradients.stages.loss_scaling import LossScaling
 from npu_bridge.gradients.stages.overflow import DroppedStepWarning, NarrowVariableGuard, OverflowCheck
@@ -82,7 +89,6 @@ def build_pipeline(settings: PipelineSettings) -> Pipeline:
     exchanging = next((stage for stage in added if isinstance(stage, ExchangingStage)), None)
     if exchanging is not None:
         _check_communicating_stage(exchanging, settings)
-        exchanging.transfer_name = settings.name
     combined = _make_combined_gradients(settings, inner)
     made = _make_scaling_stages(settings)
     if settings.is_distributed and exchanging is None:
@@ -92,8 +98,8 @@ def build_pipeline(settings: PipelineSettings) -> Pipeline:
     if settings.is_sharded:
         made.append(SharedUpdate())
     for stage in (*made, *added):
-        if isinstance(stage, AllReduce):
-            stage.split = OptimizerSplit(settings.first_parameters)
+        if isinstance(stage, ExchangingStage):
+            stage.bind(settings.name, settings.first_parameters)
     return Pipeline([*made, *added], inner, settings.owner, combined)
 
 
@@ -120,7 +126,7 @@ def _needs_check(settings, added):
     changing = [stage for stage in added if isinstance(stage, ReducingStage) or changes_gradients(stage)]
     return (
         sends_float16
-        or any("a verdict" in stage.needs for stage in added)
+        or any(VERDICT in stage.needs for stage in added)
         or any(not stage.keeps_usable for stage in changing)
     )
 
@@ -129,7 +135,7 @@ def _make_checking_stages(settings, exchanging_stage, combined_gradients):
     """Returns the overflow check, and the stages that act on its decision."""
     # The gradients that AllReduce returns are equal on all ranks, and so are decisions about them.
     is_of_rank = settings.is_distributed and (settings.is_scaled or exchanging_stage is not None)
-    is_local = is_of_rank and (exchanging_stage is None or "reduced gradients" in exchanging_stage.gives)
+    is_local = is_of_rank and (exchanging_stage is None or REDUCED_GRADIENTS in exchanging_stage.gives)
     is_joint = settings.is_joint
     if is_joint is None:
         is_joint = is_of_rank or settings.is_sharded
@@ -162,7 +168,7 @@ def _check_communicating_stage(stage, settings):
     if settings.wire_dtype is not None:
         problem, got = f"{name} sends values of 32 bits", f"wire={settings.wire_dtype.name!r}"
         raise ValueError(message(owner, problem, "wire='none'", got, f"Leave wire or {name} out."))
-    if settings.is_sharded and "reduced gradients" not in stage.gives:
+    if settings.is_sharded and REDUCED_GRADIENTS not in stage.gives:
         problem, got = f"with {name} every rank updates with its own gradients", "is_weight_update_sharding=True"
         fix = f"Leave is_weight_update_sharding or {name} out."
         raise ValueError(message(owner, problem, "is_weight_update_sharding=False", got, fix))

@@ -47,8 +47,10 @@ HOOKS = (
 _ROLES_WITH_HOOKS = {"scale_loss": "LossStage", "all_reduce": "ReducingStage"}
 # The places of stages that make one update from several batches.
 SUMMING_PLACES = ("accumulate", "accumulate reduced")
-# The guarantee of a stage, at or after the update, that leaves frozen variables unchanged.
-FROZEN_UNCHANGED = "unchanged frozen variables"
+# The guarantees that stages give to others, and need from them.
+VERDICT = "a verdict"  # unusable gradients skip the step, on all ranks if they decide together
+REDUCED_GRADIENTS = "reduced gradients"  # the gradients of all ranks are combined before the update
+FROZEN_UNCHANGED = "unchanged frozen variables"  # by a stage at or after the update
 
 
 class Stage(KeywordChecksMixin):
@@ -72,8 +74,8 @@ class Stage(KeywordChecksMixin):
     `after_reduce` do not run.
 
     Stages use TensorFlow operators only, so that one stage works in a TF 1 graph, a `tf.function` and eager execution.
-    Settings are fixed at construction; the optimizer then adds the name of its collectives. The state of one step is
-    stored in its `Step`.
+    Settings are fixed at construction. Only what belongs to the optimizer, such as the name of its collectives, comes
+    later, by `ExchangingStage.bind`. The state of one step is stored in its `Step`.
 
     Stages run in the order of `PLACES`, whatever the order in which they are passed. Only "transform" can be the place
     of several stages; these keep the order in which they are passed.
@@ -181,7 +183,10 @@ class Stage(KeywordChecksMixin):
         """Changes the reduced gradients before the caller sees them."""
 
     def gate(self, step: Step, update: StepUpdate) -> Any:
-        """Decides whether and when `update` runs; returns the resulting op."""
+        """Runs `update`, with code before or after it; returns the resulting op.
+
+        Only a `DecidingStage` and a `SummingStage` may leave `update` out. Loss scales and counters rely on it.
+        """
         return update()
 
     def after_update(self, step: Step) -> Any:
@@ -235,12 +240,22 @@ class ExchangingStage(Stage):
     transfer_name = ""
     differ_between_ranks: tuple = ()
 
+    def bind(self, name: str, first_parameters: Sequence[int] | None = None) -> None:
+        """Sets what the stage needs from the optimizer it works for.
+
+        Args:
+          name: prefix of the names of the optimizer's collectives; the same on every rank.
+          first_parameters: positions of the parameters at which all-reduce fragments begin; None for the split of the
+            process.
+        """
+        self.transfer_name = name
+
 
 class ReducingStage(ExchangingStage):
     """Base class of stages that combine the gradients of all ranks; a pipeline has at most one."""
 
     place = "reduce"
-    gives = ("reduced gradients",)
+    gives = (REDUCED_GRADIENTS,)
 
     def before_reduce(self, step: Step) -> None:
         """Sets `step.on_wire` to the gradients that this rank sends: all of them, as they are."""
@@ -264,7 +279,7 @@ class DecidingStage(Stage):
     """
 
     place = "verdict"
-    gives = ("a verdict",)
+    gives = (VERDICT,)
     transfer_name = ""
     is_joint = False
     stages: Sequence[Stage] = ()

@@ -16,7 +16,7 @@ from npu_bridge.gradients.arithmetic import (
     zero_gradient_like,
 )
 from npu_bridge.gradients.graph_mode import make_tensors_if, run_if
-from npu_bridge.gradients.stage import SummingStage, unknown_gradients_error
+from npu_bridge.gradients.stage import VERDICT, SummingStage, unknown_gradients_error
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -51,7 +51,7 @@ class Accumulate(SummingStage):
     """
 
     place = "accumulate"
-    needs = ("a verdict",)
+    needs = (VERDICT,)
     needs_variables = True
     needs_unscaled_gradients = True
 

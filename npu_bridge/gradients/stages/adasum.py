@@ -15,7 +15,7 @@ from npu_bridge.collective.communicator import Communicator
 from npu_bridge.gradients.arithmetic import average_sparse_rows, gradient_values, map_values, unscale_gradient
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import is_building_graph, value_before_update
-from npu_bridge.gradients.stage import FROZEN_UNCHANGED
+from npu_bridge.gradients.stage import FROZEN_UNCHANGED, VERDICT
 from npu_bridge.gradients.stages.all_reduce import AllReduce, static_bytes, wait_for_all_gradients
 
 
@@ -49,7 +49,7 @@ class Adasum(AllReduce):
       many bytes as in an all-reduce. With `on="weights"` also a copy of each variable.
     """
 
-    needs = ("a verdict",)
+    needs = (VERDICT,)
 
     def __init__(self, averaged_ranks: int | str = 1, on: str = "gradients"):
         super().__init__(type(self).__name__)

@@ -57,6 +57,10 @@ class AllReduce(ReducingStage):
         self._wire_dtype = wire_dtype
         self.split = OptimizerSplit()
 
+    def bind(self, name, first_parameters=None):
+        super().bind(name, first_parameters)
+        self.split = OptimizerSplit(first_parameters)
+
     def __repr__(self):
         is_plain = type(self) is not AllReduce or self._wire_dtype is None
         return super().__repr__() if is_plain else f"AllReduce(wire={self._wire_dtype.name!r})"

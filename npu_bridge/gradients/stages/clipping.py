@@ -8,7 +8,7 @@ from npu_bridge.base.arguments import check_number
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import half_squared_sums, map_values, sum_in_order, sum_repeated_rows
-from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stage import VERDICT, Stage
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -26,7 +26,7 @@ class ClipByGlobalNorm(Stage):
     """
 
     place = "clip by norm"
-    needs = ("a verdict",)
+    needs = (VERDICT,)
     keeps_usable = True
 
     def __init__(self, clip_norm: float):
@@ -59,7 +59,7 @@ class ClipByValue(Stage):
     """
 
     place = "clip by value"
-    needs = ("a verdict",)
+    needs = (VERDICT,)
     keeps_usable = True
 
     def __init__(self, low: float, high: float | None = None):

@@ -15,7 +15,13 @@ from npu_bridge.collective.this_process import rank_and_size_of_job
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import gradient_values, has_finite_norm, unscale_gradient
 from npu_bridge.gradients.graph_mode import is_building_graph, run_if, value_before_update
-from npu_bridge.gradients.stage import DecidingStage, ReducingStage, Stage, changes_gradients_after_check
+from npu_bridge.gradients.stage import (
+    REDUCED_GRADIENTS,
+    DecidingStage,
+    ReducingStage,
+    Stage,
+    changes_gradients_after_check,
+)
 from npu_bridge.gradients.stand_ins import is_16_bit
 from npu_bridge.gradients.step import RankCheck
 from npu_bridge.gradients.step_report import LastStepReport, overflow_of
@@ -57,7 +63,7 @@ class OverflowCheck(DecidingStage):
         decides_early: bool = False,
         combined: Any = None,
     ):
-        self.needs = ("reduced gradients",) if checks_local_gradients else ()
+        self.needs = (REDUCED_GRADIENTS,) if checks_local_gradients else ()
         self.is_joint = is_joint
         self._name = name
         self._checks_local_gradients = checks_local_gradients

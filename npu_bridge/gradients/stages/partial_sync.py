@@ -12,7 +12,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import is_building_graph, run_if, state_variable
-from npu_bridge.gradients.stage import SynchronisingStage, synced_too_early_error
+from npu_bridge.gradients.stage import VERDICT, SynchronisingStage, synced_too_early_error
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -38,7 +38,7 @@ class PartialSync(SynchronisingStage):
     Graph: a counter of updates, which is saved; for each partition a condition with an all-reduce.
     """
 
-    needs = ("a verdict",)
+    needs = (VERDICT,)
     differ_between_ranks = ("variables", "slots")
 
     def __init__(self, threshold: int = 2**21):

@@ -14,6 +14,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import fragments
 from npu_bridge.gradients.arithmetic import average_sparse_rows, map_values, unscale_gradient
 from npu_bridge.gradients.graph_mode import make_tensors_if, run_if, variable_like
+from npu_bridge.gradients.stage import VERDICT
 from npu_bridge.gradients.stages.all_reduce import AllReduce, replace_gradients, static_bytes
 
 # Gradients with at least _SAMPLED_SIZE values are sampled at every _SAMPLED_EVERY-th value, unless a larger share than
@@ -29,7 +30,7 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
     stage does nothing.
     """
 
-    needs = ("a verdict",)
+    needs = (VERDICT,)
 
     def __init__(self, error_feedback: bool):
         super().__init__(type(self).__name__)
