@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.arithmetic import backward_order_key, gradient_values, map_values
+from npu_bridge.gradients.arithmetic import gradient_values, has_finite_norm, map_gradients, map_values
 from npu_bridge.gradients.graph_mode import make_tensors_if, run_if, state_variable, variable_like
 from npu_bridge.gradients.step import Step
+from npu_bridge.gradients.trained_apart import CountersByVariables
 
 
 class GradientSums:
@@ -18,14 +19,19 @@ class GradientSums:
       owner: name of the stage, for messages.
     Attributes:
       module: a `tf.Module` with all the variables, for checkpoints.
-      counter: number of batches in the window so far, an int32 scalar.
+      counters: numbers of batches in the windows so far, int32 scalars, by the variables that are trained together.
     """
 
     def __init__(self, owner: str):
         self._owner = owner
         self._kept: dict = {}
         self.module = tf.Module(name="accumulated")
-        self.counter = self.module.counter = state_variable(lambda: tf.zeros([], tf.int32), "accumulated_steps")
+        self.counters = CountersByVariables(self._make_counter)
+
+    def _make_counter(self, number):
+        made = state_variable(lambda: tf.zeros([], tf.int32), "accumulated_steps")
+        setattr(self.module, f"counter_{number}" if number else "counter", made)
+        return made
 
     def sum_of(self, variable: Any, may_be_sparse: bool) -> _SumVariable:
         """Returns the sum of a trained variable's gradients; creates the sum at the first call."""
@@ -54,20 +60,17 @@ class AccumulationWindow:
     def __init__(
         self, sums: GradientSums, batches: int, grads_and_vars: Sequence, addend: Callable[[Any, tf.DType, Any], Any]
     ):
-        self._counter, self._counted = sums.counter, sums.counter.read_value()
+        self._counter = sums.counters.counter_of([variable for grad, variable in grads_and_vars if grad is not None])
+        self._counted = self._counter.read_value()
         self.is_last = self._counted >= batches - 1  # above in a window that began when `batches` was larger
         kept = [
             None if grad is None else sums.sum_of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
             for grad, variable in grads_and_vars
         ]
-        self._sums: list = [None] * len(kept)
-        gradients = [grad for grad, _ in grads_and_vars]
-        # In the order in which the backward pass delivers gradients: the all-reduce of the sums expects this order.
-        for position in sorted(range(len(kept)), key=backward_order_key(gradients)):
-            if kept[position] is not None:
-                self._sums[position] = kept[position].add_gradient(
-                    addend(gradients[position], kept[position].sum.dtype, self._counted)
-                )
+        self._sums = map_gradients(
+            lambda position, grad: kept[position].add_gradient(addend(grad, kept[position].sum.dtype, self._counted)),
+            [grad for grad, _ in grads_and_vars],
+        )
 
     def window_sums(self, step: Step) -> list:
         """Returns (sum, variable) pairs of the window so far, with the dtype and loss scale of the gradients."""
@@ -78,10 +81,12 @@ class AccumulationWindow:
                 total = map_values(total, lambda values: values * tf.cast(step.divisor, values.dtype))
             return map_values(total, lambda values: tf.cast(values, gradient_values(grad).dtype))
 
-        return [
-            (None if grad is None else in_gradient_units(position, grad), variable)
-            for position, (grad, variable) in enumerate(step.grads_and_vars)
-        ]
+        sums = map_gradients(in_gradient_units, [grad for grad, _ in step.grads_and_vars])
+        return [(total, variable) for total, (_, variable) in zip(sums, step.grads_and_vars)]
+
+    def are_sums_finite(self) -> tf.Tensor:
+        """Returns whether the sums of this window are finite, a boolean scalar; they are stored without loss scale."""
+        return has_finite_norm([each.total() for each in self._sums if each is not None])
 
     def store_or_reset(self) -> Any:
         """Stores the sums for the next batch, or resets them to 0 after the last batch; returns the op."""

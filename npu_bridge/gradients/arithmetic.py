@@ -150,10 +150,25 @@ def backward_order_key(gradients: Sequence) -> Callable[[int], Any]:
     """Returns a sort key for positions in `gradients`: the order in which the backward pass computes them.
 
     In a graph, gradients are ordered by the creation of their ops, since backpropagation builds ops from the loss down.
-    In eager execution, the order of the list is reversed.
+    Whoever replaces gradients builds the new ops in this order, too: see `map_gradients`. In eager execution, the order
+    of the list is reversed.
     """
     if tf.executing_eagerly():
         return lambda position: -position
-    made = {op: number for number, op in enumerate(tf.compat.v1.get_default_graph().get_operations())}
     ops = [getattr(gradient_values(grad), "op", None) for grad in gradients]
+    # In a branch, gradients of the enclosing graph are used.
+    graphs = {op.graph: None for op in ops if op is not None}
+    made = {op: number for graph in graphs for number, op in enumerate(graph.get_operations())}
     return lambda position: (made.get(ops[position], len(made)), position)
+
+
+def map_gradients(transform: Callable[[int, Any], Any], gradients: Sequence) -> list:
+    """Applies `transform` to the position and value of each gradient that is not None; None stays None.
+
+    The results are built in the order in which the backward pass computes the gradients, so that it stays known.
+    """
+    made = [None] * len(gradients)
+    for position in sorted(range(len(gradients)), key=backward_order_key(gradients)):
+        if gradients[position] is not None:
+            made[position] = transform(position, gradients[position])
+    return made

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.arithmetic import has_finite_norm, unscale_gradient
+from npu_bridge.gradients.arithmetic import has_finite_norm, map_gradients, unscale_gradient
 
 
 @dataclasses.dataclass
@@ -22,6 +22,8 @@ class Losses:
       latest: position in `scales` of the last loss that was scaled.
       usable: dict from the number of a loss or group to whether its gradients are finite on this rank, or, after the
         ranks have agreed, on all ranks. Empty if gradients are checked only all together.
+      sums_usable: with `usable`, in the last batch of an accumulation window, whether the unscaled sums are finite: not
+        if an earlier batch overflowed. None without a window.
       is_backward_by_optimizer: whether the optimizer itself computed the gradients, so no other code has used them.
     """
 
@@ -31,6 +33,7 @@ class Losses:
     common_scale: tf.Tensor | None = None
     latest: int = 0
     usable: dict = dataclasses.field(default_factory=dict)
+    sums_usable: tf.Tensor | None = None
     is_backward_by_optimizer: bool = False
 
     def record_finiteness(self, number: int, gradients: Sequence, scale: Any) -> None:
@@ -45,6 +48,17 @@ class Losses:
         earlier = self.usable.get(number)
         self.usable[number] = usable if earlier is None else tf.logical_and(earlier, usable)
 
+    @property
+    def verdicts(self) -> list:
+        """The checks of single losses or groups and of the sums of a window, in a fixed order; empty without them."""
+        return [*self.usable.values(), *([] if self.sums_usable is None else [self.sums_usable])]
+
+    @verdicts.setter
+    def verdicts(self, agreed: Sequence) -> None:
+        self.usable = dict(zip(self.usable, agreed))
+        if self.sums_usable is not None:
+            self.sums_usable = agreed[-1]
+
     def convert_to_common_scale(self, grads_and_vars: Sequence, number: int) -> list:
         """Checks whether the gradients of one loss are finite, and converts them to the common scale.
 
@@ -55,18 +69,24 @@ class Losses:
             return pairs
         self.record_finiteness(number, [grad for grad, _ in pairs if grad is not None], self.scales[number])
         ratio = self.scales[number] / self.common_scale
-        return [(grad if grad is None else unscale_gradient(grad, ratio), variable) for grad, variable in pairs]
+        converted = map_gradients(lambda _, grad: unscale_gradient(grad, ratio), [grad for grad, _ in pairs])
+        return [(grad, variable) for grad, (_, variable) in zip(converted, pairs)]
 
     def find_scales_without_overflow(self, should_apply: tf.Tensor | None, is_due: tf.Tensor | None) -> dict:
         """Returns, for each loss or group in `usable`, whether its loss scale caused no overflow in this step.
 
         If the step is skipped although all these gradients are finite, their sum overflowed: every scale was too large.
+        In a window, the sum of all batches can overflow in 16 bits; scales of earlier batches were reduced before.
+
+        Args:
+          should_apply: whether the update runs; None if gradients are not checked.
+          is_due: whether the step ends a window; None without a window.
         """
         if should_apply is None:
             return {number: tf.constant(True) for number in self.usable}
-        if is_due is not None:  # the step ends a window, whose earlier batches were checked before
-            return self.usable
-        all_usable = tf.reduce_all(tf.stack(list(self.usable.values())))
+        all_usable = tf.reduce_all(tf.stack(self.verdicts))
+        if is_due is not None:
+            all_usable = tf.logical_and(is_due, all_usable)
         blames_all = tf.logical_and(all_usable, tf.logical_not(should_apply))
         return {number: tf.logical_and(usable, tf.logical_not(blames_all)) for number, usable in self.usable.items()}
 

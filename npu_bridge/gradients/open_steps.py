@@ -9,6 +9,7 @@ from typing import Any
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import contexts_around, current_control_flow_context
 from npu_bridge.gradients.step import Step
+from npu_bridge.graph.operators import sources_among
 
 
 class UnappliedSteps:
@@ -20,9 +21,14 @@ class UnappliedSteps:
     taken. A Keras optimizer averages gradients that are not recognised; if they were averaged before, this does not
     change the mean. Gradients recognised by mistake would never be averaged. `PipelineOptimizer` does not average in
     `apply_gradients`.
+
+    Args:
+      keeps_older: whether a step of a graph stays open when a newer step has its variables, too. Two calls of
+        `compute_gradients` can precede the two calls of `apply_gradients`.
     """
 
-    def __init__(self):
+    def __init__(self, keeps_older: bool = False):
+        self._keeps_older = keeps_older
         self._scaled = []
         self._combined = []
 
@@ -61,22 +67,29 @@ class UnappliedSteps:
             does after an overflow. In eager execution `find` then recognises the step by its gradients only.
         """
         known = None if variables is None else frozenset(map(id, variables))
-        self._combined = [kept for kept in self._combined if kept.is_still_open(known)]
+        self._combined = [
+            kept
+            for kept in self._combined
+            if kept.is_still_open(frozenset() if self._keeps_older and kept.place is not None else known)
+        ]
         self._combined.append(_UnappliedStep(_current_graph(), step, known, may_be_abandoned, _current_context()))
 
-    def latest_step_covering(self, variables: Sequence[Any]) -> Step | None:
-        """Returns the latest step of the current function or graph that covers `variables`, or None; keeps it open.
+    def copy_step(self, grads_and_vars: Sequence) -> Step | None:
+        """Returns a copy of the step, in the current function or graph, that returned these gradients; keeps it open.
 
+        Of several steps that cover the variables, takes the latest from which a gradient was computed, else the latest.
         Ignores steps of a TF 1 loop or branch that is closed: their tensors cannot be read from outside, and a branch
-        that is not taken never computes them.
+        that is not taken never computes them. Returns None if no step covers the variables.
         """
-        given = set(map(id, variables))
+        given = {id(variable) for _, variable in grads_and_vars}
         contexts = [None, *contexts_around(_current_context())]
         here = [
             kept
             for kept in reversed(self._combined)
             if kept.place is _current_graph() and kept.context in contexts and given <= kept.variable_ids
         ]
+        if len(here) > 1:
+            here = [kept for kept in here if kept.is_source_of(grads_and_vars)] or here
         return dataclasses.replace(here[0].step, notes=dict(here[0].step.notes)) if here else None
 
     def find(self, grads_and_vars: Sequence) -> Step | None:
@@ -121,6 +134,12 @@ class _UnappliedStep:
         if self.variable_ids is None or newer_ids is None:
             return self.place is not None  # eager steps follow each other; a function is traced once
         return not self.variable_ids & newer_ids if self.place is None else not self.variable_ids <= newer_ids
+
+    def is_source_of(self, grads_and_vars):
+        """Returns whether a gradient is one that this step returned, or was computed from one."""
+        returned = [grad for grad in self.step.delivered if grad is not None]
+        given = [grad for grad, _ in grads_and_vars if isinstance(grad, (tf.Tensor, tf.IndexedSlices))]
+        return self.has_returned_any_of(grads_and_vars) or bool(sources_among(returned, given))
 
     def has_returned_any_of(self, grads_and_vars):
         delivered = {id(grad) for grad in self.step.delivered if grad is not None}

@@ -52,7 +52,7 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         initialise_with_keras(pipeline.variables)
         if pipeline.communicates:
             mark_as_distributed(self)
-        self._open_steps = UnappliedSteps()
+        self._open_steps = UnappliedSteps(keeps_older=True)
         self._averaged_by_id: dict = {}  # variables by their ids; holds them, so that no id is used again
         self._last_step = None
         self._backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine, type(self).__name__)
@@ -160,7 +160,7 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
           ValueError: all gradients are None.
         """
         grads_and_vars = list(grads_and_vars)
-        step = self._open_steps.latest_step_covering([variable for _, variable in grads_and_vars]) or Step()
+        step = self._open_steps.copy_step(grads_and_vars) or Step()
         trained = [variable for grad, variable in grads_and_vars if grad is not None]
         foreign = [variable.name for variable in trained if id(variable) not in self._averaged_by_id]
         if self._pipeline.reduces_gradients and foreign and collective.current().size > 1:
@@ -248,6 +248,12 @@ def _check_nesting(optimizer, pipeline, owner):
         fix = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[...])."
         expected = "the order scale, accumulate, reduce, unscale, verdict, clip, update"
         raise ValueError(message(owner, problem, expected, f"{names} inside this optimizer", fix))
+    if (
+        pipeline.scales_gradients
+        and isinstance(optimizer, PipelineOptimizer)
+        and optimizer._pipeline.decides_about_steps
+    ):
+        pipeline.check_scaled_gradients()
     updating = optimizer
     while isinstance(updating, PipelineOptimizer):
         updating = updating._inner.optimizer

@@ -16,13 +16,13 @@ from npu_bridge.gradients.stage import (
     Stage,
 )
 
-_SHARED_PLACE = "transform"
+_SHARED_PLACES = ("transform", "guard", "record")
 # Hooks that change the gradients of this rank, and the first place whose stages use the changed gradients.
 _FIRST_USE_OF_OWN_GRADIENTS = {"each_batch": "accumulate", "before_reduce": "local clip"}
 
 
 def sort_stages(stages: Sequence[Any], owner: str) -> tuple:
-    """Sorts stages by their places; several stages at the place "transform" keep their given order.
+    """Sorts stages by their places; several stages at "transform", "guard" or "record" keep their given order.
 
     Args:
       stages: the stages, in any order.
@@ -41,7 +41,7 @@ def sort_stages(stages: Sequence[Any], owner: str) -> tuple:
         raise ValueError(message(owner, problem, expected, ", ".join(communicating), "Keep one of these stages."))
     ordered = tuple(sorted(stages, key=lambda stage: PLACES.index(stage.place)))  # at one place in the given order
     for first, second in zip(ordered, ordered[1:]):
-        if first.place == second.place != _SHARED_PLACE:
+        if first.place == second.place and first.place not in _SHARED_PLACES:
             names = f"{name_of_stage(first)} and {name_of_stage(second)}"
             problem = f"{names} have the same place, {first.place!r}"
             expected = f"one stage at each place, in the order {', '.join(PLACES)}"

@@ -117,6 +117,11 @@ class Pipeline:
         return any(is_hook_overridden(type(stage), "gate") for stage in self.stages)
 
     @property
+    def decides_about_steps(self) -> bool:
+        """Whether a stage checks gradients, and skips steps with unusable ones."""
+        return bool(self.stages_of_type(DecidingStage))
+
+    @property
     def only_communicates(self) -> bool:
         """Whether the pipeline has a single stage, which exchanges gradients."""
         return self.communicates and len(self.stages) == 1
@@ -125,6 +130,11 @@ class Pipeline:
         """Makes all ranks decide together whether to skip a step, instead of each rank alone."""
         for check in self.stages_of_type(DecidingStage):
             check.is_joint = True
+
+    def check_scaled_gradients(self) -> None:
+        """Also skips the steps that an inner optimizer skips, whose stages check gradients that are still scaled."""
+        for check in self.stages_of_type(DecidingStage):
+            check.checks_scaled_gradients = True
 
     def stages_of_type(self, kind: type[_StageType]) -> list[_StageType]:
         """Returns the stages of one class or of classes derived from it."""

@@ -77,8 +77,8 @@ class Stage(KeywordChecksMixin):
     Settings are fixed at construction. Only what belongs to the optimizer, such as the name of its collectives, comes
     later, by `ExchangingStage.bind`. The state of one step is stored in its `Step`.
 
-    Stages run in the order of `PLACES`, whatever the order in which they are passed. Only "transform" can be the place
-    of several stages; these keep the order in which they are passed.
+    Stages run in the order of `PLACES`, whatever the order in which they are passed. Only "transform", "guard" and
+    "record" can be the place of several stages; these keep the order in which they are passed.
 
     Attributes:
       place: one of `PLACES`.
@@ -119,10 +119,16 @@ class Stage(KeywordChecksMixin):
     def __copy__(self) -> Stage:
         """Makes a stage of equal settings, so that one list of stages serves several optimizers.
 
-        The copy is made from `get_config`, and has no variables. Without `get_config`, the attributes are copied.
+        The copy is made from `get_config`, and has no variables. Without `get_config`, the attributes are copied: make
+        variables in `create_variables`, so that no two optimizers share them.
+
+        Raises:
+          TypeError: `get_config` is inherited, but the constructor has arguments of its own, which a copy would lose.
         """
-        if type(self).get_config is not Stage.get_config:
-            return type(self).from_config(self.get_config())
+        kind = type(self)
+        if kind.get_config is not Stage.get_config:
+            _check_config_is_complete(kind)
+            return kind.from_config(self.get_config())
         made = object.__new__(type(self))
         vars(made).update(
             (name, copy.copy(value) if isinstance(value, (dict, list, set)) else value)
@@ -275,6 +281,8 @@ class DecidingStage(Stage):
     Attributes:
       transfer_name: prefix of the names of the stage's collectives; empty if each rank decides alone.
       is_joint: whether all ranks decide together, instead of each rank alone.
+      checks_scaled_gradients: whether an inner optimizer, too, skips steps, and gets gradients that are still scaled.
+        What it would skip is then unusable here, so that the loss scale shrinks.
       stages: all stages of the pipeline, which sets them.
     """
 
@@ -282,6 +290,7 @@ class DecidingStage(Stage):
     gives = (VERDICT,)
     transfer_name = ""
     is_joint = False
+    checks_scaled_gradients = False
     stages: Sequence[Stage] = ()
 
 
@@ -289,8 +298,8 @@ class SummingStage(Stage):
     """Base class of stages that make one update from several batches; their place is one of `SUMMING_PLACES`."""
 
     @property
-    def batches_so_far(self) -> tf.Variable | None:
-        """The variable that counts the batches since the last update; None before the first step."""
+    def batch_counters(self) -> list:
+        """The variables that count the batches since the last update; more than one for variables trained apart."""
         raise NotImplementedError
 
 
@@ -307,6 +316,20 @@ class SynchronisingStage(ExchangingStage):
     def sync_all(self) -> Any:
         """Makes all trained variables equal on all ranks; returns the op, or None in eager execution."""
         raise NotImplementedError
+
+
+def _check_config_is_complete(kind):
+    """Rejects a class of stages with constructor arguments of its own and the `get_config` of a base class."""
+    constructed, described = (
+        inspect.signature(next(base for base in kind.__mro__ if name in vars(base)).__init__).parameters
+        for name in ("__init__", "get_config")
+    )
+    named = [name for name, each in constructed.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    lost = ", ".join(name for name in named if name not in described)
+    if lost:
+        problem, expected = "the inherited get_config does not know all arguments", f"a get_config that returns {lost}"
+        fix = f"Write get_config in {kind.__name__}: an optimizer copies its stages, and Keras saves them."
+        raise TypeError(message(kind.__name__, problem, expected, "the get_config of a base class", fix))
 
 
 def is_hook_overridden(stage_class: type[Stage], hook: str) -> bool:

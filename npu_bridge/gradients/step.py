@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from npu_bridge.base.flat_tensors import map_elementwise
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.arithmetic import as_gradient, map_values
+from npu_bridge.gradients.arithmetic import as_gradient, map_gradients, map_values
 from npu_bridge.gradients.graph_mode import make_tensors_if, run_if
 from npu_bridge.gradients.losses import Losses, sum_gradients_by_variable
 
@@ -104,9 +104,8 @@ class Step:
 
     def map(self, transform: Callable[[Any], Any]) -> None:
         """Replaces every gradient that is not None by `transform(gradient)`."""
-        self.grads_and_vars = [
-            (None if grad is None else transform(grad), variable) for grad, variable in self.grads_and_vars
-        ]
+        made = map_gradients(lambda _, grad: transform(grad), [grad for grad, _ in self.grads_and_vars])
+        self.grads_and_vars = [(grad, variable) for grad, (_, variable) in zip(made, self.grads_and_vars)]
 
     def map_gradient_elements(self, transform: Callable[[tf.Tensor], tf.Tensor]) -> None:
         """Replaces the values of every gradient by `transform(values)`, an elementwise function.

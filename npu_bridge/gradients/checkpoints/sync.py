@@ -61,7 +61,7 @@ def batch_counters(optimizer: Any) -> list:
       optimizer: any optimizer, or a pipeline.
     """
     stages = [stage for pipeline in _pipelines_of(optimizer) for stage in pipeline.stages_of_type(SummingStage)]
-    return [stage.batches_so_far for stage in stages if stage.batches_so_far is not None]
+    return [counter for stage in stages for counter in stage.batch_counters]
 
 
 def reset_restarting_state(optimizer: Any) -> None:

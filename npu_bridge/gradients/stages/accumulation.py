@@ -31,7 +31,7 @@ class Accumulate(SummingStage):
     Before the last batch, `compute_gradients` returns zeros, or no rows for sparse gradients. The last batch returns
     the gradients of the window: clip these. Sums are stored without the loss scale, so that the scale can change within
     a window. Sums have float32, or float64 for float64 gradients. A sparse gradient stays sparse: the update gets all
-    rows that occurred in the window.
+    rows that occurred in the window. Variables that are trained in separate steps, as in a GAN, have separate windows.
 
     With `exchange="batch"`, every batch is all-reduced and checked separately. A batch that overflows is dropped, and
     the window lasts until it has `steps` batches without overflow. With `loss_scale="batch"`, only the loss scale
@@ -69,8 +69,8 @@ class Accumulate(SummingStage):
         self.keeps_usable = reduction == "mean"
 
     @property
-    def batches_so_far(self) -> tf.Variable | None:
-        return None if self._sums is None else self._sums.counter
+    def batch_counters(self) -> list:
+        return [] if self._sums is None else self._sums.counters.counters
 
     def get_config(self):
         config = {"steps": self._batches, "reduction": self._reduction}
@@ -89,7 +89,8 @@ class Accumulate(SummingStage):
     def variables_of_this_rank(self):
         if self._reduces_batches:
             return []
-        return [variable for variable in self.state()["accumulated"].variables if variable is not self._sums.counter]
+        counters = {counter.ref() for counter in self.batch_counters}
+        return [variable for variable in self.state()["accumulated"].variables if variable.ref() not in counters]
 
     def create_variables(self, variables, gradients=None):
         self.state()
@@ -97,6 +98,8 @@ class Accumulate(SummingStage):
             is_known = gradients is not None
             is_sparse = isinstance(gradients[position], tf.IndexedSlices) if is_known else variable.shape.rank > 0
             self._sums.sum_of(variable, may_be_sparse=is_sparse)
+        if gradients is not None:
+            self._sums.counters.counter_of(variables)  # here, outside of name scopes
 
     def weighted_batch_term(self, values: tf.Tensor, earlier_batches: tf.Tensor) -> tf.Tensor:
         """Returns the term that a batch adds to the sum of a gradient.
@@ -117,6 +120,10 @@ class Accumulate(SummingStage):
         losses = step.losses
         if self._scales_batches and losses.scales and not losses.usable:
             losses.record_finiteness(losses.latest, step.gradients, step.divisor)
+        if losses.usable:
+            (losses.sums_usable,) = make_tensors_if(
+                window.is_last, lambda: [window.are_sums_finite()], lambda: [tf.constant(True)]
+            )
 
     def before_reduce(self, step):
         if not self._reduces_batches:

@@ -51,6 +51,8 @@ class CentralizeGradients(Stage):
             return grad
         if grad.shape.rank is None or grad.shape.rank < 2:
             return grad
-        wide = tf.cast(grad, tf.float32) if grad.dtype.size < tf.float32.size else grad
+        is_narrow = grad.dtype.size < tf.float32.size
+        wide = tf.cast(grad, tf.float32) if is_narrow else grad
         mean = tf.reduce_mean(wide, axis=list(range(grad.shape.rank - 1)), keepdims=True)
-        return tf.cast(wide - mean, grad.dtype)
+        # The difference of two large float16 numbers can be too large for float16.
+        return tf.saturate_cast(wide - mean, grad.dtype) if is_narrow else wide - mean

@@ -15,8 +15,8 @@ from npu_bridge.gradients.stage import VERDICT, Stage
 class ClipByGlobalNorm(Stage):
     """Multiplies all gradients by one factor if their global norm is above a bound, as `tf.clip_by_global_norm`.
 
-    The norm is computed in float32 from the averaged, unscaled gradients of all variables. A step whose norm is not
-    finite is skipped.
+    The norm is computed in float32 from the averaged, unscaled gradients of all variables, or in float64 if it exceeds
+    float32. A step with unusable gradients is skipped.
 
     Args:
       clip_norm: the largest norm, above 0.
@@ -40,10 +40,19 @@ class ClipByGlobalNorm(Stage):
             step.map(_sum_sparse_rows)  # so that the norm equals the norm of the dense gradient
             if not step.gradients:
                 return
-            halves = [tf.cast(half, tf.float32) for half in half_squared_sums(step.gradients)]
-            norm = tf.sqrt(2.0 * sum_in_order(halves))
-            factor = self._clip_norm / tf.maximum(norm, self._clip_norm)
+            factor = self._clip_factor(half_squared_sums(step.gradients))
             step.map_gradient_elements(lambda values: _multiply(values, factor))
+
+    def _clip_factor(self, halves):
+        """Returns the factor of all gradients from half the sum of squares of each dtype, a float64 scalar."""
+
+        def factor_in(dtype):
+            norm = tf.sqrt(2.0 * sum_in_order([tf.cast(half, dtype) for half in halves]))
+            return norm, tf.cast(self._clip_norm / tf.maximum(norm, self._clip_norm), tf.float64)
+
+        norm, factor = factor_in(tf.float32)  # as tf.clip_by_global_norm
+        # In float32 the norm of usable gradients can be infinite: of float64 gradients, or above 1.8e19.
+        return tf.where(tf.math.is_finite(norm), factor, factor_in(tf.float64)[1])
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -118,5 +127,5 @@ def _sum_sparse_rows(grad):
 
 def _multiply(values, factor):
     if values.dtype.size < tf.float32.size:
-        return tf.cast(tf.cast(values, tf.float32) * factor, values.dtype)
+        return tf.cast(tf.cast(values, tf.float32) * tf.cast(factor, tf.float32), values.dtype)
     return values * tf.cast(factor, values.dtype)

@@ -6,7 +6,7 @@ from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.arithmetic import unscale_gradient
+from npu_bridge.gradients.arithmetic import map_gradients, unscale_gradient
 from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.losses import smallest_scale
 from npu_bridge.gradients.stages.loss_scaling import ManagedScaling
@@ -42,10 +42,10 @@ class GroupScaling(ManagedScaling):
             of_group = [grad for group, (grad, _) in zip(groups, pairs) if group == number and grad is not None]
             losses.record_finiteness(number, of_group, scale)
         ratios = [scale / losses.common_scale for scale in losses.scales]
-        step.grads_and_vars = [
-            (grad if grad is None else unscale_gradient(grad, ratios[group]), variable)
-            for group, (grad, variable) in zip(groups, pairs)
-        ]
+        converted = map_gradients(
+            lambda position, grad: unscale_gradient(grad, ratios[groups[position]]), [grad for grad, _ in pairs]
+        )
+        step.grads_and_vars = [(grad, variable) for grad, (_, variable) in zip(converted, pairs)]
 
     def after_update(self, step):
         if not step.losses.usable:  # gradients that did not pass this pipeline

@@ -78,13 +78,18 @@ class OverflowCheck(DecidingStage):
         return {"is_tailing_optimization": self._decides_early} if self.is_joint else {}
 
     def each_batch(self, step):
-        usable = step.losses.usable  # decides how each of several loss scales changes
-        if usable and self.is_joint and collective.current().size > 1:
+        verdicts = step.losses.verdicts  # decide how each of several loss scales changes
+        if verdicts and self.is_joint and collective.current().size > 1:
             with tf.name_scope(f"{self._name}_OverflowCheck"):
-                agreed = tf.unstack(self._agree_on_verdict(tf.stack(list(usable.values())), "each"))
-            step.losses.usable = dict(zip(usable, agreed))
+                step.losses.verdicts = tf.unstack(self._agree_on_verdict(tf.stack(verdicts), "each"))
 
     def before_reduce(self, step):
+        if self.checks_scaled_gradients:
+            unscaled = [unscale_gradient(grad, step.divisor) for grad in step.gradients]
+            with tf.name_scope(f"{self._name}_OverflowCheck"):
+                usable = tf.logical_and(has_finite_norm(step.gradients), _are_gradients_finite(unscaled, step))
+            step.check = RankCheck(usable)
+            return
         if not self._checks_local_gradients or collective.current().size == 1:
             return
         with tf.name_scope(f"{self._name}_Allreduce"):

@@ -13,6 +13,7 @@ from npu_bridge.collective import wire_names
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import is_building_graph, run_if, state_variable
 from npu_bridge.gradients.stage import VERDICT, SynchronisingStage, synced_too_early_error
+from npu_bridge.gradients.trained_apart import CountersByVariables
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -45,7 +46,7 @@ class PartialSync(SynchronisingStage):
         fix = "Use 1 to average one variable after each update."
         self._threshold = check_count("PartialSync", "threshold", threshold, fix)
         self.transfer_name = type(self).__name__
-        self._counter: tf.Variable | None = None
+        self._turns: CountersByVariables | None = None
         self._variables: list = []
 
     def get_config(self):
@@ -55,19 +56,28 @@ class PartialSync(SynchronisingStage):
         return None  # depends on the partition, another one with each update
 
     def state(self):
-        if self._counter is None:
-            self._counter = state_variable(lambda: tf.zeros([], tf.int64), "partial_sync_updates")
-        return {"partial_sync_updates": self._counter}
+        if self._turns is None:
+            self._turns = CountersByVariables(
+                lambda number: state_variable(lambda: tf.zeros([], tf.int64), "partial_sync_updates")
+            )
+        names = ["partial_sync_updates", *(f"partial_sync_updates_{n}" for n in range(1, len(self._turns.counters)))]
+        return dict(zip(names, self._turns.counters))
+
+    def create_variables(self, variables, gradients=None):
+        self.state()
+        if gradients is not None:
+            self._turns.counter_of(variables)  # here, outside of name scopes
 
     def gate(self, step, update):
         updated = update()
         if collective.current().size == 1:
             return updated
-        self._variables = update.variables
-        parts = split_into_partitions(self._variables, self._threshold)
+        known = {variable.ref() for variable in self._variables}
+        self._variables += [variable for variable in update.variables if variable.ref() not in known]
+        parts = split_into_partitions(update.variables, self._threshold)
         with tf.name_scope(f"{self.transfer_name}_PartialSync"), wire_names.record_collective_names() as transfers:
             with tf.control_dependencies([] if updated is None or tf.executing_eagerly() else [updated]):
-                counter = self.state()["partial_sync_updates"]
+                counter = self._turns.counter_of(update.variables)
                 turn = counter.read_value() % max(1, len(parts))
                 averaged = [
                     run_if(

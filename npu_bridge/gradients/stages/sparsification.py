@@ -166,7 +166,7 @@ class TopK(_SparsifyingReduction):
     """Sends only the values of each gradient with the largest magnitudes, in place of the all-reduce.
 
     Each of the N ranks receives the values and positions of all other ranks, which saves bytes only at a density below
-    1 / (N - 1). At higher densities gradients are all-reduced as without this stage, and this is logged once.
+    1 / N. At higher densities gradients are all-reduced as without this stage, and this is logged once.
 
     Args:
       density: share of the values that is sent, above 0 and at most 1. At least one value of each gradient is sent.
@@ -197,13 +197,13 @@ class TopK(_SparsifyingReduction):
         return other_bytes * of_sparse / of_dense
 
     def _is_dense_cheaper(self, ranks):
-        return self._density * (ranks - 1) >= 1
+        return self._density * ranks >= 1
 
     def _sends_selected_values(self):
         ranks = collective.current().size
         is_dense = ranks > 1 and self._is_dense_cheaper(ranks)
         if is_dense:
-            limit = f"1 / {ranks - 1}"
+            limit = f"1 / {ranks}"
             say_once(
                 logging.INFO, f"TopK: density={self._density} is not below {limit}; gradients are sent completely."
             )

@@ -1,0 +1,38 @@
+"""Counts the steps of each list of variables, for one optimizer that trains several lists in separate steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from npu_bridge.base.own_tensorflow import tf
+
+
+class CountersByVariables:
+    """The counters of one stage: usually one, and another one for each list of variables that is trained apart.
+
+    A generator and its discriminator, for example, can be trained in turn by one optimizer. Each has windows and turns
+    of its own, so that a step of one does not count for the other.
+
+    Args:
+      make: function that makes the counter of a number; 0 is the first list.
+    Attributes:
+      counters: all counters, in the order in which the lists were trained first.
+    """
+
+    def __init__(self, make: Callable[[int], tf.Variable]):
+        self._make = make
+        self._lists: list[set] = []
+        self.counters = [make(0)]
+
+    def counter_of(self, variables: Sequence[Any]) -> tf.Variable:
+        """Returns the counter of the list that shares a variable with `variables`; makes a counter for a new list."""
+        trained = {variable.ref() for variable in variables}
+        for number, known in enumerate(self._lists):
+            if known & trained or not trained:
+                known |= trained
+                return self.counters[number]
+        self._lists.append(trained)
+        if len(self._lists) > len(self.counters):
+            self.counters.append(self._make(len(self.counters)))
+        return self.counters[len(self._lists) - 1]

@@ -1,0 +1,205 @@
+"""Uses of stages that are rare but legal: sums that alone overflow, variables trained in turn, norms beyond float32."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective, stages
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.gradients.stages.all_reduce import cut_fragments
+from npu_bridge.gradients.step import Step
+from npu_bridge.stages import Accumulate, CentralizeGradients, ClipByGlobalNorm, PartialSync, Stage, TopK
+from tests.goldens.two_layers import in_graph
+
+tf1 = tf.compat.v1
+
+
+def falling_scale(initial):
+    return ExponentialUpdateLossScaleManager(initial, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+
+
+def train_windows(managers, stage, gradients):
+    """Trains a float16 variable, a batch for each gradient; returns the loss scales and the values after each batch."""
+    weight = tf.Variable(tf.ones([1], tf.float16))
+    pipeline = stages.pipeline("windows", managers if len(managers) > 1 else managers[0], stages=[stage])
+    seen = []
+    for gradient in gradients:
+        step = pipeline.begin()
+        with tf.GradientTape() as tape:
+            loss = pipeline.scale(tf.reduce_sum(weight * gradient), step)
+        pairs = pipeline.combine(step, zip(tape.gradient(loss, [weight]), [weight]))
+        pipeline.apply(step, pairs, lambda pairs: weight.assign_sub(pairs[0][0] / 16))
+        seen.append((*(float(manager.get_loss_scale()) for manager in managers), float(weight[0])))
+    return seen
+
+
+def test_the_scale_falls_if_only_the_sum_of_a_window_is_too_large_for_16_bits():
+    seen = train_windows([falling_scale(2**14)], Accumulate(4, "sum", loss_scale="batch"), [1.0] * 8)
+    assert seen == [(2**14, 1.0)] * 3 + [(2**13, 1.0)] * 4 + [(2**13, 0.75)]
+
+
+def test_the_scale_of_a_loss_falls_if_only_the_sum_of_a_window_is_too_large_for_16_bits():
+    seen = train_windows([falling_scale(2**14), falling_scale(2**15)], Accumulate(4, "sum"), [1.0] * 8)
+    assert seen[3] == (2**13, 2**15, 1.0), "only the first loss takes part"
+    assert seen[7] == (2**13, 2**15, 0.75)
+
+
+def test_a_batch_that_overflows_lowers_the_scale_once_and_not_again_with_its_window():
+    seen = train_windows([falling_scale(2**14)], Accumulate(4, loss_scale="batch"), [1.0, 8.0, 1.0, 1.0])
+    assert [scale for scale, _ in seen] == [2**14, 2**13, 2**13, 2**13]
+
+
+@in_graph
+def test_variables_trained_in_turn_have_windows_of_their_own():
+    first, second = (tf1.get_variable(name, initializer=1.0) for name in ("first", "second"))
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.25), stages=[Accumulate(2)])
+    losses = {first: first, second: 2 * second}
+    train = [optimizer.minimize(loss, var_list=[variable]) for variable, loss in losses.items()]
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for updates in range(3):
+            assert session.run([first, second]) == [1 - 0.25 * updates, 1 - 0.5 * updates]
+            for op in train * 2:
+                session.run(op)
+    assert [variable.op.name for variable in tf1.global_variables() if "steps" in variable.name] == [
+        "accumulated_steps",
+        "accumulated_steps_1",
+    ]
+
+
+def sync_in_turn():
+    """On a rank: trains two lists of two variables in turn; returns their values, and those after `sync_all`."""
+    lists = [[tf.Variable([0.0, 0.0]), tf.Variable([0.0, 0.0])] for _ in range(2)]
+    pipeline = stages.pipeline("in_turn", is_distributed=True, stages=[PartialSync(1)])
+    rank = float(collective.current().rank)
+    for variables in lists * 2:
+        step = pipeline.begin()
+        pairs = pipeline.combine(step, [(tf.fill([2], rank), variable) for variable in variables])
+        pipeline.apply(step, pairs, lambda pairs: [variable.assign_sub(grad) for grad, variable in pairs])
+    before = [float(variable[0]) for variables in lists for variable in variables]
+    stages.sync_all(pipeline)
+    return before, [float(variable[0]) for variables in lists for variable in variables]
+
+
+@pytest.mark.ranks(2)
+def test_every_part_of_variables_trained_in_turn_is_averaged(on_ranks):
+    (first, synced), (second, also_synced) = on_ranks(2, sync_in_turn)
+    # The last variable of each list is averaged with the first update, the other one with the second.
+    assert first == [-1.0, -0.5, -1.0, -0.5]
+    assert second == [-1.0, -1.5, -1.0, -1.5]
+    assert synced == also_synced == [-1.0] * 4
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["as returned", "clipped"])
+def test_gradients_of_two_losses_keep_their_scales_if_both_are_computed_first(graph, changed):
+    variable = tf1.get_variable("variable", initializer=[1.0])
+    managers = [falling_scale(1024), falling_scale(1024)]
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.5), managers, is_loss_scale=True)
+    losses = [tf.reduce_sum(variable * np.float32(np.inf)), tf.reduce_sum(variable)]
+    computed = [optimizer.compute_gradients(loss, [variable], loss_id=number) for number, loss in enumerate(losses)]
+    if changed:
+        computed = [[(tf.clip_by_value(grad, -1, 1), variable) for grad, variable in pairs] for pairs in computed]
+    train = [optimizer.apply_gradients(pairs) for pairs in computed]
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for op in train * 2:
+            session.run(op)
+        assert session.run([manager.get_loss_scale() for manager in managers]) == [256, 1024]
+        assert session.run(variable) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("gradient", "clipped"),
+    [
+        (np.float64([3.0, 4.0]), [0.6, 0.8]),
+        (np.float64([1e100, 0.0]), [1.0, 0.0]),
+        (np.float32([1.2e19] * 3), [3**-0.5] * 3),  # half the sum of squares is finite, and the sum is not
+    ],
+    ids=["small", "float64", "float32"],
+)
+def test_a_norm_beyond_float32_is_clipped(gradient, clipped):
+    variable = tf.Variable(np.zeros_like(gradient))
+    pipeline = stages.pipeline("norm", stages=[ClipByGlobalNorm(1.0)])
+    ((made, _),) = pipeline.combine(pipeline.begin(), [(tf.constant(gradient), variable)])
+    np.testing.assert_allclose(made, clipped, rtol=1e-6)
+
+
+def test_the_largest_numbers_of_float16_stay_finite_when_they_are_centralised():
+    gradient = tf.constant([[65504.0], [-65504.0], [-65504.0]], tf.float16)
+    pipeline = stages.pipeline("centre", stages=[CentralizeGradients()])
+    ((made, _),) = pipeline.combine(pipeline.begin(), [(gradient, tf.Variable(gradient, name="kernel"))])
+    assert made.numpy().tolist() == [[65504.0], [-43680.0], [-43680.0]]
+
+
+def test_a_stage_whose_copy_would_lose_an_argument_is_refused():
+    class ClipByPower(ClipByGlobalNorm):
+        def __init__(self, clip_norm, power=1):
+            super().__init__(clip_norm)
+            self.power = power
+
+    class ClipByNamedNorm(ClipByGlobalNorm):
+        def __init__(self, **arguments):
+            super().__init__(**arguments)
+
+    assert repr(copy.copy(ClipByNamedNorm(clip_norm=2.0))) == "ClipByNamedNorm(clip_norm=2.0)"
+    with pytest.raises(TypeError, match="ClipByPower: the inherited get_config .* a get_config that returns power"):
+        NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), stages=[ClipByPower(1.0, power=2)])
+
+
+def test_values_are_selected_only_where_they_take_fewer_bytes_than_the_gradient():
+    assert [TopK(density).sent_bytes(4.0, ranks=2) for density in (0.25, 0.5, 0.75)] == [2.0, 4.0, 4.0]
+    assert TopK(0.25).sent_bytes(6.0, ranks=4) == 6.0
+
+
+@in_graph
+def test_stages_that_replace_gradients_keep_the_order_of_the_backward_pass():
+    values = tf.constant(1.0)
+    variables = [tf1.get_variable(f"layer_{number}", initializer=1.0) for number in range(4)]
+    for variable in variables:
+        values = tf.square(values * variable)
+    pairs = list(zip(tf.gradients(values, variables), variables))
+    names = [variable.name for variable in variables]
+    step = Step(pairs)
+    step.map(lambda grad: grad * 2.0)
+    # Two fragments; in the order of the list, the second one would begin with the last layer.
+    expected = cut_fragments([grad for grad, _ in pairs], names)
+    assert expected[0][0] == 3
+    assert cut_fragments(step.gradients, names) == expected
+    step.losses.scales, step.losses.common_scale = (tf.constant(2.0), tf.constant(4.0)), tf.constant(2.0)
+    converted = step.losses.convert_to_common_scale(pairs, 1)
+    assert cut_fragments([grad for grad, _ in converted], names) == expected
+
+
+@in_graph
+def test_the_scale_falls_if_an_inner_optimizer_would_skip_scaled_gradients():
+    """The square of a gradient of 1e12 times 2**32 is no float32, but the gradient is."""
+    variable = tf1.get_variable("variable", initializer=[1.0, 1.0])
+    inner = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(1e-12), stages=[TopK(0.3, error_feedback=False)])
+    manager = ExponentialUpdateLossScaleManager(2**32, 1, decr_every_n_nan_or_inf=1, decr_ratio=2**-10)
+    train = NPULossScaleOptimizer(inner, manager).minimize(tf.reduce_sum(variable) * 1e12)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for scale, value in ((2**22, 1.0), (2**23, 0.0)):
+            session.run(train)
+            assert session.run(manager.get_loss_scale()) == scale
+            np.testing.assert_allclose(session.run(variable), [value] * 2, atol=1e-6)
+
+
+def test_own_stages_may_be_where_the_optimizer_has_some_of_its_own():
+    class Watch(Stage):
+        place = "record"
+
+    class Keep(Stage):
+        place = "guard"
+
+    optimizer = NPUOptimizer(
+        tf1.train.GradientDescentOptimizer(1.0), falling_scale(4), is_loss_scale=True, stages=[Keep(), Watch()]
+    )
+    lines = [line.split() for line in stages.explain(optimizer).splitlines()]
+    assert [words[1] for words in lines if words[2] in ("Keep()", "Watch()")] == ["guard", "record"]
