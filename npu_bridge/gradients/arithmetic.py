@@ -150,8 +150,7 @@ def backward_order_key(gradients: Sequence) -> Callable[[int], Any]:
     """Returns a sort key for positions in `gradients`: the order in which the backward pass computes them.
 
     In a graph, gradients are ordered by the creation of their ops, since backpropagation builds ops from the loss down.
-    Whoever replaces gradients builds the new ops in this order, too: see `map_gradients`. In eager execution, the order
-    of the list is reversed.
+    `map_gradients` builds replaced gradients in this order, too. In eager execution, the order of the list is reversed.
     """
     if tf.executing_eagerly():
         return lambda position: -position

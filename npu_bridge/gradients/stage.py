@@ -282,7 +282,7 @@ class DecidingStage(Stage):
       transfer_name: prefix of the names of the stage's collectives; empty if each rank decides alone.
       is_joint: whether all ranks decide together, instead of each rank alone.
       checks_scaled_gradients: whether an inner optimizer, too, skips steps, and gets gradients that are still scaled.
-        What it would skip is then unusable here, so that the loss scale shrinks.
+        This stage then skips the same steps, so that the loss scale shrinks.
       stages: all stages of the pipeline, which sets them.
     """
 
