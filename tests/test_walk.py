@@ -101,9 +101,10 @@ def test_a_gradient_visits_few_files():
     assert len({source_of(name)[0] for name, _ in walk() if not is_foreign(name)}) <= MOST_FILES
 
 
-def test_the_walk_leads_from_minimize_to_the_call_of_horovod():
+@pytest.mark.parametrize("call", ["horovod.tensorflow.allreduce", "horovod.tensorflow.grouped_allreduce"])
+def test_the_walk_leads_from_minimize_to_each_call_of_horovod(call):
     items = walk()
-    (position,) = (position for position, (name, _) in enumerate(items) if name.startswith("horovod."))
+    (position,) = (position for position, (name, _) in enumerate(items) if name == call)
     callers = []
     while position is not None:
         name, position = items[position]

@@ -167,7 +167,7 @@ def _synchronise(values, names):
 
 def _has_feedback(stages, rank_count):
     """Returns whether ranks keep a rest; a gradient that is sent as a whole leaves none."""
-    if "TopK" in stages and stages["TopK"]["density"] * (rank_count - 1) >= 1:
+    if "TopK" in stages and stages["TopK"]["density"] * rank_count >= 1:
         return False
     feedback = [stages[name].get("error_feedback", True) for name in ("TopK", "Threshold") if name in stages]
     return rank_count > 1 and any(feedback)

@@ -183,6 +183,7 @@ class Accumulate(SummingStage):
     def _store_sums(self, step):
         """Stores the sums for the next batch, or resets them to 0 after the last batch; returns the op."""
         used = [gradient_values(grad) for grad in step.delivered if grad is not None]
+        used += [] if step.losses.sums_usable is None else [step.losses.sums_usable]
         with tf.name_scope("Accumulate"), tf.control_dependencies(used):
             return step.notes[self].store_or_reset()
 
