@@ -1,4 +1,4 @@
-"""Checks, when an optimizer is built, that all ranks will all-reduce the same gradients.
+"""Checks, when an optimizer is built, that all ranks will send the same gradients, with the same settings of stages.
 
 If ranks build a collective differently, it waits forever, fails far from its cause, or sums unrelated values. So each
 rank writes a plan of its all-reduces to the job's key-value store and reads the plans of others. This adds nothing to a

@@ -1,4 +1,4 @@
-"""Computes with dense and sparse gradients: division by the loss scale, norms, sums of rows, order of gradients."""
+"""Computes with gradients: division by the loss scale, norms, their order; sums and gathers rows of sparse ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the classes of an option and of the table that holds all options.
+"""Defines the classes of an option and of the table of all options, which also refuses unknown options.
 
 An `Option` is written once, in one of the `table_*.py` modules. Constructor signatures, validation, the session's
 `parameter_map`, `TrainingOptions`, configuration files and `docs/options.md` are all derived from the table.

@@ -1,4 +1,4 @@
-"""Holds the style of all pictures: those drawn with matplotlib and those written as SVG."""
+"""Holds the colours and style of all pictures: of matplotlib, of SVG files and of the page."""
 
 from __future__ import annotations
 

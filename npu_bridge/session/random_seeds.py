@@ -1,4 +1,4 @@
-"""Gives seeds to random operators without a seed, in a graph and its functions.
+"""Gives each rank its seeds: for random operators without a seed, in a graph and its functions.
 
 TensorFlow's deterministic kernels raise an error at the first random operator without a seed. Each such operator gets a
 seed made of the graph's seed, the operator's name and the rank. So two runs of a script draw the same numbers, but two

@@ -1,4 +1,4 @@
-"""Finds the rank that failed first, and describes its failure.
+"""Finds the rank that failed first, describes its failure, and chooses the exit code of the job.
 
 When a rank fails, the other ranks fail too: their next collective raises an error because a peer is gone. Such failures
 are secondary. The rank to report is the first rank with a failure of its own. A secondary failure is reported only if

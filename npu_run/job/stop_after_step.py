@@ -1,4 +1,4 @@
-"""Asks all ranks of a job to end after the same step; the ranks answer in `session/elastic/stop_request.py`."""
+"""Asks all ranks of a job to end after the same step; names ranks that do not answer in time."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def _combined(stages, local, residuals, frozen):
             return [mean for mean in means for _ in range(size)]
         return [_combined_by(adasum_tree, means)] * len(local)
     sparse = next((stages[name] for name in ("TopK", "Threshold") if name in stages), None)
-    is_dense = sparse is None or len(local) == 1 or sparse.get("density", 0) * (len(local) - 1) >= 1
+    is_dense = sparse is None or len(local) == 1 or sparse.get("density", 0) * len(local) >= 1
     if not is_dense:
         local = [_sent(sparse, grads, residual, frozen) for grads, residual in zip(local, residuals)]
     return [_combined_by(_mean, local)] * len(local)

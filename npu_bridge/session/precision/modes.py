@@ -1,4 +1,4 @@
-"""Translates `precision_mode` and `precision_mode_v2` into a policy: the operators to lower, and their dtype."""
+"""Translates `precision_mode` and `precision_mode_v2` into a policy; the lists of operators are in `rewriter.py`."""
 
 from __future__ import annotations
 
