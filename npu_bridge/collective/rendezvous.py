@@ -1,4 +1,4 @@
-"""Runs a barrier of ranks that make a group, with a time limit; the error names the missing ranks."""
+"""Runs a barrier of ranks, where ranks start or make groups, with a time limit; the error names the missing ranks."""
 
 from __future__ import annotations
 
