@@ -25,6 +25,10 @@ class CountersByVariables:
         self._lists: list[set] = []
         self.counters = [make(0)]
 
+    def by_name(self, name: str) -> dict:
+        """Returns the counters for checkpoints, by name: `name`, `name_1`, `name_2`, ..."""
+        return {f"{name}_{number}" if number else name: counter for number, counter in enumerate(self.counters)}
+
     def counter_of(self, variables: Sequence[Any]) -> tf.Variable:
         """Returns the counter of the list that shares a variable with `variables`; makes a counter for a new list."""
         trained = {variable.ref() for variable in variables}

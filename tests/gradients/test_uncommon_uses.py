@@ -14,7 +14,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimi
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from npu_bridge.gradients.step import Step
-from npu_bridge.stages import Accumulate, CentralizeGradients, ClipByGlobalNorm, PartialSync, Stage, TopK
+from npu_bridge.stages import Accumulate, CentralizeGradients, ClipByGlobalNorm, Freeze, PartialSync, Stage, TopK
 from tests.goldens.two_layers import in_graph
 
 tf1 = tf.compat.v1
@@ -73,6 +73,21 @@ def test_variables_trained_in_turn_have_windows_of_their_own():
     ]
 
 
+@in_graph
+def test_variables_trained_in_turn_are_frozen_by_updates_of_their_own():
+    variables = {
+        name: [tf1.get_variable(f"{name}/layer_{n}/kernel", initializer=0.0) for n in range(2)] for name in "ab"
+    }
+    schedule = {"groups": [["layer_0/"], ["layer_1/"]], "kind": "explicit", "sequence": [0, 1]}
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), stages=[Freeze(schedule)])
+    train = [optimizer.minimize(first + last, var_list=[first, last]) for first, last in variables.values()]
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for op in train * 4:
+            session.run(op)
+        assert session.run(list(variables.values())) == [[-2.0, -4.0]] * 2
+
+
 def sync_in_turn():
     """On a rank: trains two lists of two variables in turn; returns their values, and those after `sync_all`."""
     lists = [[tf.Variable([0.0, 0.0]), tf.Variable([0.0, 0.0])] for _ in range(2)]
@@ -112,6 +127,24 @@ def test_gradients_of_two_losses_keep_their_scales_if_both_are_computed_first(gr
             session.run(op)
         assert session.run([manager.get_loss_scale() for manager in managers]) == [256, 1024]
         assert session.run(variable) == [0.0]
+
+
+def send_complex():
+    """On a rank: returns what each way to combine ranks says about a complex gradient."""
+    said, ways = [], {"none": {}, "rounded": {"wire_dtype": tf.bfloat16}, "selected": {"stages": [TopK(0.1)]}}
+    for name, settings in ways.items():
+        pipeline = stages.pipeline(name, is_distributed=True, **settings)
+        with pytest.raises(TypeError) as refused:
+            pipeline.combine(pipeline.begin(), [(tf.constant([1 + 2j]), tf.Variable([1j], name="phase"))])
+        said.append(str(refused.value))
+    return said
+
+
+@pytest.mark.ranks(2)
+def test_complex_gradients_are_refused_and_do_not_lose_their_imaginary_part(on_ranks):
+    for said in on_ranks(2, send_complex):
+        assert [text.partition(":")[0] for text in said] == ["AllReduce", "AllReduce", "TopK"]
+        assert "cannot exchange the complex gradient of phase:0. Expected a gradient of real numbers; got" in said[1]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 from npu_bridge import collective
 from npu_bridge.base import environment
+from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import fragments, groups, wire
@@ -85,10 +86,19 @@ class AllReduce(ReducingStage):
 
     def before_reduce(self, step):
         if collective.current().size > 1:
+            self._check_numbers(step.grads_and_vars)
             with tf.name_scope(f"{self.transfer_name}_Sent"):
                 step.on_wire = [
                     grad if grad is None else self._prepare_to_send(grad) for grad, _ in step.grads_and_vars
                 ]
+
+    def _check_numbers(self, grads_and_vars):
+        for grad, variable in grads_and_vars:
+            if grad is not None and grad.dtype.is_complex:
+                problem = f"ranks cannot exchange the complex gradient of {variable.name}"
+                fix = "Train the real and the imaginary part as two variables."
+                got = grad.dtype.name
+                raise TypeError(message(type(self).__name__, problem, "a gradient of real numbers", got, fix))
 
     def _prepare_to_send(self, grad):
         if isinstance(grad, tf.IndexedSlices):

@@ -16,6 +16,7 @@ from npu_bridge.gradients.graph_mode import state_variable
 from npu_bridge.gradients.stage import SelectingStage, unknown_gradients_error
 from npu_bridge.gradients.step import TrainedGroup
 from npu_bridge.gradients.stopped_backward import cut_backward_pass
+from npu_bridge.gradients.trained_apart import CountersByVariables
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -45,7 +46,7 @@ class Freeze(SelectingStage):
 
     def __init__(self, schedule: FreezeSchedule | Mapping[str, Any]):
         self._schedule = FreezeSchedule.of(schedule)
-        self._counter: tf.Variable | None = None
+        self._updates: CountersByVariables | None = None
 
     def get_config(self):
         return {"schedule": self._schedule.get_config()}
@@ -54,9 +55,11 @@ class Freeze(SelectingStage):
         return None  # depends on the layers that are trained
 
     def state(self):
-        if self._counter is None:
-            self._counter = state_variable(lambda: tf.zeros([], tf.int64), "freeze_updates")
-        return {"freeze_updates": self._counter}
+        if self._updates is None:
+            self._updates = CountersByVariables(
+                lambda number: state_variable(lambda: tf.zeros([], tf.int64), "freeze_updates")
+            )
+        return self._updates.by_name("freeze_updates")
 
     def create_variables(self, variables, gradients=None):
         self.state()
@@ -88,7 +91,7 @@ class Freeze(SelectingStage):
         return update()
 
     def after_update(self, step):
-        counter = self.state()["freeze_updates"]
+        counter = self._updates.counter_of(step.variables_with_gradient)
         is_updated = step.is_applied()
         with tf.name_scope("Freeze"), tf.control_dependencies([] if tf.executing_eagerly() else [step.group.number]):
             return counter.assign_add(tf.cast(is_updated, tf.int64))
@@ -104,8 +107,10 @@ class Freeze(SelectingStage):
             problem = f"group {count - 1} trains no variable on which the loss depends"
             expected, got = "a gradient in each group", f"no gradient in this group of {len(grads_and_vars)} variables"
             raise ValueError(message("Freeze", problem, expected, got, "Use fewer groups, or pass lists of variables."))
+        self.state()
+        counter = self._updates.counter_of([variable for grad, variable in grads_and_vars if grad is not None])
         with tf.name_scope("Freeze"):
-            updates, sequence = self.state()["freeze_updates"].read_value(), self._schedule.sequence
+            updates, sequence = counter.read_value(), self._schedule.sequence
             if tf.executing_eagerly():
                 return TrainedGroup(int(sequence[int(updates) % len(sequence)]), frozen)
             number = tf.gather(tf.constant(sequence), updates % np.int64(len(sequence)))

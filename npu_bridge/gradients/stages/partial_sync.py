@@ -60,8 +60,7 @@ class PartialSync(SynchronisingStage):
             self._turns = CountersByVariables(
                 lambda number: state_variable(lambda: tf.zeros([], tf.int64), "partial_sync_updates")
             )
-        names = ["partial_sync_updates", *(f"partial_sync_updates_{n}" for n in range(1, len(self._turns.counters)))]
-        return dict(zip(names, self._turns.counters))
+        return self._turns.by_name("partial_sync_updates")
 
     def create_variables(self, variables, gradients=None):
         self.state()
