@@ -14,13 +14,6 @@ from npu_bridge.npu_init import npu_config_proto  # noqa: F401 - from now on ses
 from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import dtypes_by_name, run_with_graph, tf1
 
-# The facts of each level that users know.
-TABLE = {
-    "O0": ("float32", False, None, False, 1.0, "float32"),
-    "O1": (None, True, None, None, "dynamic", None),
-    "O2": ("float16", False, True, True, "dynamic", "float32"),
-    "O3": ("float16", False, False, False, 1.0, "float32"),
-}
 CELLS = (
     "variables",
     "batch norm variables",
@@ -156,12 +149,6 @@ def cells(table, dtypes=DTYPES):
                 yield pytest.param(
                     case, low, cell, low if value == "low" else value, id=f"{'+'.join(case)}-{low}-{cell}"
                 )
-
-
-@pytest.mark.parametrize("level", TABLE)
-@pytest.mark.parametrize("number", range(6), ids=amp.LEVELS["O0"]._fields)
-def test_what_the_table_says(level, number):
-    assert amp.LEVELS[level][number] == TABLE[level][number]
 
 
 @pytest.mark.few_fast("each", "not every pair")

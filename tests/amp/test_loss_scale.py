@@ -74,14 +74,12 @@ SHRINKING = [False] * 40
 Dynamic = DynamicLossScaleManager
 TRACES = {
     "apex, as it comes": (Dynamic.apex, SCRIPTED, lambda f: apex(f)),
-    "apex, up to the bound": (lambda: Dynamic.apex(scale_window=3), GROWING, lambda f: apex(f, window=3)),
     "apex, beyond the bound": (lambda: Dynamic.apex(2.0**30, scale_window=3), GROWING, lambda f: apex(f, 2.0**30)),
     "apex, threefold without a bound": (
         lambda: Dynamic.apex(1.0, 3.0, scale_window=2, max_loss_scale=100.0),
         GROWING,
         lambda f: apex(f, 1.0, 3.0, window=2, most=100.0),
     ),
-    "apex, down without a bound": (Dynamic.apex, SHRINKING, lambda f: apex(f)),
     "apex, down to a bound": (
         lambda: Dynamic.apex(min_loss_scale=128.0),
         SHRINKING,
@@ -94,11 +92,6 @@ TRACES = {
     ),
     "mindspore, as it comes": (Dynamic.mindspore, SCRIPTED, lambda f: mindspore(f)),
     "mindspore, down": (Dynamic.mindspore, SHRINKING, lambda f: mindspore(f)),
-    "mindspore, at random": (
-        lambda: Dynamic.mindspore(2.0**12, 4, 5),
-        random_finites(2),
-        lambda f: mindspore(f, 2.0**12, 4.0, 5),
-    ),
     "keras": (lambda: Dynamic.keras(2.0**15, 9), random_finites(3), lambda f: mindspore(f, 2.0**15, 2.0, 9)),
     "bad steps that add up": (
         lambda: Dynamic(2.0**10, growth_interval=5, bad_steps=2, min_loss_scale=1.0, max_loss_scale=None),
@@ -131,11 +124,6 @@ def test_a_scale_stays_a_normal_number_without_bounds():
     scales = traced(manager, [True] * 140 + [False] * 300)
     assert scales.max() == 2.0**127
     assert scales.min() == np.float32(1e-37)
-
-
-def test_bad_steps_in_a_row_differ_from_bad_steps_that_add_up():
-    finites = random_finites(4, share=0.6)
-    assert list(accumulated(finites, 8.0, 5, 2, 2.0, 0.5)) != list(accumulated(finites, 8.0, 5, 2, 2.0, 0.5, True))
 
 
 def in_a_graph(manager_of, run):
@@ -194,13 +182,11 @@ def test_the_scale_is_set_between_eager_steps_and_those_of_functions():
         (lambda: Dynamic("8"), TypeError, ["init_loss_scale", "'8'"]),
         (lambda: Dynamic.apex("8"), TypeError, ["init_scale", "'8'"]),
         (lambda: Dynamic.mindspore(scale_factor=0.5), ValueError, ["scale_factor", "0.5"]),
-        (lambda: Dynamic.mindspore(0.5), ValueError, ["init_loss_scale", "0.5", "1 <="]),
         (lambda: Dynamic.apex().set_loss_scale("8"), TypeError, ["set_loss_scale", "'8'", "number"]),
         (lambda: FixedLossScaleManager(8).set_loss_scale(4), TypeError, ["cannot be set", "4 (int)", "constant(8)"]),
         (lambda: Dynamic.apex().set_loss_scale(True), TypeError, ["set_loss_scale", "True"]),
         (lambda: Dynamic.apex().set_loss_scale([8.0, 8.0]), ValueError, ["shape", "(2,)"]),
         (lambda: Dynamic.apex().set_loss_scale(2**25), ValueError, ["set_loss_scale", "1.67772e+07"]),
-        (lambda: Dynamic.mindspore().set_loss_scale(0.5), ValueError, ["set_loss_scale", "1 <="]),
         (lambda: Dynamic.apex().set_loss_scale(float("nan")), ValueError, ["set_loss_scale", "nan"]),
         (lambda: Dynamic.apex().set_state((8.0, -1, 0)), ValueError, ["good_steps", "-1", "at least 0"]),
     ],

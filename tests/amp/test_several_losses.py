@@ -16,14 +16,15 @@ from npu_bridge.stages import Accumulate
 
 tf1 = tf.compat.v1
 Dynamic = DynamicLossScaleManager
+INF = np.inf
 
 
 def two(first=2.0**4, second=2.0**10):
     return [Dynamic.apex(first, scale_window=2), Dynamic.apex(second, scale_window=2)]
 
 
-def in_graph(make_optimizer, slopes, make_pairs=None, runs=()):
-    """Trains the losses `slopes[k] * variable` with fed slopes; gives variable and scales after each run."""
+def in_graph(make_optimizer, slopes, make_pairs, runs):
+    """Trains so many losses `slopes[k] * variable` with fed slopes; gives variable and scales after each run."""
     with tf.Graph().as_default(), tf1.Session() as session:
         variable = tf1.get_variable("variable", initializer=0.0, use_resource=True)
         fed = [tf1.placeholder(tf.float32, []) for _ in range(slopes)]
@@ -40,83 +41,79 @@ def in_graph(make_optimizer, slopes, make_pairs=None, runs=()):
         return trace
 
 
-INF = np.inf
+def scaled(inner, managers, **arguments):
+    return NPUOptimizer(inner, managers, True, True, **arguments)
 
 
-def test_one_loss_of_several_moves_its_own_scale_alone():
-    trace = in_graph(
-        lambda inner, managers: NPUOptimizer(inner, managers, True, True),
+LARGE = 1.5e19  # half of its square is a float32, that of twice as much is not
+# The optimizer, how many losses, what computes gradients, the slopes of each run, and variable and scales after it.
+TRAININGS = {
+    "one of two": (
+        scaled,
         1,
         lambda optimizer, losses: optimizer.compute_gradients(losses[0], loss_id=1),
         [(1.0,), (2.0,), (INF,), (4.0,)],
-    )
-    assert trace == [(-1.0, 16.0, 2.0**10), (-3.0, 16.0, 2.0**11), (-3.0, 16.0, 2.0**10), (-7.0, 16.0, 2.0**10)]
-
-
-def test_losses_may_share_a_manager_in_any_order():
-    trace = in_graph(
-        lambda inner, managers: NPUOptimizer(inner, managers, True, True),
+        [(-1.0, 16.0, 2.0**10), (-3.0, 16.0, 2.0**11), (-3.0, 16.0, 2.0**10), (-7.0, 16.0, 2.0**10)],
+    ),
+    "a shared manager, in any order": (
+        scaled,
         3,
         lambda optimizer, losses: optimizer.compute_gradients(losses, loss_id=[1, 0, 1]),
         [(1.0, 1.0, 1.0), (1.0, INF, 1.0), (1.0, 1.0, INF), (1.0, 2.0, 3.0)],
-    )
-    assert trace == [(-3.0, 16.0, 2.0**10), (-3.0, 8.0, 2.0**11), (-3.0, 8.0, 2.0**10), (-9.0, 16.0, 2.0**10)]
-
-
-def test_losses_with_one_manager_are_one_loss():
-    trace = in_graph(
-        lambda inner, managers: NPUOptimizer(inner, managers[0], True, True),
+        [(-3.0, 16.0, 2.0**10), (-3.0, 8.0, 2.0**11), (-3.0, 8.0, 2.0**10), (-9.0, 16.0, 2.0**10)],
+    ),
+    "one manager, so one loss": (
+        lambda inner, managers: scaled(inner, managers[0]),
         2,
         None,
         [(1.0, 2.0), (1.0, INF), (1.0, 2.0)],
-    )
-    assert trace == [(-3.0, 16.0, 2.0**10), (-3.0, 8.0, 2.0**10), (-6.0, 8.0, 2.0**10)]
-
-
-def test_losses_without_loss_scaling_are_added_up():
-    trace = in_graph(lambda inner, managers: NPUOptimizer(inner), 2, None, [(1.0, 2.0), (3.0, 4.0)])
-    assert trace == [(-3.0, 16.0, 2.0**10), (-10.0, 16.0, 2.0**10)]
-
-
-def test_loss_scaling_around_a_distributed_optimizer_takes_several_losses():
-    trace = in_graph(
+        [(-3.0, 16.0, 2.0**10), (-3.0, 8.0, 2.0**10), (-6.0, 8.0, 2.0**10)],
+    ),
+    "no loss scaling": (
+        lambda inner, managers: NPUOptimizer(inner),
+        2,
+        None,
+        [(1.0, 2.0), (3.0, 4.0)],
+        [(-3.0, 16.0, 2.0**10), (-10.0, 16.0, 2.0**10)],
+    ),
+    "loss scaling around a distributed optimizer": (
         lambda inner, managers: NPULossScaleOptimizer(NPUDistributedOptimizer(inner), managers, is_distributed=True),
         2,
         None,
         [(1.0, 2.0), (1.0, INF), (1.0, 2.0)],
-    )
-    assert trace == [(-3.0, 16.0, 2.0**10), (-3.0, 32.0, 2.0**9), (-6.0, 32.0, 2.0**9)]
-
-
-def test_in_windows_every_scale_moves_with_the_batches_of_its_own_loss():
-    trace = in_graph(
-        lambda inner, managers: NPUOptimizer(inner, managers, True, True, stages=[Accumulate(2)]),
+        [(-3.0, 16.0, 2.0**10), (-3.0, 32.0, 2.0**9), (-6.0, 32.0, 2.0**9)],
+    ),
+    "windows, whose batches move the scales": (
+        lambda inner, managers: scaled(inner, managers, stages=[Accumulate(2)]),
         2,
         None,
         [(1.0, 2.0), (1.0, INF), (3.0, 2.0), (1.0, 2.0)],
-    )
-    assert trace == [(0.0, 16.0, 2.0**10), (0.0, 32.0, 2.0**9), (0.0, 32.0, 2.0**9), (-4.0, 64.0, 2.0**10)]
-
-
-def test_where_only_the_sum_is_too_large_every_scale_shrinks():
-    """Else the step would be skipped for ever, with scales that grow."""
-    large = 1.5e19  # half of its square is a float32, that of twice as much is not
-    trace = in_graph(
-        lambda inner, managers: NPUOptimizer(inner, managers, True, True), 2, None, [(large, large), (large, 0.0)]
-    )
-    assert trace == [(0.0, 8.0, 2.0**9), (np.float32(-large), 8.0, 2.0**9)]
-
-
-def test_a_clipped_sum_is_judged_by_what_it_was_made_of():
-    trace = in_graph(
-        lambda inner, managers: NPUOptimizer(inner, managers, True, True),
+        [(0.0, 16.0, 2.0**10), (0.0, 32.0, 2.0**9), (0.0, 32.0, 2.0**9), (-4.0, 64.0, 2.0**10)],
+    ),
+    # Every scale shrinks. Else the step would be skipped for ever, with scales that grow.
+    "a sum that is too large": (
+        scaled,
+        2,
+        None,
+        [(LARGE, LARGE), (LARGE, 0.0)],
+        [(0.0, 8.0, 2.0**9), (np.float32(-LARGE), 8.0, 2.0**9)],
+    ),
+    "a clipped sum, judged by what it was made of": (
+        scaled,
         2,
         lambda optimizer, losses: [
             (tf.clip_by_value(grad, -1.0, 1.0), variable) for grad, variable in optimizer.compute_gradients(losses)
         ],
         [(1.0, 2.0), (INF, 1.0)],
-    )
-    assert trace == [(-1.0, 16.0, 2.0**10), (-1.0, 8.0, 2.0**11)]
+        [(-1.0, 16.0, 2.0**10), (-1.0, 8.0, 2.0**11)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_each_loss_moves_its_own_scale(name):
+    *training, expected = TRAININGS[name]
+    assert in_graph(*training) == expected
 
 
 def test_fit_has_one_loss_and_moves_the_first_scale(tmp_path):
