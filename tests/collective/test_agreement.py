@@ -10,7 +10,7 @@ import pytest
 from npu_bridge.collective.agreement import AgreementChecks, AllReducePlan, PlannedGradient, RanksDisagreeError
 from npu_bridge.collective.key_value_store import ADDRESS_VARIABLE, PORT_VARIABLE
 
-DENSE, SPARSE, NONE = "a dense gradient", "a sparse gradient", "no gradient"
+DENSE, SPARSE = "a dense gradient", "a sparse gradient"
 KERNEL = PlannedGradient("dense/kernel:0", "(3, 4)", DENSE, "float32")
 BIAS = PlannedGradient("dense/bias:0", "(4,)", DENSE, "float32")
 ROWS = PlannedGradient("embedding:0", "(20, 4)", SPARSE, "float32")
@@ -31,44 +31,19 @@ def named(*names):
     return AllReducePlan("Adam", gradients, [list(range(len(names)))], has_numbered_names=True)
 
 
+# Others are in ranks/test_agreement.py.
 @pytest.mark.parametrize(
     ("plan", "expected", "got"),
     [
-        (changed(gradients=[KERNEL, ROWS]), "the variable dense/bias:0 of shape (4,)", "no such variable"),
-        (
-            changed(gradients=[*PLAN.gradients, KERNEL._replace(name="new:0")]),
-            "the same variables",
-            "also new:0 of shape (3, 4)",
-        ),
-        (
-            changed(gradients=[KERNEL._replace(shape="(3, 5)"), BIAS, ROWS]),
-            "the shape (3, 4) of dense/kernel:0",
-            "(3, 5)",
-        ),
-        (
-            changed(gradients=[KERNEL, BIAS._replace(dtype="float16"), ROWS]),
-            "the dtype float32 of dense/bias:0",
-            "float16",
-        ),
-        (
-            changed(gradients=[KERNEL, BIAS, ROWS._replace(kind=NONE, dtype="")]),
-            "a sparse gradient of embedding:0",
-            NONE,
-        ),
-        (changed(gradients=[BIAS, KERNEL, ROWS]), "dense/kernel:0 at position 0", "dense/bias:0"),
-        (changed(settings={"loss_scale_manager": "Exponential"}), "loss_scale_manager=Fixed", None),
-        (changed(settings={**PLAN.settings, "loss_scale": 512.0}), "loss_scale=1024.0", "loss_scale=512.0"),
         (changed(settings={}), "loss_scale_manager=Fixed", "no loss_scale_manager"),
         (changed(settings={**PLAN.settings, "wire": "float16"}), "no wire", "wire=float16"),
-        (changed(fragments=[[1, 0]]), "dense/kernel:0 in fragment 1 of 2", "fragment 0 of 1"),
         (changed(fragments=[[0], [1]]), "dense/bias:0 at position 0", "dense/kernel:0"),
     ],
 )
 def test_the_first_difference_is_named_with_both_sides(plan, expected, got):
     found = difference(PLAN, plan)
-    assert found.expected == expected
-    assert got is None or found.got == got
-    assert found.fix.endswith("on every rank.") or "every rank" in found.fix
+    assert (found.expected, found.got) == (expected, got)
+    assert "every rank" in found.fix
 
 
 def test_equal_plans_do_not_differ_even_after_a_journey_as_text():
@@ -76,14 +51,8 @@ def test_equal_plans_do_not_differ_even_after_a_journey_as_text():
     assert AllReducePlan.from_text(PLAN.to_text()) == PLAN
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("dense_1/kernel:0", "dense_2/kernel:0", "dense_3/kernel:0"),
-        ("dense_9/kernel:0", "dense_10/kernel:0", "dense_11/kernel:0"),
-    ],
-)
-def test_numbers_that_keras_gives_to_names_may_differ(names):
+def test_numbers_that_keras_gives_to_names_may_differ():
+    names = ("dense_9/kernel:0", "dense_10/kernel:0", "dense_11/kernel:0")
     ours = named("dense/kernel:0", "dense_1/kernel:0", "dense_2/kernel:0")
     assert difference(ours, named(*names)) is None
     assert difference(named(*names), ours) is None
@@ -96,7 +65,6 @@ def test_numbers_that_keras_gives_to_names_may_differ(names):
     "names",
     [
         ("layer_1/kernel:0", "layer_0/kernel:0"),
-        ("layer_0/kernel:0",),
         ("layer_0/kernel:0", "other/kernel:0"),
     ],
 )

@@ -183,14 +183,6 @@ def test_a_worse_link_is_never_faster(training, link, ranks, factor):
 
 
 @settings(max_examples=60, deadline=None)
-@given(trainings, links, rank_counts)
-def test_more_ranks_take_longer_for_a_transfer(training, link, ranks):
-    """Not so for a step: on more ranks more is sent at once, so there are fewer transfers."""
-    size_bytes = training.gradient_bytes
-    assert transfer_secs(size_bytes, ranks, training, link) <= transfer_secs(size_bytes, ranks + 1, training, link)
-
-
-@settings(max_examples=60, deadline=None)
 @given(trainings, links, rank_counts, st.floats(1.0, 10.0))
 def test_more_bytes_take_longer_on_their_own(training, link, ranks, factor):
     """Not so behind a computation: what is sent in two parts may hide better than a little less in one."""

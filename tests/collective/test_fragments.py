@@ -28,14 +28,6 @@ def percentages_of(weights):
     return [100 * weight / sum(weights) for weight in weights]
 
 
-def test_an_index_is_the_last_gradient_of_its_fragment():
-    assert split_by_index(12, [3, 9, 11]) == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9], [10, 11]]
-
-
-def test_gradients_after_the_last_index_travel_one_by_one():
-    assert split_by_index(5, [1]) == [[0, 1], [2], [3], [4]]
-
-
 def test_an_index_beyond_the_gradients_is_an_error_with_both_numbers():
     with pytest.raises(ValueError, match=r"up to 10, because 11 dense .* got 11") as caught:
         split_by_index(11, [3, 9, 11])
@@ -43,27 +35,17 @@ def test_an_index_beyond_the_gradients_is_an_error_with_both_numbers():
 
 
 @pytest.mark.parametrize(
-    ("percentages", "fragments"),
+    ("sizes", "percentages", "fragments"),
     [
-        ([50, 50], [[0, 1, 2], [3, 4]]),
-        ([25, 25, 50], [[0, 1], [2], [3, 4]]),
-        ([100], [[0, 1, 2, 3, 4]]),
-        ([0, 100], [[0], [1, 2, 3, 4]]),
-        ([20] * 5, [[0], [1], [2], [3], [4]]),
+        ([10, 20, 30, 25, 15], [25, 25, 50], [[0, 1], [2], [3, 4]]),
+        ([10, 20, 30, 25, 15], [0, 100], [[0], [1, 2, 3, 4]]),
+        pytest.param([40, 20, 40], [50, 50], [[0], [1, 2]], id="tie"),
+        pytest.param([900, 60, 40], DEFAULT_PERCENTAGES, [[0, 1], [2]], id="default"),
+        pytest.param([1], DEFAULT_PERCENTAGES, [[0]], id="one"),
     ],
 )
-def test_a_fragment_ends_nearest_to_its_share(percentages, fragments):
-    assert split_by_size([10, 20, 30, 25, 15], percentages) == fragments
-
-
-def test_on_a_tie_the_earlier_gradient_ends_the_fragment():
-    assert split_by_size([40, 20, 40], [50, 50]) == [[0], [1, 2]]
-
-
-def test_by_default_a_small_last_gradient_travels_alone():
-    assert split_by_size([900, 60, 40]) == [[0, 1], [2]]
-    assert split_by_size([1]) == [[0]]
-    assert split_by_size([]) == []
+def test_a_fragment_ends_nearest_to_its_share(sizes, percentages, fragments):
+    assert split_by_size(sizes, percentages) == fragments
 
 
 @given(SIZES, WEIGHTS)
@@ -94,7 +76,7 @@ def test_fragments_by_index_hold_every_gradient_once_and_in_order(count, data):
 
 def test_size_beats_index_and_index_beats_the_default():
     sizes = [900, 60, 40]
-    assert SplitStrategy().split(sizes) == split_by_size(sizes, DEFAULT_PERCENTAGES)
+    assert SplitStrategy().split(sizes) == split_by_size(sizes) == split_by_size(sizes, DEFAULT_PERCENTAGES)
     assert SplitStrategy(last_indices=(0, 2)).split(sizes) == [[0], [1, 2]]
     assert SplitStrategy(last_indices=(0, 2), percentages=(100,)).split(sizes) == [[0, 1, 2]]
     assert SplitStrategy(last_indices=(7,)).split([]) == []

@@ -16,7 +16,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from tests.npu_run.launching import ONE, OTHER, npu_run, write_script, write_ssh
 from tests.rank_pool import RankPools
 from tests.ranks.test_hccl_ops import gradients_of_a_list
-from tests.ranks.test_training import keras_fit_on_own_share, train_with_overflows
+from tests.ranks.test_keras import fit_with_an_overflow_on_rank_1
 
 tf1 = tf.compat.v1
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool")
@@ -77,17 +77,9 @@ def test_every_way_gives_what_horovod_gives(on_two, on_ranks, dtype):
                 np.testing.assert_array_equal(value, right)
 
 
-@pytest.mark.slow("ranks/test_training.py has it with Horovod; these collectives have cases of their own")
-def test_an_overflow_on_one_rank_skips_the_step_on_both(on_two):
-    (variables, trace, _), (others, other_trace, _) = on_two(train_with_overflows, "tailed", 11, 20)
-    assert trace == other_trace and 2 <= sum(skipped for skipped, _ in trace) < 20
-    for one, other in zip(variables, others, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_keras_fit_and_the_documented_collectives_are_those_of_horovod(on_two, on_ranks):
-    for function in (keras_fit_on_own_share, gradients_of_a_list):
-        for own, right in zip(on_two(function), on_ranks(2, function)):
+    for function, *arguments in ((fit_with_an_overflow_on_rank_1, "current", "dynamic"), (gradients_of_a_list,)):
+        for own, right in zip(on_two(function, *arguments), on_ranks(2, function, *arguments)):
             tf.nest.map_structure(np.testing.assert_array_equal, own, right)
 
 
