@@ -19,6 +19,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimi
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer, npu_allreduce
 from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline
 from tests.goldens.two_layers import in_graph
+from tests.ranks.ways import started_session, tells_disagreement
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -145,6 +146,7 @@ def test_rank_0_may_build_an_optimizer_to_evaluate(on_ranks, tmp_path):
     assert on_ranks(2, train_and_evaluate_on_rank_0, str(tmp_path)) == [True, True]
 
 
+@tells_disagreement
 @in_graph
 def nested_with_other_managers():
     """Reduces alike on all ranks, under a loss scale that differs."""
@@ -153,37 +155,17 @@ def nested_with_other_managers():
     optimizer = NPULossScaleOptimizer(
         NPUDistributedOptimizer(tf1.train.AdamOptimizer()), FixedLossScaleManager(2.0**rank), is_distributed=True
     )
-    try:
-        optimizer.compute_gradients(tf.reduce_sum(tf.square(variable)))
-    except RanksDisagreeError as error:
-        return str(error)
+    optimizer.compute_gradients(tf.reduce_sum(tf.square(variable)))
 
 
-def test_loss_scaling_around_a_distributed_optimizer_is_compared_too(on_ranks):
-    sentences = list(filter(None, on_ranks(2, nested_with_other_managers)))
-    assert sentences
-    for sentence in sentences:
-        assert sentence.startswith("NPULossScaleOptimizer") and "Expected loss_scale=1.0 as on rank 0" in sentence
-
-
+@tells_disagreement
 @in_graph
 def reduced_by_hand():
     """Reduces, on a rank, gradients of other shapes with as many elements; sparse ones may differ in rows."""
     rank = collective.current().rank
     rows = tf.IndexedSlices(tf.ones([1 + rank, 2]), tf.range(1 + rank), tf.constant([4, 2]))
     npu_allreduce([tf.ones([2, 3]), rows], "sum")
-    try:
-        npu_allreduce([tf.ones([2, 3] if rank == 0 else [3, 2]), tf.ones([4])])
-    except RanksDisagreeError as error:
-        return str(error)
-
-
-def test_gradients_reduced_by_hand_are_compared_too(on_ranks):
-    sentences = list(filter(None, on_ranks(2, reduced_by_hand)))
-    assert sentences
-    for sentence in sentences:
-        assert sentence.startswith("npu_allreduce: rank 1 and rank 0 would reduce different gradients.")
-        assert "Expected the shape (2, 3) of value 0 as on rank 0; got (3, 2)." in sentence
+    npu_allreduce([tf.ones([2, 3] if rank == 0 else [3, 2]), tf.ones([4])])
 
 
 @in_graph
@@ -193,8 +175,7 @@ def alone_with_own_manager():
     variable = tf1.get_variable("variable", [2 + rank])
     optimizer = NPULossScaleOptimizer(tf1.train.AdamOptimizer(), FixedLossScaleManager(2.0**rank))
     train_op = optimizer.minimize(tf.reduce_sum(tf.square(variable)))
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         session.run(train_op)
     return True
 
@@ -233,19 +214,29 @@ def test_functions_may_be_traced_and_layers_numbered_differently(on_ranks):
         assert shapes == [(4, 3), (3,), (3, 3), (3,)]
 
 
+@tells_disagreement
 def traced_with_other_shapes():
     """Traces a Keras step on a rank without running it; rank 1 has a wider layer."""
     model = tf.keras.Sequential([tf.keras.layers.Dense(3 + collective.current().rank, name="top")])
     model.build([None, 4])
     pipeline = Pipeline([AllReduce("traced_only")])
-    try:
-        tf.function(_gradients).get_concrete_function(pipeline, model, tf.ones([2, 4]))
-    except RanksDisagreeError as error:
-        return str(error)
+    tf.function(_gradients).get_concrete_function(pipeline, model, tf.ones([2, 4]))
 
 
-def test_a_keras_step_is_compared_while_it_is_traced(on_ranks):
-    sentences = list(filter(None, on_ranks(2, traced_with_other_shapes)))
+@pytest.mark.parametrize(
+    ("build_otherwise", "start", "part"),
+    [
+        (nested_with_other_managers, "NPULossScaleOptimizer", "Expected loss_scale=1.0 as on rank 0"),
+        (
+            reduced_by_hand,
+            "npu_allreduce: rank 1 and rank 0 would reduce different gradients.",
+            "Expected the shape (2, 3) of value 0 as on rank 0; got (3, 2).",
+        ),
+        (traced_with_other_shapes, "", "Expected the shape (4, 3) of top/kernel:0 as on rank 0; got (4, 4)."),
+    ],
+)
+def test_other_ways_to_reduce_are_compared_too(on_ranks, build_otherwise, start, part):
+    sentences = list(filter(None, on_ranks(2, build_otherwise)))
     assert sentences
     for sentence in sentences:
-        assert "Expected the shape (4, 3) of top/kernel:0 as on rank 0; got (4, 4)." in sentence
+        assert sentence.startswith(start) and part in sentence

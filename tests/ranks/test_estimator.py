@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import os
 import time
 
@@ -69,8 +68,8 @@ def input_fn(rank, size):
     return tf.data.Dataset.from_tensor_slices((features, labels)).repeat().batch(4).shard(size, rank)
 
 
-def train(folder, max_steps, kind, is_shared):
-    """Trains an estimator on a rank up to `max_steps`; ranks differ in initial values and perhaps in folders."""
+def train(folder, max_steps, kind, is_shared, steps=None):
+    """Trains on a rank up to `max_steps`, or for some steps; ranks differ in initial values and perhaps in folders."""
     communicator = collective.current()
     model_dir = folder if is_shared else os.path.join(folder, f"rank_{communicator.rank}")
     config = NPURunConfig(model_dir=model_dir, save_checkpoints_steps=5, save_summary_steps=5, log_step_count_steps=5)
@@ -81,7 +80,7 @@ def train(folder, max_steps, kind, is_shared):
     else:
         estimator = tf.estimator.Estimator(model_fn, config=config, params=params)
         hooks = [NPUBroadcastGlobalVariablesHook(0, communicator.rank), recorder]
-    estimator.train(lambda: input_fn(communicator.rank, communicator.size), max_steps=max_steps, hooks=hooks)
+    estimator.train(input_fn_of_this_rank(), hooks, steps, max_steps)
     files = os.listdir(model_dir) if os.path.isdir(model_dir) else []
     return recorder.scales, recorder.variables, sorted(files)
 
@@ -119,26 +118,9 @@ def test_a_shared_folder_at_its_last_step_ends_on_every_rank(on_ranks, tmp_path,
         assert scales == variables == []
 
 
-def train_without_reaching(folder):
-    """Trains on a rank to the last step, of which only rank 0 has a checkpoint."""
-    return train(folder, 5, "NPUEstimator", False)[0]
-
-
 def test_ranks_without_the_checkpoint_end_when_rank_0_has_reached_the_last_step(on_ranks, tmp_path):
     on_ranks(2, train, str(tmp_path), 5, "NPUEstimator", False)
-    assert on_ranks(2, train_without_reaching, str(tmp_path)) == [[], []]
-
-
-def train_for_some_steps(folder, steps):
-    """Trains so many further steps on a rank; only the folder of rank 0 has a checkpoint."""
-    communicator = collective.current()
-    model_dir = os.path.join(folder, f"rank_{communicator.rank}")
-    params = {"seed": 10 + communicator.rank, "size": communicator.size}
-    estimator = NPUEstimator(model_fn, config=NPURunConfig(model_dir=model_dir), params=params)
-    recorder = Recorder()
-    batches = input_fn_of_this_rank()
-    estimator.train(batches, steps=steps, hooks=[recorder])
-    return int(recorder.variables[-1]["global_step:0"])
+    assert [scales for scales, *_ in on_ranks(2, train, str(tmp_path), 5, "NPUEstimator", False)] == [[], []]
 
 
 def input_fn_of_this_rank():
@@ -148,8 +130,9 @@ def input_fn_of_this_rank():
 
 @pytest.mark.slow("resumed jobs have a fast case")
 def test_a_number_of_steps_is_counted_from_rank_0s_checkpoint(on_ranks, tmp_path):
-    assert on_ranks(2, train_for_some_steps, str(tmp_path), 5) == [5, 5]
-    assert on_ranks(2, train_for_some_steps, str(tmp_path), 4) == [9, 9]
+    for steps, reached in ((5, 5), (4, 9)):
+        results = on_ranks(2, train, str(tmp_path), None, "NPUEstimator", False, steps)
+        assert [variables[-1]["global_step:0"] for _, variables, _ in results] == [reached] * 2
 
 
 def train_and_evaluate(folder):
@@ -214,34 +197,6 @@ def test_rank_0_alone_shows_saves_and_runs_host_calls(on_ranks, tmp_path):
     assert tf.train.latest_checkpoint(str(tmp_path / "model")).endswith("model.ckpt-4")
 
 
-def logged_losses(folder, every_n_steps):
-    """On a rank: the steps of a training of 5 whose loss is logged."""
-    communicator = collective.current()
-    logger = logging.getLogger("tensorflow")
-    level = logger.level
-    logger.setLevel("INFO")
-    try:
-        config = NPURunConfig(model_dir=folder, save_checkpoints_steps=5, log_step_count_steps=every_n_steps)
-        params = {"seed": 1, "size": 1}
-        with lines_said("tensorflow") as lines:
-            NPUEstimator(model_fn, config=config, params=params).train(
-                lambda: input_fn(communicator.rank, communicator.size), max_steps=5
-            )
-    finally:
-        logger.setLevel(level)
-    steps = {int(line.partition(", step = ")[2].split()[0]) for line in lines if line.startswith("loss = ")}
-    # TensorFlow reads the global step beside the update: before or after it.
-    return sorted({step - step % every_n_steps for step in steps})
-
-
-@pytest.mark.slow("a training for its log")
-def test_every_rank_logs_its_loss_as_often_as_asked(on_ranks, tmp_path):
-    assert on_ranks(2, logged_losses, str(tmp_path / "two"), 2) == [[0, 2, 4]] * 2
-    assert on_ranks(2, logged_losses, str(tmp_path / "none"), None) == [[], []]
-    events = [name for _, _, names in os.walk(tmp_path) for name in names if "events" in name]
-    assert len(events) == 2  # rank 0's
-
-
 class SlowSave(tf.estimator.CheckpointSaverListener):
     """Makes rank 0 slow as it saves."""
 
@@ -290,34 +245,6 @@ def test_what_rank_0_has_saved_is_there_when_training_ends(on_ranks, tmp_path, k
     of_rank_0, of_rank_1 = on_ranks(2, train_and_read, str(tmp_path), kind)
     assert of_rank_0 == of_rank_1
     assert [name for name in of_rank_1 if isinstance(name, str)] == ["model.ckpt-3", "model.ckpt-5"]
-
-
-def export(folder):
-    """On a rank: where it has exported to, and whether a model is there; they train in one folder."""
-    communicator = collective.current()
-
-    def linear(features, labels, mode, params):
-        kernel = tf1.get_variable("kernel", [4, 1])
-        predictions = tf.matmul(features, kernel)
-        outputs = {"serving_default": tf.estimator.export.PredictOutput({"y": predictions})}
-        train_op = tf1.train.get_or_create_global_step().assign_add(1)
-        return NPUEstimatorSpec(mode, predictions, tf.reduce_sum(predictions), train_op, export_outputs=outputs)
-
-    estimator = NPUEstimator(linear, config=NPURunConfig(model_dir=os.path.join(folder, "model")), params={})
-    estimator.train(lambda: input_fn(communicator.rank, 2), max_steps=1)
-
-    def serving_input():
-        return tf.estimator.export.TensorServingInputReceiver(*[tf1.placeholder(tf.float32, [None, 4])] * 2)
-
-    path = os.fsdecode(estimator.export_saved_model(os.path.join(folder, "exported"), serving_input))
-    return path, os.path.exists(os.path.join(path, "saved_model.pb"))
-
-
-def test_rank_0_alone_exports_to_the_folder_asked_for(on_ranks, tmp_path):
-    (of_rank_0, is_there), (of_rank_1, is_elsewhere) = on_ranks(2, export, str(tmp_path))
-    assert is_there and is_elsewhere
-    assert os.listdir(tmp_path / "exported") == [os.path.basename(of_rank_0)]
-    assert not of_rank_1.startswith(str(tmp_path))
 
 
 def save_in(folder, own_folders, write_state):

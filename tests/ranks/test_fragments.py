@@ -18,8 +18,6 @@ from tests.transfers import sums_fragment
 
 tf1 = tf.compat.v1
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-# Of the mean over a few ranks of numbers around 1: half a unit in the last place for each addition and rounding.
-TOLERANCES = {"float16": 4e-3, "bfloat16": 2e-2, "float32": 1e-6, "float64": 1e-14}
 ROWS = 20
 
 
@@ -72,20 +70,6 @@ class GradientSet:
             for position, (kind, size, dtype) in enumerate(zip(self.kinds, self.sizes, self.dtypes))
         ]
 
-    def mean(self, position):
-        """Returns the expected result for a gradient, in float64 and dense; the values are sent in their dtype."""
-        dtype = tf.as_dtype(self.dtypes[position]).as_numpy_dtype
-        values = [of_rank[position] for of_rank in self.of_ranks]
-        if self.kinds[position] == "sparse":
-            values = [_dense(rows.astype(dtype).astype(np.float64), indices) for rows, indices in values]
-        return np.mean([np.asarray(value, dtype).astype(np.float64) for value in values], axis=0)
-
-
-def _dense(rows, indices):
-    total = np.zeros([ROWS, 3])
-    np.add.at(total, indices, np.asarray(rows, np.float64))
-    return total
-
 
 def random_strategy(random, count):
     """Sets a split strategy for `count` dense gradients, by index or by size."""
@@ -119,8 +103,8 @@ def reduce_in_many_cuts(seed, cut_count):
     """Reduces, on a rank, one set of gradients in many cuts, and every gradient alone.
 
     Returns:
-      Positions that differ from the gradient reduced alone, for each cut that has some; the numbers of fragments; the
-      largest errors against numpy, in units of the tolerance; a digest of all results.
+      Positions that differ from the gradient reduced alone, for each cut that has some; the numbers of fragments; a
+      digest of all results.
     """
     communicator = collective.current()
     gradients = GradientSet(seed, communicator.size)
@@ -149,26 +133,8 @@ def reduce_in_many_cuts(seed, cut_count):
         for cut in cuts
         if (positions := [existing[at] for at, result in enumerate(cut) if _bits(result) != expected[at]])
     ]
-    scale = _leftover(communicator.size) if is_scaled and wire is None else 1.0
-    errors = [
-        _error(result, scale, gradients.mean(position), wire, gradients.dtypes[position])
-        for results in [alone, *cuts]
-        for position, result in zip(existing, results)
-    ]
     digest = hashlib.sha256(b"".join(_bits(result) for cut in cuts for result in cut)).hexdigest()
-    return differing, fragment_counts, errors, digest
-
-
-def _leftover(size):
-    """Returns the factor left in scaled gradients after the sum: ranks over the next power of two."""
-    return size / 2 ** int(np.ceil(np.log2(size)))
-
-
-def _error(result, scale, mean, wire, dtype):
-    if hasattr(result, "indices"):
-        result = _dense(result.values, result.indices)
-    tolerance = max(TOLERANCES[dtype], TOLERANCES[wire.name] if wire else 0)
-    return float(np.max(np.abs(np.asarray(result, np.float64) / scale - mean) / (1 + np.abs(mean)))) / tolerance
+    return differing, fragment_counts, digest
 
 
 @pytest.mark.slow("all cuts; test_hccl_ops.py has some")
@@ -178,23 +144,12 @@ def test_on_two_ranks_no_cut_changes_a_bit(on_ranks):
     fragment_counts, kinds = set(), set()
     for seed in range(10):
         outcomes = on_ranks(2, reduce_in_many_cuts, seed, 20)
-        for differing, counts, errors, digest in outcomes:
+        for differing, counts, digest in outcomes:
             assert differing == [], f"seed {seed}"
-            assert max(errors, default=0) < 1, f"seed {seed}: {errors}"
-            assert digest == outcomes[0][3], f"seed {seed}"
+            assert digest == outcomes[0][2], f"seed {seed}"
             fragment_counts.update(counts)
         kinds.update(GradientSet(seed, 1).kinds)
     assert len(fragment_counts) >= 8 and kinds == {"dense", "sparse", "none"}
-
-
-@pytest.mark.slow("all cuts")
-@pytest.mark.ranks(3)
-def test_on_three_ranks_a_cut_changes_no_more_than_rounding_and_all_ranks_get_the_same_bits(on_ranks):
-    for seed in range(4):
-        outcomes = on_ranks(3, reduce_in_many_cuts, seed, 8)
-        for _, _, errors, digest in outcomes:
-            assert max(errors, default=0) < 1, f"seed {seed}: {errors}"
-            assert digest == outcomes[0][3], f"seed {seed}: the ranks have different bits"
 
 
 @in_graph

@@ -9,11 +9,10 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.estimator.npu.npu_config import ExperimentalConfig, NPURunConfig
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.session.precision import policy_of_last_step
 from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits
 
 tf1 = tf.compat.v1
@@ -23,15 +22,13 @@ OVERFLOWING = 7  # a batch in the middle of the second loop of five, on rank 1 a
 
 
 class Runs(tf.estimator.SessionRunHook):
-    """The global step after every run, the dtype it was lowered to, and all variables at the end."""
+    """The global step after every run, and all variables at the end."""
 
     def __init__(self):
-        self.steps, self.low, self.variables = [], [], {}
+        self.steps, self.variables = [], {}
 
     def after_run(self, run_context, run_values):
         self.steps.append(int(run_context.session.run(tf1.train.get_global_step(run_context.session.graph))))
-        policy = policy_of_last_step(run_context.session)
-        self.low.append(policy is not None and policy.low_dtype is not None)
 
     def end(self, session):
         self.variables = session.run({variable.name: variable for variable in tf1.global_variables()})
@@ -56,30 +53,19 @@ def input_fn():
     return tf.data.Dataset.from_tensor_slices((features, labels)).batch(4)
 
 
-def train(folder, loop, max_steps, plan=None):
-    """Trains an estimator on a rank."""
-    options = {"experimental_config": ExperimentalConfig(accelerate_train_mode=plan)} if plan else {}
+def train(folder, loop):
     model_dir = os.path.join(folder, str(collective.current().rank))
-    config = NPURunConfig(model_dir=model_dir, save_checkpoints_steps=100, iterations_per_loop=loop, **options)
+    config = NPURunConfig(model_dir=model_dir, save_checkpoints_steps=100, iterations_per_loop=loop)
     runs = Runs()
-    NPUEstimator(model_fn, config=config).train(input_fn, hooks=[runs], max_steps=max_steps)
-    return runs.steps, runs.low, runs.variables
+    NPUEstimator(model_fn, config=config).train(input_fn, hooks=[runs])
+    return runs.steps, runs.variables
 
 
 def test_loops_skip_one_step_and_end_with_the_data_like_single_steps(on_ranks, tmp_path):
-    single = on_ranks(2, train, str(tmp_path / "single"), 1, None)
-    looped = on_ranks(2, train, str(tmp_path / "looped"), 5, None)
+    single, looped = (on_ranks(2, train, str(tmp_path / str(loop)), loop) for loop in (1, 5))
     for rank in range(2):
         assert looped[rank][0] == [5, 9, 14, 19], "the overflow skips one step of its loop"
-        assert looped[rank][2]["global_step:0"] == BATCHES_PER_RANK - 1
-        assert_same_bits(looped[rank][2], single[rank][2])
+        assert looped[rank][1]["global_step:0"] == BATCHES_PER_RANK - 1
+        assert_same_bits(looped[rank][1], single[rank][1])
     for name in ("kernel:0", "global_step:0"):
-        assert looped[0][2][name].tobytes() == looped[1][2][name].tobytes()
-
-
-@pytest.mark.slow("session/precision has the switch, and loops on ranks a fast case")
-def test_ranks_switch_their_precision_before_the_same_loop(on_ranks, tmp_path):
-    # Half of 16 is step 8; loops start at 0, 4, 8 (7 after the skipped step) and so on.
-    for steps, low, _ in on_ranks(2, train, str(tmp_path), 4, 16, "fast|step|0.5"):
-        assert steps == [4, 7, 11, 15, 19]
-        assert low == [True, True, True, False, False]
+        assert looped[0][1][name].tobytes() == looped[1][1][name].tobytes()

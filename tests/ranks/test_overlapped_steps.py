@@ -12,8 +12,6 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.session_wrapper import find_engine
 from npu_bridge.collective.order_on_the_wire import dependencies_for_order, gradient_all_reduces, order_for_forward_pass
-from npu_bridge.estimator.npu.npu_config import NPURunConfig
-from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.graph.operators import computed_ops
@@ -142,56 +140,6 @@ def test_overlapped_steps_compute_the_same_bits(on_ranks, rank_count, cases):
     final = expected[0][1]
     assert_all_finite({name: value for name, value in final.items() if "/layer_" in name})
     assert all(0 < final[f"{case}/step:0"] < STEPS for case in cases if CASES[case][1] is not None), "no step skipped"
-
-
-class Runs(tf.estimator.SessionRunHook):
-    """The global step after every run, and all variables at the end."""
-
-    def __init__(self):
-        self.steps, self.variables, self.overlaps = [], {}, False
-
-    def after_run(self, run_context, run_values):
-        graph = run_context.session.graph
-        self.steps.append(int(run_context.session.run(tf1.train.get_global_step(graph))))
-        self.overlaps = any(op.name.startswith("overlapped_loop/") for op in graph.get_operations())
-
-    def end(self, session):
-        self.variables = session.run({variable.name: variable for variable in tf1.global_variables()})
-
-
-def model_fn(features, labels, mode):
-    loss = loss_of(features, labels, use_resource=False)
-    manager = ExponentialUpdateLossScaleManager(2.0**10, 4, 1, 2, 0.5)
-    optimizer = NPUOptimizer(OPTIMIZERS["adam"](), manager, True, True, True)
-    train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
-
-
-def train_estimator(folder, switch):
-    """Trains on a rank 24 steps, and resumes from their checkpoint to the end of the data."""
-    found = []
-    with mock.patch.dict(os.environ, NPU_OVERLAPPED_STEPS=switch):
-        for number, steps in enumerate((24, None)):
-            model_dir = os.path.join(folder, switch, str(collective.current().rank))
-            config = NPURunConfig(model_dir=model_dir, iterations_per_loop=8, save_checkpoints_steps=8)
-            runs = Runs()
-
-            def input_fn(seen=24 * number):
-                return batches(collective.current().rank).skip(seen)
-
-            NPUEstimator(model_fn, config=config).train(input_fn, hooks=[runs], max_steps=steps)
-            found.append(runs)
-    return [(runs.steps, runs.overlaps, runs.variables) for runs in found]
-
-
-@pytest.mark.slow("three trainings; other tests resume, and overlap")
-def test_an_estimator_whose_steps_overlap_goes_on_from_a_checkpoint_with_the_same_bits(on_ranks, tmp_path):
-    expected, found = (on_ranks(2, train_estimator, str(tmp_path), switch) for switch in ("0", "1"))
-    for one, other in zip(found, expected):
-        for (steps, overlaps, variables), (steps_expected, overlapped, variables_expected) in zip(one, other):
-            assert overlaps and not overlapped
-            assert steps == steps_expected and len(steps) >= 3
-            assert_same_bits(variables, variables_expected)
 
 
 @mock.patch.dict(os.environ, NPU_OVERLAPPED_STEPS="")

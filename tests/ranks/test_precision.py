@@ -47,11 +47,6 @@ def both(on_ranks, plan, first, second):
     return seen
 
 
-def test_by_step(on_ranks):
-    progress = [(10, step) for step in range(10)]
-    assert both(on_ranks, "fast|step|0.5", progress, progress) == ["float16"] * 5 + ["float32"] * 5
-
-
 def test_a_rank_that_lags_is_waited_for(on_ranks):
     ahead, behind = [(10, step + 2) for step in range(8)], [(10, step) for step in range(8)]
     assert both(on_ranks, "fast|step|0.5", ahead, behind) == ["float16"] * 5 + ["float32"] * 3

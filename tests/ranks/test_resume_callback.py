@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.environment import MEMORY_FOLDER
-from npu_bridge.base.memory_folders import make_memory_folder
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.session import ResumeCallback
-from npu_bridge.session.elastic import memory_checkpoints
 from npu_bridge.stages import Accumulate
 
 pytestmark = pytest.mark.ranks(2)
@@ -127,21 +123,16 @@ def fit_by_scores(keras, path, ends, is_first):
     return rates, model.get_weights()
 
 
-def _fits_by_scores(folder):
-    fits = [((len(SCORES),), True), ((3, 8, len(SCORES)), True), ((1, 4, 7, len(SCORES)), False)]
-    paths = [os.path.join(folder, str(number), "model.keras") for number in range(len(fits))]
-    return [fit_by_scores(tf.keras, path, *fit) for path, fit in zip(paths, fits)]
-
-
-@pytest.mark.slow("two more trainings; on one process in tests/gradients/test_keras3_callbacks.py")
-def test_callbacks_go_on_counting_in_a_resumed_fit(on_ranks, tmp_path):
+@pytest.mark.slow("many epochs; of Keras 3 in tests/gradients/test_keras3_callbacks.py")
+@pytest.mark.parametrize("ends, is_first", [((3, 8, len(SCORES)), True), ((1, 4, 7, len(SCORES)), False)])
+def test_callbacks_go_on_counting_in_a_resumed_fit(tmp_path, ends, is_first):
     """Rates fall, the fit ends, and the best weights come back as in a fit that nothing interrupted."""
-    (whole, *cut), others = on_ranks(2, _fits_by_scores, str(tmp_path))
-    assert [*whole[0].values()] == [0.125] * 4 + [0.0625] * 4 + [0.03125] * 2 + [0.015625] * 2
-    for rates, weights in (*cut, *others):
-        assert rates == whole[0]
-        for resumed, expected in zip(weights, whole[1], strict=True):
-            np.testing.assert_array_equal(resumed, expected)
+    whole, expected = fit_by_scores(tf.keras, str(tmp_path / "whole" / "model.keras"), ends[-1:], True)
+    assert [*whole.values()] == [0.125] * 4 + [0.0625] * 4 + [0.03125] * 2 + [0.015625] * 2
+    rates, weights = fit_by_scores(tf.keras, str(tmp_path / "cut" / "model.keras"), ends, is_first)
+    assert rates == whole
+    for resumed, value in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(resumed, value)
 
 
 def test_what_cannot_be_resumed_is_refused(tmp_path):
@@ -177,54 +168,3 @@ def test_the_checkpoint_of_another_model_is_named(package, tmp_path):
     expected = rf"is a checkpoint of another model. Expected this model's variables; got {weights}, {bias}. Use another"
     with pytest.raises(ValueError, match=expected):
         ResumeCallback(path).restore(model(2))
-
-
-class _Die(tf.keras.callbacks.Callback):
-    """Ends a training after two batches, with no callback's end."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 1:
-            raise KeyboardInterrupt
-
-
-def _fit_in_job(folder, memory):
-    """On a rank of a job that keeps state in memory: the batches before each part, as the disk and the memory say."""
-    os.environ[MEMORY_FOLDER], path = memory, os.path.join(folder, "model.keras")
-    try:
-        starts = []
-        for stop, of_earlier_start in ((3, False), (5, True), (_BATCHES, False)):
-            model, resume = _model(), ResumeCallback(path)
-            starts.append(resume.restore(model))
-
-            with contextlib.suppress(KeyboardInterrupt):
-                callbacks = npu_callbacks_append([resume, *([_Die()] if stop == 5 else [])])
-                steps = stop - starts[-1]
-                model.fit(_dataset().skip(starts[-1]), steps_per_epoch=steps, verbose=0, callbacks=callbacks)
-            if of_earlier_start and collective.current().rank == 0:
-                for place in pathlib.Path(memory).glob("*/*-*"):
-                    place.rename(place.with_name(place.name.partition("-")[0] + "-1"))
-        return starts, model.get_weights()
-    finally:
-        del os.environ[MEMORY_FOLDER]
-
-
-@pytest.mark.slow("a second fit that is resumed")
-@pytest.mark.skipif(make_memory_folder() is None, reason="there are no folders in memory here")
-def test_a_fit_goes_on_from_a_newer_copy_in_memory(on_ranks, tmp_path):
-    """The model is saved at the end of an epoch; the second one is cut off after a copy."""
-    memory = make_memory_folder()
-    try:
-        for starts, _ in on_ranks(2, _fit_each_copied, str(tmp_path), memory.path):
-            assert starts == [0, 3, 5]
-    finally:
-        memory.close()
-    assert os.listdir(tmp_path) == ["model.keras"]
-
-
-def _fit_each_copied(folder, memory):
-    before = memory_checkpoints._FIRST_AFTER_RUNS
-    memory_checkpoints._FIRST_AFTER_RUNS = 2
-    try:
-        return _fit_in_job(folder, memory)
-    finally:
-        memory_checkpoints._FIRST_AFTER_RUNS = before

@@ -11,6 +11,7 @@ from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPUDistributedOptimizer
 from tests.goldens.two_layers import in_graph
 from tests.once import lines_said
+from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -37,37 +38,30 @@ def _losses_of(read, labels):
     return loss, train_op
 
 
+def _said_in_a_session(read, labels, runs, feeds=None):
+    """On a rank: all losses, which show all batches, and what was said."""
+    loss, train_op = _losses_of(read, labels)
+    with lines_said() as lines, started_session() as session:
+        return [float(session.run([loss, train_op], feeds)[0]) for _ in range(runs)], _about_batches(lines)
+
+
 @in_graph
 def _in_a_session(name):
-    """On a rank: all losses, which show all batches, and what was said."""
-    iterator = tf1.data.make_one_shot_iterator(_dataset(name))
-    loss, train_op = _losses_of(*iterator.get_next())
-    with lines_said() as lines, tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
-        return [float(session.run([loss, train_op])[0]) for _ in range(3)], _about_batches(lines)
+    return _said_in_a_session(*tf1.data.make_one_shot_iterator(_dataset(name)).get_next(), 3)
 
 
 @in_graph
 def _fed(rows):
     read, labels = tf1.placeholder(tf.float32, [None, 2]), tf1.placeholder(tf.float32, [])
-    _, train_op = _losses_of(read, labels)
-    with lines_said() as lines, tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
-        session.run(train_op, {read: rows, labels: 0.5})
-        return _about_batches(lines)
+    return _said_in_a_session(read, labels, 1, {read: rows, labels: 0.5})[1]
 
 
 @in_graph
 def _read_on_rank_0_alone():
+    fed = tf.ones([2, 2]), tf.zeros([2])
     if collective.current().rank == 0:
-        read, labels = tf1.data.make_one_shot_iterator(_dataset("same")).get_next()
-    else:
-        read, labels = tf.ones([2, 2]), tf.zeros([2])
-    _, train_op = _losses_of(read, labels)
-    with lines_said() as lines, tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
-        session.run(train_op)
-        return _about_batches(lines)
+        fed = tf1.data.make_one_shot_iterator(_dataset("same")).get_next()
+    return _said_in_a_session(*fed, 1)[1]
 
 
 def _fit(name):

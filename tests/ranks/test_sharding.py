@@ -10,15 +10,16 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.estimator.npu.npu_config import NPURunConfig
-from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, broadcast_global_variables
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
-from npu_bridge.gradients import collections, sharding
-from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches
+from npu_bridge.gradients import sharding
+from npu_bridge.optimizers import fused
+from npu_bridge.optimizers import tf1 as ours
+from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits, in_graph, token_batches
+from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
 pytestmark = [pytest.mark.ranks(2), pytest.mark.horovod("slots of other ranks cannot be saved without it")]
@@ -80,8 +81,7 @@ def train(name, is_sharded, use_resource):
     # `value()` reads what is here, also of slots that are elsewhere
     names = {variable.name for variable in model.variables}
     all_slots = [v for v in tf1.global_variables() if "model/" in v.name and v.name not in names]
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         for tokens in own_share(STEPS):
             session.run(train_op, {model.tokens: tokens})
         variables = session.run({v.name: v for v in [*model.variables, global_step]})
@@ -104,8 +104,7 @@ def update_own_alone():
         train_op = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(1.0), True).minimize(loss)
     finally:
         sharding.PIECE_BYTES = piece_bytes
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         session.run(train_op)
         return {name: set(value) for name, value in session.run(variables).items()}
 
@@ -142,73 +141,18 @@ def test_sharing_the_update_changes_no_bit(on_ranks, rank_count, cases):
 
 
 @in_graph
-def train_with_overflows(is_sharded, is_distributed, steps=30):
-    """Trains on a rank under a loss scale; each rank overflows in other steps."""
-    rank = collective.current().rank
-    random = np.random.RandomState(40 + rank)
-    poisons = random.choice([0.0, np.nan, np.inf, 3e35], size=steps, p=[0.85, 0.05, 0.05, 0.05])
-    model = Model()
-    global_step = tf1.train.get_or_create_global_step()
-    distributed = NPUDistributedOptimizer(OPTIMIZERS["adam"](), is_sharded)
-    manager = ExponentialUpdateLossScaleManager(1024, 5, 1, 2, 0.5)
-    optimizer = NPULossScaleOptimizer(distributed, manager, is_distributed=is_distributed)
-    train_op = optimizer.apply_gradients(clipped(optimizer.compute_gradients(model.loss)), global_step)
-    skipped = tf1.get_collection(collections.STEP_SKIPPED)[0]
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
-        trace = [
-            bool(session.run([skipped, train_op], {model.tokens: tokens, model.poison: poison})[0])
-            for tokens, poison in zip(own_share(steps), poisons)
-        ]
-        state = [*model.variables, global_step, *tf1.get_collection(collections.LOSS_SCALE_STATE)]
-        return (
-            session.run({variable.name: variable for variable in state}),
-            values_of_slots(distributed, model.variables, session),
-            trace,
-        )
-
-
-@pytest.mark.slow("test_training.py has the decision")
-@pytest.mark.parametrize("is_distributed", [True, False])
-def test_an_overflow_anywhere_skips_the_step_on_every_rank(on_ranks, is_distributed):
-    expected, expected_slots, trace = on_ranks(2, train_with_overflows, False, is_distributed)[0]
-    assert 3 < sum(trace) < 27
-    for variables, slots, own_trace in on_ranks(2, train_with_overflows, True, is_distributed):
-        assert own_trace == trace
-        assert_same_bits(variables, expected)
-        assert_same_bits(expected_slots, slots)
-        assert_all_finite({**variables, **slots})
-        assert variables["global_step:0"] == 30 - sum(trace)
-
-
-def part_of_a_training(name, is_sharded, checkpoint, folder, first, end):
-    """Resumes on a rank from rank 0's checkpoint, trains a few steps and saves with NPUSaver; returns rank 0's path."""
+def saved_by_all_ranks(name, is_sharded, folder):
+    """Trains a few steps on a rank and saves twice with NPUSaver; returns the paths, and what is in the folder."""
     ranks = collective.current()
-    with tf.Graph().as_default():
-        model = Model(seed=1 + 10 * ranks.rank)  # so that the start must come from rank 0
-        optimizer = NPUDistributedOptimizer(OPTIMIZERS[name](), is_sharded)
-        train_op = optimizer.minimize(model.loss, tf1.train.get_or_create_global_step())
-        saver, broadcast = NPUSaver(), broadcast_global_variables(0)
-        with tf1.Session() as session:
-            session.run(tf1.global_variables_initializer())
-            if checkpoint is not None and ranks.rank == 0:
-                saver.restore(session, checkpoint)
-            session.run(broadcast)
-            for tokens in own_share(end, first):
-                session.run(train_op, {model.tokens: tokens})
-            path = saver.save(session, os.path.join(folder, f"rank_{ranks.rank}_{is_sharded}"), global_step=end)
-            again = saver.save(session, os.path.join(folder, f"rank_{ranks.rank}_{is_sharded}_again"))
-            return (path, again) if ranks.rank == 0 or not is_sharded else (path, again, os.listdir(folder))
-
-
-def parts_of_trainings(names, is_sharded, checkpoints, folder, first, end):
-    """Runs, on a rank, one part of a training for each optimizer."""
-    paths = {}
-    for name in names:
-        own = os.path.join(folder, name)
-        os.makedirs(own, exist_ok=True)
-        paths[name] = part_of_a_training(name, is_sharded, checkpoints.get(name), own, first, end)
-    return paths
+    model = Model()
+    optimizer = NPUDistributedOptimizer(OPTIMIZERS[name](), is_sharded)
+    train_op = optimizer.minimize(model.loss, tf1.train.get_or_create_global_step())
+    saver = NPUSaver()
+    with started_session() as session:
+        for tokens in own_share(5):
+            session.run(train_op, {model.tokens: tokens})
+        start = f"{folder}/{name}_{is_sharded}_rank_{ranks.rank}"
+        return saver.save(session, start, global_step=5), saver.save(session, f"{start}_again"), os.listdir(folder)
 
 
 def contents(checkpoint):
@@ -223,30 +167,14 @@ def assert_same_checkpoints(actual, expected):
 
 
 @pytest.mark.slow("trains with every kind of optimizer")
-def test_checkpoints_are_those_of_a_training_without_sharing(on_ranks, tmp_path):
-    """2 ranks share or do not share; then 1, 2 or 3 resume from there, sharing or not: the files never differ."""
-    names = ("adam", "lamb", "keras_adam")
-    folder = str(tmp_path)
-    whole = on_ranks(2, parts_of_trainings, names, False, {}, folder + "/2", 0, 5)[0]
-    shared, elsewhere = on_ranks(2, parts_of_trainings, names, True, {}, folder + "/2", 0, 5)
-    for name in names:
-        assert_same_checkpoints(shared[name][0], whole[name][0])
-        assert_same_checkpoints(shared[name][1], whole[name][0])
-        path, again, files = elsewhere[name]
-        assert path is again is None
-        assert not any(file.startswith("rank_1_True") for file in files)
-    start = {name: path for name, (path, _) in shared.items()}
-    for rank_count, names in ((2, ["lamb"]), (3, ["adam", "keras_adam"])):
-        folders = [f"{folder}/{rank_count}_{is_sharded}" for is_sharded in (False, True)]
-        whole = on_ranks(rank_count, parts_of_trainings, names, False, start, folders[0], 5, 9)[0]
-        shared = on_ranks(rank_count, parts_of_trainings, names, True, start, folders[1], 5, 9)[0]
-        for name in names:
-            assert_same_checkpoints(shared[name][0], whole[name][0])
-    alone, alone_sharded = (
-        parts_of_trainings(["adam"], is_sharded, start, f"{folder}/1_{is_sharded}", 5, 9)["adam"]
-        for is_sharded in (False, True)
-    )
-    assert_same_checkpoints(alone_sharded[0], alone[0])
+@pytest.mark.parametrize("name", ["adam", "lamb", "keras_adam"])
+def test_checkpoints_are_those_of_a_training_without_sharing(on_ranks, tmp_path, name):
+    (whole, *_), _ = on_ranks(2, saved_by_all_ranks, name, False, str(tmp_path))
+    (path, again, _), (*paths, files) = on_ranks(2, saved_by_all_ranks, name, True, str(tmp_path))
+    assert_same_checkpoints(path, whole)
+    assert_same_checkpoints(again, whole)
+    assert paths == [None, None]
+    assert not any(file.startswith(f"{name}_True_rank_1") for file in files)
 
 
 @in_graph
@@ -266,8 +194,7 @@ def saved_by_a_stock_saver(folder):
             except tf.errors.InvalidArgumentError as error:
                 outcomes[moment, kind] = error.message
 
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         save("before")
         session.run(train_op, {model.tokens: [1, 2]})
         save("after")
@@ -287,33 +214,6 @@ def test_a_stock_saver_never_writes_outdated_slots(on_ranks, tmp_path):
             assert "slots of other ranks cannot be saved now" in outcome and "NPUSaver" in outcome
             assert not os.path.exists(f"{tmp_path}/{moment}_{kind}.index")
     assert np.any(contents(f"{tmp_path}/together")["model/kernel/Adam"])
-
-
-@in_graph
-def train_variables_of_16_bits(is_sharded, folder):
-    """Trains on a rank with Adam and saves with NPUSaver; returns the path of rank 0."""
-    shapes = ([4, 3], [3], [5, 2], [7])
-    variables = [
-        tf1.get_variable(f"v{number}", initializer=tf.fill(shape, tf.constant(0.5, tf.bfloat16)))
-        for number, shape in enumerate(shapes)
-    ]
-    loss = tf.add_n([tf.reduce_sum(tf.square(tf.cast(variable, tf.float32) - 2.0)) for variable in variables])
-    step = NPUDistributedOptimizer(tf1.train.AdamOptimizer(0.001), is_sharded).minimize(loss)
-    saver = NPUSaver()
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
-        for _ in range(20):
-            session.run(step)
-        return saver.save(session, f"{folder}/narrow_{is_sharded}_{collective.current().rank}")
-
-
-@pytest.mark.slow("sharding and 16-bit variables have cases of their own")
-def test_checkpoints_hold_the_float32_values_of_16_bit_variables_of_all_ranks(on_ranks, tmp_path):
-    sharded, whole = (
-        contents(on_ranks(2, train_variables_of_16_bits, is_sharded, str(tmp_path))[0]) for is_sharded in (True, False)
-    )
-    assert_same_bits(sharded, whole)
-    assert all(np.allclose(whole[f"v{number}/float32"], 0.52, atol=1e-4) for number in range(4))
 
 
 def train_in_a_monitored_session(is_sharded, folder, steps):
@@ -370,49 +270,6 @@ def test_hooks_of_rank_0_save_as_ever(on_ranks, tmp_path):
         assert_same_checkpoints(path, found[False][name])
 
 
-def model_fn(features, labels, mode, params):
-    model = Model(seed=params["seed"])
-    loss = tf.reduce_mean(tf.square(tf.gather(model.variables[0], features))) + tf.add_n(
-        [tf.reduce_sum(tf.square(variable - 1.0)) for variable in model.variables[1:4]]
-    )
-    optimizer = NPUDistributedOptimizer(OPTIMIZERS["lamb"](), params["is_sharded"])
-    scaled = NPULossScaleOptimizer(optimizer, ExponentialUpdateLossScaleManager(1024, 3, 1, 2, 0.5), True)
-    return NPUEstimatorSpec(mode, loss=loss, train_op=scaled.minimize(loss, tf1.train.get_or_create_global_step()))
-
-
-def train_estimator(kind, is_sharded, folder, max_steps):
-    """Trains, on a rank, an estimator that saves every third step."""
-    ranks = collective.current()
-    config = NPURunConfig(model_dir=folder, save_checkpoints_steps=3, log_step_count_steps=100)
-    params = {"seed": 1 + ranks.rank, "is_sharded": is_sharded}
-
-    def input_fn():
-        data = tf.data.Dataset.from_tensor_slices(np.arange(40) % 20).repeat().batch(4)
-        return data.shard(ranks.size, ranks.rank).map(lambda tokens: (tokens, tokens))
-
-    if kind == "NPUEstimator":
-        NPUEstimator(model_fn, config=config, params=params).train(input_fn, max_steps=max_steps)
-    else:
-        hooks = [NPUBroadcastGlobalVariablesHook(0)]
-        tf.estimator.Estimator(model_fn, config=config, params=params).train(input_fn, hooks, max_steps=max_steps)
-
-
-@pytest.mark.slow("three Estimators; hooks of sessions are fast")
-def test_estimators_save_and_resume_as_ever(on_ranks, tmp_path):
-    found = {}
-    for kind, is_sharded in (("NPUEstimator", False), ("NPUEstimator", True), ("Estimator", True)):
-        folder = str(tmp_path / f"{kind}_{is_sharded}")
-        for max_steps in (4, 8):
-            on_ranks(2, train_estimator, kind, is_sharded, folder, max_steps)
-        found[kind, is_sharded] = checkpoints_in(folder)
-    expected = found["NPUEstimator", False]
-    assert {"model.ckpt-4", "model.ckpt-8"} <= set(expected)
-    for checkpoints in found.values():
-        assert sorted(checkpoints) == sorted(expected)
-        for name, path in checkpoints.items():
-            assert_same_checkpoints(path, expected[name])
-
-
 @in_graph
 def two_losses(kinds, is_sharded, folder):
     """On a rank: an optimizer for each of two losses, both of which also train the variables in the middle."""
@@ -423,8 +280,7 @@ def two_losses(kinds, is_sharded, folder):
         optimizer = NPUDistributedOptimizer(OPTIMIZERS[kind](), is_sharded, name=name)
         steps.append(optimizer.minimize(loss, var_list=variables))
     saver = NPUSaver()
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         for tokens in own_share(6):
             for step in steps:
                 session.run(step, {model.tokens: tokens})
@@ -432,8 +288,8 @@ def two_losses(kinds, is_sharded, folder):
 
 
 @pytest.mark.slow("two optimizers, each as in the other cases")
-@pytest.mark.parametrize("kinds", [("adam", "adam"), ("adam", "sgd")])  # with slots, and without
-def test_two_sharded_optimizers_in_one_graph(on_ranks, tmp_path, kinds):
+def test_two_sharded_optimizers_in_one_graph(on_ranks, tmp_path):
+    kinds = ("adam", "sgd")  # with slots, and without
     expected, *_ = on_ranks(2, two_losses, kinds, False, str(tmp_path))
     actual, *_ = on_ranks(2, two_losses, kinds, True, str(tmp_path))
     assert_same_checkpoints(actual, expected)
@@ -504,3 +360,64 @@ def test_ranks_that_do_not_all_share_are_told_when_built(on_ranks):
     """Whichever rank looks last sees the other one's plan."""
     outcomes = on_ranks(2, only_rank_0_shares)
     assert any("is_weight_update_sharding" in outcome for outcome in outcomes), outcomes
+
+
+def our_lamb(is_fused):
+    """With a group that only one variable is in, which one rank alone updates when the work is shared."""
+    groups = [{"match": "scale$", "lr": 0.1}]
+    return ours.LAMB(0.01, weight_decay=0.1, exclude_from_weight_decay=["bias"], groups=groups, fused=is_fused)
+
+
+FUSED_WAYS = {
+    "tailed": lambda optimizer, manager: NPUOptimizer(optimizer, manager, True, True, True),
+    "shared": lambda optimizer, manager: NPULossScaleOptimizer(NPUDistributedOptimizer(optimizer, True), manager, True),
+}
+
+
+@in_graph
+def train_by_lamb(way, is_fused, first, end, checkpoint, folder):
+    """Values of variables after steps from `first` on, and rank 0's checkpoint."""
+    ranks = collective.current()
+    tf1.set_random_seed(1)
+    model = Model(seed=1 + ranks.rank)  # the start comes from rank 0
+    optimizer = FUSED_WAYS[way](our_lamb(is_fused), ExponentialUpdateLossScaleManager(1024, 5, 1, 2, 0.5))
+    step = optimizer.minimize(model.loss, tf1.train.get_or_create_global_step())
+    saver, broadcast = NPUSaver(), broadcast_global_variables(0)
+    with started_session() as session:
+        if checkpoint is not None and ranks.rank == 0:
+            saver.restore(session, checkpoint)
+        session.run(broadcast)
+        for number, tokens in enumerate(own_share(end, first), first):
+            overflows = number in (2, 5) and ranks.rank == number % 2
+            session.run(step, {model.tokens: tokens, model.poison: np.inf if overflows else 0.0})
+        path = saver.save(session, f"{folder}/{way}_{is_fused}_{first}_{ranks.rank}")
+        return session.run({variable.name: variable for variable in tf1.trainable_variables()}), path
+
+
+def train_fused_and_not(folder):
+    """On a rank: trained fused and unfused, and changed over in the middle."""
+    small, large = fused.JOINED_ELEMENTS, fused.FLAT_ELEMENTS
+    fused.JOINED_ELEMENTS, fused.FLAT_ELEMENTS = 50, 24  # the table is large
+    try:
+        results = {
+            way: {is_fused: train_by_lamb(way, is_fused, 0, 8, None, folder)[0] for is_fused in (False, True)}
+            for way in FUSED_WAYS
+        }
+        # Trained fused and shared, then unfused; trained unfused and shared, then fused and tailed.
+        for is_fused, way in ((True, "shared"), (False, "tailed")):
+            middle = train_by_lamb("shared", is_fused, 0, 4, None, folder)[1]
+            results[way]["changed"] = train_by_lamb(way, not is_fused, 4, 8, middle, folder)[0]
+        return results
+    finally:
+        fused.JOINED_ELEMENTS, fused.FLAT_ELEMENTS = small, large
+
+
+@pytest.mark.slow("each way trains twice; tests/optimizers has every rule on one rank")
+def test_fused_is_unfused_on_ranks(on_ranks, tmp_path):
+    results = on_ranks(2, train_fused_and_not, str(tmp_path), time_limit_secs=280)
+    for way, trained in results[0].items():
+        for kind, variables in trained.items():
+            assert_same_bits(results[1][way][kind], variables)
+            for variable, value in variables.items():
+                where = f"{way} {kind} {variable}"
+                np.testing.assert_allclose(value, trained[False][variable], rtol=0, atol=2e-6, err_msg=where)

@@ -15,6 +15,7 @@ from tests.goldens.cases import GOLDENS, TABLES
 from tests.goldens.problems import Fed
 from tests.goldens.two_layers import assert_same_bits, in_graph
 from tests.goldens.ways import InGraph
+from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
 
@@ -26,25 +27,6 @@ KEEPING = "accumulate + clip by norm + top k"
 
 def fed_to(rank, steps):
     return GOLDENS[KEEPING].problem.fed_to(rank, steps)
-
-
-def resumed_in(names, folder):
-    """Returns, on a rank, every variable after an uninterrupted training, and after and before a restart."""
-    assert collective.current().size == 2
-    return [checks.resumed(way, name, folder) for way, name in names]
-
-
-@pytest.mark.slow("every stage trains twice and resumes")
-def test_each_rank_resumes_its_own_window_from_rank_0s_checkpoint_bit_for_bit(on_ranks, tmp_path):
-    """Sums and unsent values differ between ranks."""
-    names = [(way, KEEPING) for way in ("graph", "function", "fit, legacy", "fit, current")]
-    names.append(("graph", "frozen, in windows"))
-    results = on_ranks(2, resumed_in, names, str(tmp_path))
-    for number, way in enumerate(names):
-        for whole, resumed, _ in (result[number] for result in results):
-            assert_same_bits(resumed, whole)
-        first, second = (result[number][2] for result in results)
-        assert sum((first[name] != second[name]).any() for name in first) >= 5, f"{way}: ranks are alike"
 
 
 def resumed_on_rank_0_alone(is_broadcast, folder):
@@ -68,38 +50,6 @@ def resumed_on_rank_0_alone(is_broadcast, folder):
 def test_what_each_rank_keeps_gets_to_it_from_a_restore_on_rank_0_alone(on_ranks, tmp_path, is_broadcast):
     for whole, resumed in on_ranks(2, resumed_on_rank_0_alone, is_broadcast, str(tmp_path)):
         assert_same_bits(resumed, whole)
-
-
-def saved_and_kept(folder):
-    """Returns, on a rank, the kept values when rank 0 writes a checkpoint."""
-    ranks = collective.current()
-    training = InGraph(GOLDENS[KEEPING])
-    training.train(fed_to(ranks.rank, 10))
-    training.sync()
-    if ranks.rank == 0:
-        training.save(f"{folder}/of_two")
-    return training.everything()
-
-
-def restored_and_kept(folder):
-    """Returns the rest of that after a step in which nothing is sent and nothing added."""
-    training = InGraph(GOLDENS[KEEPING])
-    training.restore(f"{folder}/of_two")
-    nothing = {name: 0 * value for name, value in fed_to(0, 1)[0].items()}
-    training.train([nothing])
-    return training.everything()
-
-
-@pytest.mark.slow("ranks of several jobs")
-@pytest.mark.ranks(4)
-def test_another_number_of_ranks_goes_on_with_the_mean_of_what_was_kept(on_ranks, tmp_path):
-    saved = on_ranks(2, saved_and_kept, str(tmp_path))
-    own = [name for name in saved[0] if name.startswith(("accumulated/", "not_sent/")) and not name.endswith("_rows:0")]
-    means = {name: sum(of_rank[name].astype(float) for of_rank in saved) / 2 for name in own}
-    assert len([name for name in means if means[name].any()]) == 5
-    for everything in [*on_ranks(4, restored_and_kept, str(tmp_path)), restored_and_kept(tmp_path)]:
-        for name in means.keys() & everything.keys():
-            np.testing.assert_allclose(everything[name], means[name], rtol=1e-6, err_msg=name)
 
 
 CONSERVING = ("top k", "threshold")
@@ -140,22 +90,6 @@ def test_nothing_that_was_not_sent_is_lost(on_ranks, steps):
             applied, kept, had = np.mean([result[chain][name] for result in results], axis=0)
             assert np.linalg.norm(kept) > 1e-3
             assert np.linalg.norm(applied + kept - had) <= 1e-5 * np.linalg.norm(had), f"{chain}, {name}"
-
-
-def after_each_step(steps):
-    """Returns, on a rank, the variables after each step of partial synchronisation."""
-    training = InGraph(GOLDENS["partial sync"])
-    return [seen.values for seen in training.train(fed_to(collective.current().rank, steps))]
-
-
-@pytest.mark.slow("four ranks share two cores")
-@pytest.mark.ranks(4)
-def test_four_ranks_have_one_partition_alike_after_each_step(on_ranks):
-    of_ranks, partitions = on_ranks(4, after_each_step, 6), 2
-    for name in Fed.shapes:
-        of_steps = [np.stack([of_rank[step][name] for of_rank in of_ranks]) for step in range(6)]
-        alike = [(of_step == of_step[0]).all() for of_step in of_steps]
-        assert all(any(alike[step : step + partitions]) for step in range(5)) and not all(alike), f"{name}: {alike}"
 
 
 DENSE = {
@@ -206,8 +140,7 @@ def train_with_a_reduction_of_its_own(is_scaled):
     optimizer = NPUOptimizer(sgd, manager, True, is_scaled, stages=[LargestOfRanks()])
     train_op = optimizer.minimize(tf.reduce_sum(kernel * slopes))
     rank, seen = collective.current().rank, []
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         for slope in ([1.0, 4.0 + rank], [1.0, np.inf if rank else 0.0], [2.0 - rank, 1.0]):
             session.run(train_op, {slopes: slope})
             seen.append(session.run(kernel).tolist())
@@ -275,8 +208,7 @@ def value_after_two_steps(*chain):
         manager = FixedLossScaleManager(4.0)
         optimizer = NPUOptimizer(inner, manager, is_distributed=True, is_loss_scale=True, stages=list(chain))
         step = optimizer.minimize(variable * 1.0)
-        with tf.compat.v1.Session() as session:
-            session.run(tf.compat.v1.global_variables_initializer())
+        with started_session() as session:
             for _ in range(2):
                 session.run(step)
             return float(session.run(variable))

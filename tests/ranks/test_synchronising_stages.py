@@ -1,15 +1,13 @@
-"""Adasum and partial synchronisation on real ranks: hostile gradients, refusals, checkpoints."""
+"""Adasum and partial synchronisation on real ranks: hostile gradients, updates, refusals."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
-from tests.goldens.cases import GOLDENS
-from tests.goldens.ways import WAYS
+from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
 
@@ -83,41 +81,6 @@ def test_adasum_in_groups_that_do_not_divide_the_ranks_is_refused(on_ranks):
         assert "got 2 ranks in groups of 3" in text
 
 
-def synchronised(ways, folder):
-    """On a rank: variables before and after `sync_all`, and after the steps that follow, also from rank 0's file."""
-    rank, found = collective.current().rank, []
-    golden = GOLDENS["partial sync"]
-    fed = golden.problem.fed_to(rank, 9)
-    for way in ways:
-        training = WAYS[way](golden)
-        training.train(fed[:5])  # an odd number of updates, of two partitions
-        apart = training.values()
-        training.sync()
-        alike = training.values()
-        path = training.save(f"{folder}/{way}_{rank}")
-        collective.current().exchange_integers([0], f"saved_{len(found)}")
-        after = WAYS[way](golden)
-        after.restore(path.replace(f"{way}_{rank}", f"{way}_0"))
-        for other in (training, after):
-            other.train(fed[5:])
-        found.append((apart, alike, training.values(), after.values()))
-    return found
-
-
-@pytest.mark.slow("several trainings")
-@pytest.mark.ranks(2)
-def test_a_checkpoint_after_sync_all_holds_the_mean_and_goes_on_with_the_next_partition(on_ranks, tmp_path):
-    results = on_ranks(2, synchronised, ("graph", "function", "fit, current"), str(tmp_path))
-    for of_ranks in zip(*results):
-        (first, alike, whole, resumed), (second, *_) = of_ranks
-        assert any((first[name] != second[name]).any() for name in first)
-        for name, value in alike.items():
-            np.testing.assert_allclose(value, (first[name] + second[name]) / 2, rtol=1e-6, atol=1e-6)
-            assert all(np.array_equal(result[1][name], value) for result in of_ranks)
-        for name in whole:
-            assert all(np.array_equal(result[2][name], result[3][name]) for result in of_ranks)
-
-
 def apart_at_the_start():
     """Returns, on a rank, the values after one update from values that differ between ranks."""
     rank = collective.current().rank
@@ -127,8 +90,7 @@ def apart_at_the_start():
         train_op = NPUDistributedOptimizer(inner, stages=[stages.PartialSync(1)]).minimize(
             tf.reduce_sum(first + second) * (rank + 1.0)
         )
-        with tf1.Session() as session:
-            session.run(tf1.global_variables_initializer())
+        with started_session() as session:
             session.run(train_op)
             return [float(value[0]) for value in session.run([first, second])]
 
@@ -137,3 +99,40 @@ def apart_at_the_start():
 def test_ranks_start_alike_though_no_gradient_is_sent(on_ranks):
     """The last variable is averaged after the first update."""
     assert on_ranks(2, apart_at_the_start) == [[-1.0, -1.5], [-2.0, -1.5]]
+
+
+def clipped_before_the_mean():
+    """Returns, on a rank, the mean of gradients that each rank clips; the ranks have 3.0 and 0.5."""
+    kernel = tf.Variable([0.0])
+    added = [stages.ClipLocally(1.0), stages.Adasum(2, on="weights")]
+    pipeline = stages.pipeline("clipped", is_distributed=True, stages=added)
+    gradient = tf.constant([0.5 if collective.current().rank else 3.0])
+    return pipeline.combine(pipeline.begin(), [(gradient, kernel)])[0][0].numpy().tolist()
+
+
+@pytest.mark.ranks(2)
+def test_gradients_of_a_group_of_ranks_are_clipped_before_their_mean(on_ranks):
+    assert on_ranks(2, clipped_before_the_mean) == [[0.75], [0.75]]
+
+
+def three_kinds_of_updates():
+    """On a rank: values after updates that are the same on all ranks, or orthogonal, or too large for 16 bits."""
+    rank = collective.current().rank
+    grads = {
+        "same": tf.constant([3.0, -1.0]),
+        "orthogonal": tf.one_hot(rank, 2) * (rank + 1.0),
+        "too large": tf.constant([30000.0 - 30000.0 * rank, 1.0], tf.float16),
+    }
+    variables = {name: tf.Variable(tf.zeros_like(grad)) for name, grad in grads.items()}
+    variables["too large"].assign([-60000.0, 0.0])  # another 30000 less is no float16 any more
+    pipeline = stages.pipeline("kinds", is_distributed=True, stages=[stages.Adasum(on="weights")])
+    step = pipeline.begin()
+    pairs = pipeline.combine(step, [(grads[name], variables[name]) for name in grads])
+    pipeline.apply(step, pairs, lambda pairs: [variable.assign_sub(grad) for grad, variable in pairs][-1])
+    return {name: variable.numpy().tolist() for name, variable in variables.items()}
+
+
+@pytest.mark.ranks(2)
+def test_updates_are_averaged_where_the_same_and_summed_where_orthogonal(on_ranks):
+    for values in on_ranks(2, three_kinds_of_updates):
+        assert values == {"same": [-3.0, 1.0], "orthogonal": [-1.0, -2.0], "too large": [-60000.0, -1.0]}

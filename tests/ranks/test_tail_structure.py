@@ -11,20 +11,16 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.session.tailing_hook import tail_optimization_report_of
 from tests.goldens.two_layers import OPTIMIZERS, TwoLayers, in_graph
 from tests.gradients.tailing.waiting import (
     computed_from,
     is_counter,
     is_update,
     nodes_of_graph,
-    nodes_of_run,
-    superfluous_waits,
     variable_of,
     waiting_for,
 )
-from tests.ranks.ways import WAYS, control_flow, open_session
-from tests.transfers import sums_fragment
+from tests.transfers import is_transfer, sums_fragment
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -102,9 +98,10 @@ def waits_for_last_fragment(model, optimizer, is_tailing):
     return sorted(waiting), sorted(waiting - computed_from(nodes, [last])), sorted(updates)
 
 
-@pytest.mark.few_fast(1, "other optimizers")
-@pytest.mark.parametrize("optimizer", ["momentum", "adam", "lamb"])
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+@pytest.mark.few_fast(1, "other models and optimizers")
+@pytest.mark.parametrize(
+    ("model", "optimizer"), [*((model, "momentum") for model in MODELS), (chain, "adam"), (bert, "lamb")]
+)
 def test_what_is_not_made_of_the_last_fragment_does_not_wait_for_it(on_ranks, model, optimizer):
     waiting, superfluous, updates = on_ranks(2, waits_for_last_fragment, model, optimizer, True)[0]
     assert superfluous == []
@@ -112,66 +109,55 @@ def test_what_is_not_made_of_the_last_fragment_does_not_wait_for_it(on_ranks, mo
 
 
 @in_graph
-def transfers_that_wait(most):
-    """On a rank: for each fragment's transfer, those of other fragments and the decision that it waits for."""
-    with environment.set_variables_temporarily(lambda: {"NPU_TRANSFERS_IN_FLIGHT": str(most)}):
+def transfers_that_wait(most, bytes_at_once, groups):
+    """On a rank: the other transfers that each transfer waits for, and those that wait for the decision.
+
+    Also how many updates wait for the decision, and how many there are; each gradient has 400 bytes.
+    """
+    variables = {"NPU_TRANSFERS_IN_FLIGHT": str(most), "FUSION_TENSOR_SIZE": str(bytes_at_once)}
+    with environment.set_variables_temporarily(lambda: variables):
         wrapped = NPUOptimizer(
-            OPTIMIZERS["sgd"](), FixedLossScaleManager(8), True, True, True, gradient_split_groups=[5, 10, 15, 20, 25]
+            OPTIMIZERS["sgd"](), FixedLossScaleManager(8), True, True, True, gradient_split_groups=groups
         )
         wrapped.minimize(chain(), tf1.train.get_or_create_global_step())
     nodes = nodes_of_graph(tf1.get_default_graph())
     transfers = {
         int(name.split("_fragment_")[1].split("_")[0]): name
         for name, node in nodes.items()
-        if node.kind == "HorovodGroupedAllreduce"
+        if sums_fragment(name, node.kind)
     }
-    (decision,) = (name for name, node in nodes.items() if node.kind == "HorovodAllreduce")
+    (decision,) = (name for name, node in nodes.items() if is_transfer(node.kind) and "decision" in name)
     behind = {name: waiting_for(nodes, [name]) for name in (*transfers.values(), decision)}
     waits = {
         number: sorted(other for other, source in transfers.items() if other != number and name in behind[source])
         for number, name in transfers.items()
     }
-    return waits, sorted(number for number, name in transfers.items() if name in behind[decision])
+    updates = {name for name, node in nodes.items() if is_update(node) and "Apply" in name}
+    return (
+        waits,
+        sorted(number for number, name in transfers.items() if name in behind[decision]),
+        len(updates & behind[decision]),
+        len(updates),
+    )
 
 
-@pytest.mark.slow("for speed and not for numbers")
 @pytest.mark.horovod("its operators are counted")
 def test_as_many_transfers_are_under_way_as_asked_for_and_the_last_waits_for_the_decision(on_ranks):
-    waits, after_decision = on_ranks(2, transfers_that_wait, 1)[0]
-    assert waits == {number: list(range(number)) for number in range(6)} and after_decision == [5]
-    waits, after_decision = on_ranks(2, transfers_that_wait, 3)[0]
+    waits, after_decision, waiting, updates = on_ranks(2, transfers_that_wait, 1, 4000, [5, 10, 15, 20, 25])[0]
+    assert waits == {number: list(range(number)) for number in range(6)}
+    assert after_decision == [5] and waiting == updates == 30
+    waits, after_decision, *_ = on_ranks(2, transfers_that_wait, 3, 4000, [5, 10, 15, 20, 25])[0]
     assert waits == {0: [], 1: [], 2: [], 3: [0], 4: [1], 5: [2]} and after_decision == [5]
+
+
+@pytest.mark.horovod("its operators are counted")
+def test_a_large_last_fragment_does_not_wait_for_the_decision(on_ranks):
+    for bytes_at_once, expected in ((400, [29]), (399, [])):
+        _, after_decision, *_ = on_ranks(2, transfers_that_wait, 3, bytes_at_once, None)[0]
+        assert after_decision == expected
 
 
 def test_without_tail_optimisation_everything_waits(on_ranks):
     waiting, superfluous, updates = on_ranks(2, waits_for_last_fragment, chain, "adam", False)[0]
     applied = [name for name in updates if "Apply" in name]
     assert set(applied) <= set(waiting) and len(superfluous) > 20
-
-
-@in_graph
-def superfluous_waits_when_freed(model, way, is_classic):
-    """On a rank: superfluous waits of the graph that was run after the pass, and what the pass says."""
-    with control_flow(is_classic):
-        loss = model()
-        optimizer, _ = WAYS[way](OPTIMIZERS["adam"](), "none", "opt", True)
-        train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
-        start = tf1.global_variables_initializer()
-    graph = tf1.get_default_graph()
-    words = {op.outputs[0]: [1, 2, 2] for op in graph.get_operations() if op.type == "Placeholder"}
-    options, metadata = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
-    with open_session(is_tailing=True) as session:
-        session.run(start)
-        session.run([train_op, loss], words, options=options, run_metadata=metadata)
-    report = tail_optimization_report_of(graph)
-    return superfluous_waits(nodes_of_run(metadata), [loss.op.name]), report.kept, list(report.freed)
-
-
-@pytest.mark.horovod("the pass finds its all-reduces")
-@pytest.mark.slow("test_tailing_pass.py has the pass")
-@pytest.mark.parametrize("way", ["NPULossScaleOptimizer", "scale outside", "scale inside"])
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_of_graphs_that_others_have_built_too(on_ranks, model, way):
-    is_classic = model in MODELS[::2]
-    for superfluous, kept, freed in on_ranks(2, superfluous_waits_when_freed, model, way, is_classic):
-        assert superfluous == [] and kept == {} and len(freed) == 1

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import logging.handlers
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge import collective, stages
-from npu_bridge.base import environment
 from npu_bridge.estimator.npu.npu_hook import broadcast_global_variables
 from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     ExponentialUpdateLossScaleManager,
@@ -22,11 +18,13 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     NPUOptimizer,
     npu_distributed_optimizer_wrapper,
 )
-from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline, collections
+from npu_bridge.gradients import collections
 from npu_bridge.gradients import optimizer as optimizer_module
 from npu_bridge.reporting import LossScaleCollapseError, LossScaleCollapseHook
 from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
-from tests.transfers import is_transfer, sums_fragment
+from tests.once import lines_said
+from tests.ranks.ways import started_session
+from tests.transfers import is_transfer
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -41,7 +39,6 @@ WRAPPERS = {
     "NPUDistributedOptimizer": lambda opt, scale: NPUDistributedOptimizer(opt),
 }
 SCALE_INSIDE = ("inside out", "around in place")
-PARITY_OPTIMIZERS = ("momentum", "adam", "lamb", "keras_adam")
 
 
 def fixed():
@@ -61,8 +58,10 @@ def train_own_share(name, wrapper, batches):
 
 
 @pytest.mark.few_fast(4, "other optimizers and wrappers")
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("name", PARITY_OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "wrapper"),
+    [*(("momentum", wrapper) for wrapper in WRAPPERS), *((name, "tailed") for name in ("adam", "lamb", "keras_adam"))],
+)
 def test_two_ranks_equal_one_process_with_the_whole_batch(on_ranks, name, wrapper):
     batches = token_batches(20, batch_size=16)
     whole, _ = train(lambda: NPUOptimizer(OPTIMIZERS[name]()), batches=batches)
@@ -137,8 +136,7 @@ def norms_of_sparse_gradients():
     optimizers["rounded"] = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), fixed(), True, True, wire="float16")
     grads = {name: optimizer.compute_gradients(loss)[0][0] for name, optimizer in optimizers.items()}
     assert all(isinstance(grad, tf.IndexedSlices) for grad in grads.values())
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         return session.run({name: tf.linalg.global_norm([grad]) for name, grad in grads.items()})
 
 
@@ -160,8 +158,7 @@ def accumulate_and_apply_apart(wrapper):
     add_up = tf1.assign_add(total, gradient / 2)
     apply = optimizer.apply_gradients([(total.read_value(), weight)])
     values = []
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         for window in ((1.0, 3.0), (1.0, np.inf if rank == 1 else 1.0), (2.0 * rank, 2.0)):
             for number in window:
                 session.run(add_up, {slope: number})
@@ -184,8 +181,7 @@ def sum_overflows_on_the_wire(is_tailing):
     manager = FixedLossScaleManager(2.0**100)
     optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), manager, True, True, is_tailing)
     train_op = optimizer.minimize(tf.reduce_sum(variable * gradient), tf1.train.get_or_create_global_step())
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         session.run(train_op, {gradient: np.float32([2e38 / 2.0**100] * 2)})
         return session.run([variable, tf1.train.get_global_step()])
 
@@ -207,8 +203,7 @@ def sixteen_bit_gradients_meet(dtype_name, is_tailing):
         tf1.train.GradientDescentOptimizer(2.0**-10), FixedLossScaleManager(1), True, True, is_tailing
     )
     train_op = optimizer.minimize(tf.reduce_sum(variable * values))
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         session.run(train_op)
         return session.run(tf.cast(variable, tf.float32))
 
@@ -243,63 +238,6 @@ def test_all_ranks_end_when_every_step_is_skipped_and_the_guilty_one_says_why(on
 
 
 @in_graph
-def structure_of_the_tail():
-    """On a rank: which all-reduces wait for the decision, as op names."""
-    layers = [tf1.get_variable(f"layer_{number}", [10, 10]) for number in range(30)]
-    activation = tf.ones([1, 10])
-    for layer in layers:
-        activation = tf.matmul(activation, layer)
-    optimizer = NPUOptimizer(tf1.train.AdamOptimizer(), fixed(), True, True, True)
-    optimizer.minimize(tf.reduce_mean(activation))
-    graph = tf1.get_default_graph()
-    data = [op for op in graph.get_operations() if sums_fragment(op.name, op.type)]
-    (decision,) = [op for op in graph.get_operations() if is_transfer(op.type) and "decision" in op.name]
-    updates = [op for op in graph.get_operations() if op.type.startswith("ResourceApply")]
-    return {
-        "waiting transfers": [op.name for op in data if decision in _ancestors(op)],
-        "transfers": [op.name for op in data],
-        "updates waiting for the last fragment": [op.name for op in updates if data[-1] in _ancestors(op)],
-        "updates": len(updates),
-        "updates waiting for the decision": len([op for op in updates if decision in _ancestors(op)]),
-    }
-
-
-def _ancestors(op):
-    """Everything an op waits for, through data and control edges."""
-    seen, frontier = set(), [op]
-    while frontier:
-        current = frontier.pop()
-        for earlier in [*(tensor.op for tensor in current.inputs), *current.control_inputs]:
-            if earlier not in seen:
-                seen.add(earlier)
-                frontier.append(earlier)
-    return seen
-
-
-@in_graph
-def transfers_behind_the_decision(bytes_at_once):
-    """On a rank: which transfers wait for the decision; the last of 30 gradients, a fragment alone, has 400 bytes."""
-    with environment.set_variables_temporarily(lambda: {"FUSION_TENSOR_SIZE": bytes_at_once}):
-        names = structure_of_the_tail.__wrapped__()["waiting transfers"]
-    return [name.rpartition("_fragment_")[2].partition("_")[0] for name in names]
-
-
-@pytest.mark.slow("test_tail_structure.py has what waits")
-def test_a_large_last_fragment_does_not_wait_for_the_decision(on_ranks):
-    assert on_ranks(2, transfers_behind_the_decision, "400") == [["29"]] * 2
-    assert on_ranks(2, transfers_behind_the_decision, "399") == [[]] * 2
-
-
-def test_only_the_last_fragment_waits_for_the_early_decision(on_ranks):
-    found = on_ranks(2, structure_of_the_tail)[0]
-    assert len(found["transfers"]) == 2
-    assert found["waiting transfers"] == found["transfers"][-1:]
-    assert found["updates waiting for the decision"] == found["updates"] == 30
-    # the last fragment holds the gradient that is ready last: the first layer's
-    assert len(found["updates waiting for the last fragment"]) == 1
-
-
-@in_graph
 def broadcast_everything():
     """Starts from this rank's own values, then takes those of rank 0."""
     rank = collective.current().rank
@@ -309,8 +247,7 @@ def broadcast_everything():
     ExponentialUpdateLossScaleManager(2.0 ** (rank + 4), 5)
     tf1.assign(tf1.train.get_or_create_global_step(), rank)
     broadcast = broadcast_global_variables(0)
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         session.run(broadcast)
         return session.run({variable.name: variable for variable in tf1.global_variables()})
 
@@ -322,32 +259,6 @@ def test_broadcast_covers_every_global_variable(on_ranks):
     assert len(second) == 7 + 3 + 1
 
 
-def keras_fit_on_own_share():
-    """On a rank: Keras `fit` in a `tf.function`, gradients through the pipeline."""
-    from tests.gradients.test_pipeline import LossScaledModel
-
-    communicator = collective.current()
-    manager = dynamic()
-    stages = [LossScaling(manager), AllReduce("fit"), OverflowCheck("fit", is_joint=True, checks_local_gradients=True)]
-    model = LossScaledModel(Pipeline(stages))
-    model.compile(optimizer=tf.keras.optimizers.Adam(0.1), loss="mse")
-    random = np.random.RandomState(3)
-    features, labels = random.randn(48, 4).astype(np.float32), random.randn(48, 3).astype(np.float32)
-    if communicator.rank == 1:
-        features[5] = np.nan  # in the first batch of this rank
-    share = slice(communicator.rank, None, communicator.size)
-    model.fit(features[share], labels[share], batch_size=4, epochs=1, shuffle=False, verbose=0)
-    return model.get_weights(), manager.get_loss_scale().numpy(), model.optimizer.iterations.numpy()
-
-
-def test_keras_fit_on_two_ranks(on_ranks):
-    first, second = on_ranks(2, keras_fit_on_own_share)
-    for ours, others in zip(first[0], second[0]):
-        np.testing.assert_array_equal(ours, others)
-        assert np.all(np.isfinite(ours))
-    assert first[1:] == second[1:] == (1024.0, 5)  # 512 after the overflow, doubled after 5 good steps
-
-
 @in_graph
 def transfers_that_run():
     """On a rank: reduces what TensorFlow could compute without running the step; counts transfers left in the graph."""
@@ -357,8 +268,7 @@ def transfers_that_run():
     sums = [communicator.reduce(tensor, "sum", f"sum_{number}") for number, tensor in enumerate(predictable)]
     sums += communicator.all_reduce([tf.zeros([3]), tf.ones([2])], "grouped", average=False)
     options, metadata = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         values = session.run(sums, options=options, run_metadata=metadata)
     nodes = [node for graph in metadata.partition_graphs for node in graph.node]
     return len([node for node in nodes if is_transfer(node.op)]), [value.tolist() for value in values]
@@ -380,20 +290,15 @@ def warnings_of_foreign_gradients(added=()):
     pairs = optimizer.compute_gradients(tf.reduce_sum(first), var_list=[first])
     of_both = []
     for given in (pairs, [*pairs, (tf.ones([1]), second)]):
-        handler = logging.handlers.BufferingHandler(100)
-        logging.getLogger(optimizer_module.__name__).addHandler(handler)
-        optimizer.apply_gradients(given)
-        logging.getLogger(optimizer_module.__name__).removeHandler(handler)
-        of_both.append([record.getMessage() for record in handler.buffer])
+        with lines_said(optimizer_module.__name__) as lines:
+            optimizer.apply_gradients(given)
+        of_both.append(lines)
     return of_both
 
 
-def test_gradients_that_were_not_averaged_are_named(on_ranks):
+def test_gradients_that_were_not_averaged_are_named_unless_ranks_synchronise_variables(on_ranks):
     for averaged, (line,) in on_ranks(2, warnings_of_foreign_gradients):
         assert averaged == []
         assert "the gradients of second:0 were not averaged over the ranks" in line
-
-
-def test_gradients_of_ranks_that_synchronise_variables_need_no_average(on_ranks):
     for of_first, of_both in on_ranks(2, warnings_of_foreign_gradients, [stages.PartialSync()]):
         assert of_first == of_both == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import tempfile
 
 import numpy as np
@@ -27,30 +26,11 @@ from npu_bridge.optimizers import keras_legacy as keras_legacy_optimizers
 from npu_bridge.stages import Accumulate, Adasum, PartialSync
 from tests.goldens.two_layers import in_graph
 from tests.npu_run.launching import npu_run, write_script
+from tests.ranks.ways import LinesBySteps, started_session
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
 _STEPS = 3
-_LOG = logging.getLogger(exchanges.__name__)
-
-
-class _Lines(logging.Handler):
-    """Returns the lines about training apart, each with the number of earlier steps."""
-
-    def __init__(self):
-        super().__init__()
-        self.lines, self.steps = [], 0
-
-    def emit(self, record):
-        self.lines.append((self.steps, record.getMessage()))
-
-    def __enter__(self):
-        exchanges._warn_ranks_train_apart_once.cache_clear()
-        _LOG.addHandler(self)
-        return self
-
-    def __exit__(self, *_):
-        _LOG.removeHandler(self)
 
 
 def _sgd():
@@ -62,11 +42,9 @@ def _model():
     return tf.reduce_sum(tf.square(weight)), weight
 
 
-def _run(steps, lines, *, initialize=True):
+def _run(steps, lines):
     """Runs operators one after the other in a plain session, a few times."""
-    with tf1.Session() as session:
-        if initialize:
-            session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         for _ in range(_STEPS):
             for step in steps:
                 session.run(step)
@@ -252,97 +230,78 @@ def _apart():
     return NPUOptimizer(_sgd())
 
 
-def _fit_made(fit, make, kind, lines):
-    fit(lambda: make(kind), lines)
-
-
 def _with(*stages):
     return lambda: NPUOptimizer(_sgd(), is_distributed=True, stages=list(stages))
 
 
 _LEGACY, _CURRENT = tf.keras.optimizers.legacy, tf.keras.optimizers
-_KERAS_SCALED = tf.keras.mixed_precision.LossScaleOptimizer
 
 
-def _keras_with(kind, *stages):
-    return lambda: npu_keras_optimizer(kind.SGD(0.1), is_distributed=True, stages=list(stages))
+def _in_place(kind):
+    return npu_distributed_optimizer_wrapper(kind.SGD(0.1))
 
 
+def _keras_with(*stages):
+    return lambda kind: npu_keras_optimizer(kind.SGD(0.1), is_distributed=True, stages=list(stages))
+
+
+# What trains, and perhaps what makes its optimizer.
 APART = {
-    "session": lambda lines: _session(_apart, lines),
-    "session, Keras inside": lambda lines: _session(lambda: NPUOptimizer(_CURRENT.SGD(0.1)), lines),
-    "session, in a branch": lambda lines: _in_branch(_apart, lines),
-    "monitored session": lambda lines: _monitored(_apart, lines),
-    "estimator": lambda lines: _estimator(_apart, lines),
-    "estimator, stock optimizer": lambda lines: _estimator(_sgd, lines),
-    "fit, legacy": lambda lines: _fit(_keras_apart(_LEGACY), lines),
-    "fit, current": lambda lines: _fit(_keras_apart(_CURRENT), lines),
-    "fit, eager": lambda lines: _fit_eagerly(_keras_apart(_CURRENT), lines),
-    "fit in a graph": lambda lines: _fit_in_graph(_keras_apart(_LEGACY), lines),
-    "a metric over ranks": _metric_over_ranks,
-    "no optimizer": _without_optimizer,
-    "fit, one of this package": lambda lines: _fit(lambda: keras_optimizers.Adam(0.1), lines),
-    "fit, a fused one": lambda lines: _fit(lambda: keras_optimizers.Adam(0.1, fused=True), lines),
-    "fit, a legacy one of this package": lambda lines: _fit(lambda: keras_legacy_optimizers.Adam(0.1), lines),
-    "fit, stock": lambda lines: _fit(lambda: "sgd", lines),
-    "fit, stock and eager": lambda lines: _fit_eagerly(lambda: "sgd", lines),
-    "fit, stock and legacy": lambda lines: _fit(lambda: _LEGACY.SGD(0.1), lines),
-    "fit, stock, legacy and eager": lambda lines: _fit_eagerly(lambda: _LEGACY.SGD(0.1), lines),
-    "fit, stock, scaled": lambda lines: _fit(lambda: _KERAS_SCALED(_CURRENT.SGD(0.1)), lines),
-    "fit, stock, legacy, scaled": lambda lines: _fit(lambda: _KERAS_SCALED(_LEGACY.SGD(0.1)), lines),
-    "a metric in a loop": lambda lines: _metric_in_a_loop(_keras_apart(_CURRENT), lines),
-    "a metric in a stock loop": lambda lines: _metric_in_a_loop(lambda: _CURRENT.SGD(0.1), lines),
+    "session": (_session, _apart),
+    "session, Keras inside": (_session, lambda: NPUOptimizer(_CURRENT.SGD(0.1))),
+    "session, in a branch": (_in_branch, _apart),
+    "monitored session": (_monitored, _apart),
+    "estimator": (_estimator, _apart),
+    "estimator, stock optimizer": (_estimator, _sgd),
+    "fit, legacy": (_fit, _keras_apart(_LEGACY)),
+    "fit, current": (_fit, _keras_apart(_CURRENT)),
+    "fit, eager": (_fit_eagerly, _keras_apart(_CURRENT)),
+    "fit in a graph": (_fit_in_graph, _keras_apart(_LEGACY)),
+    "a metric over ranks": (_metric_over_ranks,),
+    "no optimizer": (_without_optimizer,),
+    "fit, one of this package": (_fit, lambda: keras_optimizers.Adam(0.1)),
+    "fit, a legacy one of this package": (_fit, lambda: keras_legacy_optimizers.Adam(0.1)),
+    "fit, stock": (_fit, lambda: "sgd"),
+    "fit, stock and eager": (_fit_eagerly, lambda: "sgd"),
+    "fit, stock and legacy": (_fit, lambda: _LEGACY.SGD(0.1)),
+    "fit, stock, legacy and eager": (_fit_eagerly, lambda: _LEGACY.SGD(0.1)),
+    "fit, stock, scaled": (_fit, lambda: tf.keras.mixed_precision.LossScaleOptimizer(_LEGACY.SGD(0.1))),
+    "a metric in a stock loop": (_metric_in_a_loop, lambda: _CURRENT.SGD(0.1)),
 }
 TOGETHER = {
-    "session": lambda lines: _session(lambda: NPUOptimizer(_sgd(), is_distributed=True), lines),
-    "two wrappers": lambda lines: _session(lambda: NPUOptimizer(NPUDistributedOptimizer(_sgd())), lines),
-    "distributed": lambda lines: _monitored(lambda: NPUDistributedOptimizer(_sgd()), lines),
-    "estimator": lambda lines: _estimator(lambda: NPUOptimizer(_sgd(), is_distributed=True), lines),
-    "evaluation": lambda lines: _estimator(_apart, lines, "evaluate"),
-    "prediction": lambda lines: _estimator(_apart, lines, "predict"),
-    "in place": lambda lines: _session(lambda: npu_distributed_optimizer_wrapper(_sgd()), lines),
-    "in place, Keras": lambda lines: _fit(lambda: npu_distributed_optimizer_wrapper(_keras_apart(_CURRENT)()), lines),
-    "in place, Keras eagerly": lambda lines: _fit_eagerly(
-        lambda: npu_distributed_optimizer_wrapper(_keras_apart(_CURRENT)()), lines
-    ),
-    "accumulation": lambda lines: _session(_with(Accumulate(2)), lines),
-    "partial": lambda lines: _session(_with(PartialSync(2)), lines),
-    "Adasum": lambda lines: _session(_with(Adasum()), lines),
-    "fit, legacy": lambda lines: _fit(lambda: KerasDistributeOptimizer(_LEGACY.SGD(0.1)), lines),
-    "fit, current": lambda lines: _fit(lambda: KerasDistributeOptimizer(_CURRENT.SGD(0.1)), lines),
-    "stock Horovod": lambda lines: _session(lambda: _stock_horovod_with(_apart()), lines),
-    "stock Horovod, in a branch": lambda lines: _in_branch(lambda: _stock_horovod_with(_apart()), lines),
-    "stock Horovod, Keras": _stock_horovod_of_keras,
-    "collectives by hand": _collectives_by_hand,
-    "weights by hand": _weights_by_hand,
-    "function by hand": lambda lines: _function_by_hand(_keras_apart(_CURRENT), lines),
-    "eager by hand": lambda lines: _eager_by_hand(_keras_apart(_CURRENT), lines),
-    "no training": _other_runs,
-    "no optimizer": _without_optimizer_together,
-    "stock function by hand": lambda lines: _function_by_hand(lambda: _CURRENT.SGD(0.1), lines),
-    "stock, by hand": lambda lines: _eager_by_hand(lambda: _CURRENT.SGD(0.1), lines),
-    "stock and legacy, by hand": lambda lines: _eager_by_hand(lambda: _LEGACY.SGD(0.1), lines),
-    "one number, by hand": lambda lines: _eager_by_hand(lambda: _CURRENT.SGD(0.1), lines, 3.0),
-    "stock, Horovod's tape": _stock_horovod_tape,
-    "fit, one of this package": lambda lines: _fit(lambda: KerasDistributeOptimizer(keras_optimizers.Adam(0.1)), lines),
-    "in place, stock": lambda lines: _fit(lambda: npu_distributed_optimizer_wrapper(_CURRENT.SGD(0.1)), lines),
-    "in place, stock, eager": lambda lines: _fit_eagerly(
-        lambda: npu_distributed_optimizer_wrapper(_CURRENT.SGD(0.1)), lines
-    ),
-    "in place, stock, legacy, eager": lambda lines: _fit_eagerly(
-        lambda: npu_distributed_optimizer_wrapper(_LEGACY.SGD(0.1)), lines
-    ),
+    "session": (_session, _with()),
+    "distributed": (_monitored, lambda: NPUDistributedOptimizer(_sgd())),
+    "evaluation": (functools.partial(_estimator, mode="evaluate"), _apart),
+    "prediction": (functools.partial(_estimator, mode="predict"), _apart),
+    "in place": (_session, lambda: npu_distributed_optimizer_wrapper(_sgd())),
+    "accumulation": (_session, _with(Accumulate(2))),
+    "partial": (_session, _with(PartialSync(2))),
+    "Adasum": (_session, _with(Adasum())),
+    "stock Horovod": (_session, lambda: _stock_horovod_with(_apart())),
+    "stock Horovod, in a branch": (_in_branch, lambda: _stock_horovod_with(_apart())),
+    "stock Horovod, Keras": (_stock_horovod_of_keras,),
+    "collectives by hand": (_collectives_by_hand,),
+    "weights by hand": (_weights_by_hand,),
+    "function by hand": (_function_by_hand, _keras_apart(_CURRENT)),
+    "eager by hand": (_eager_by_hand, _keras_apart(_CURRENT)),
+    "no training": (_other_runs,),
+    "no optimizer": (_without_optimizer_together,),
+    "stock and legacy, by hand": (_eager_by_hand, lambda: _LEGACY.SGD(0.1)),
+    "one number, by hand": (functools.partial(_eager_by_hand, weights=3.0), lambda: _CURRENT.SGD(0.1)),
+    "stock, Horovod's tape": (_stock_horovod_tape,),
+    "fit, one of this package": (_fit, lambda: KerasDistributeOptimizer(keras_optimizers.Adam(0.1))),
+    "in place, stock": (_fit, functools.partial(_in_place, _CURRENT)),
+    "in place, stock, legacy, eager": (_fit_eagerly, functools.partial(_in_place, _LEGACY)),
     **{
-        f"{fit.__name__} of {kind.__name__} with {name}": functools.partial(_fit_made, fit, make, kind)
+        f"{fit.__name__} of {kind.__name__} with {name}": (fit, functools.partial(make, kind))
         for fit in (_fit, _fit_eagerly)
         for kind in (_CURRENT, _LEGACY)
         for name, make in {
             "Horovod": lambda kind: _horovod_of_keras(kind.SGD(0.1)),
             "Horovod, adding up": lambda kind: _horovod_of_keras(kind.SGD(0.1), backward_passes_per_step=2),
             "KerasDistributeOptimizer": lambda kind: KerasDistributeOptimizer(kind.SGD(0.1)),
-            "is_distributed": lambda kind: npu_keras_optimizer(kind.SGD(0.1), is_distributed=True),
-            "Accumulate": lambda kind: _keras_with(kind, Accumulate(4))(),
-            "PartialSync": lambda kind: _keras_with(kind, PartialSync(2))(),
+            "Accumulate": _keras_with(Accumulate(4)),
+            "PartialSync": _keras_with(PartialSync(2)),
         }.items()
     },
 }
@@ -351,8 +310,9 @@ TOGETHER = {
 def _said(names, table):
     said = {}
     for name in names:
-        with _Lines() as lines:
-            globals()[table][name](lines)
+        train, *make = globals()[table][name]
+        with LinesBySteps(exchanges.__name__) as lines:
+            train(*make, lines)
         said[name] = lines.lines
     return said
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import threading
 import time
@@ -21,7 +20,6 @@ from tests.npu_run.launching import npu_run, write_script
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
 STEPS = 3
-RANDOM_DELAYS = 15
 # Gradients of the two models are 1.5 and 15, the means of those of two ranks.
 ENDS = [-1.5 * STEPS, -15.0 * STEPS]
 
@@ -147,29 +145,13 @@ def trained_in_threads(way, seed, folder, is_made_there):
 
 @pytest.mark.few_fast(
     [f"{way}-made_before" for way in ("session", "estimator")] + ["session-made_in_the_thread"],
-    "the other ways are trained fifty times",
+    "the other ways take the same transfers",
 )
 @pytest.mark.parametrize("is_made_there", [False, True], ids=["made_before", "made_in_the_thread"])
 @pytest.mark.parametrize("way", WAYS)
 def test_threads_train_each_model_with_its_own_gradients(on_ranks, tmp_path, way, is_made_there):
     for ends in on_ranks(2, trained_in_threads, way, 1, str(tmp_path), is_made_there):
         assert ends == ENDS
-
-
-def trained_often(way, folder):
-    tf.get_logger().setLevel("ERROR")  # so many models are traced anew
-    ends = []
-    for seed in range(RANDOM_DELAYS):
-        ends.append(trained_in_threads(way, seed, f"{folder}/{seed}", seed % 3 == 0))
-        gc.collect()  # see tests/rank_pool.py
-    return ends
-
-
-@pytest.mark.slow("many trainings with random delays")
-@pytest.mark.parametrize("way", WAYS)
-def test_no_delay_mixes_two_trainings_up(on_ranks, tmp_path, way):
-    for found in on_ranks(2, trained_often, way, str(tmp_path)):
-        assert found == [ENDS] * RANDOM_DELAYS
 
 
 SCRIPT = """
@@ -182,7 +164,7 @@ for run in made if collective.current().rank == 0 else reversed(made):
 
 
 @pytest.mark.slow("the hang detector takes ten seconds each time")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["session", "fit"])
 def test_another_order_on_one_rank_ends_the_job_with_both_names(tmp_path, way):
     code, output = npu_run("-np", "2", write_script(tmp_path, SCRIPT), way, cwd=tmp_path)
     *_, last = output.splitlines()
@@ -190,12 +172,12 @@ def test_another_order_on_one_rank_ends_the_job_with_both_names(tmp_path, way):
     assert last.count("training_1.") == 1
 
 
-def counted(is_alone):
-    """Returns the label of the next training, after one that perhaps only rank 0 has loaded or evaluated."""
+def counted():
+    """Returns the label of the next training, after one that only rank 0 has loaded or evaluated."""
     from npu_bridge.collective import wire_names
 
     model = keras_model()
-    if not is_alone or collective.current().rank == 0:
+    if collective.current().rank == 0:
         copy = type(model.optimizer).from_config(model.optimizer.get_config())
         with tf.Graph().as_default():
             _call_model_fn("eval")
@@ -208,5 +190,5 @@ def _call_model_fn(mode):  # as an Estimator calls it
 
 
 def test_what_rank_0_alone_loads_or_evaluates_is_not_counted(on_ranks):
-    first, second = on_ranks(2, counted, True)
+    first, second = on_ranks(2, counted)
     assert first == second

@@ -1,11 +1,14 @@
-"""The ways to train on several ranks with a loss scale whose tail can be optimised."""
+"""The ways to train on several ranks with a loss scale whose tail can be optimised; and sessions to train in."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 
 import tensorflow as tf
 
+from npu_bridge.collective.agreement import RanksDisagreeError
 from npu_bridge.estimator.npu.npu_helpers import npu_config_proto
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
@@ -13,6 +16,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUO
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
 from npu_bridge.gradients import Pipeline, PipelineOptimizer
 from npu_bridge.gradients.graph_mode import classic_control_flow
+from tests.once import forget_what_was_said
 
 tf1 = tf.compat.v1
 FIRST_SCALE = 2.0**10
@@ -90,3 +94,43 @@ def open_session(is_tailing):
     (entry,) = config.graph_options.rewrite_options.custom_optimizers
     entry.parameter_map["is_tailing_optimization"].b = is_tailing
     return tf1.Session(config=config)
+
+
+@contextlib.contextmanager
+def started_session():
+    """Opens a session in which all variables have their initial values."""
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        yield session
+
+
+class LinesBySteps(logging.Handler):
+    """Keeps the lines of a log, each with the number of earlier steps, which is counted by others."""
+
+    def __init__(self, name):
+        super().__init__()
+        self._log, self.lines, self.steps = logging.getLogger(name), [], 0
+
+    def emit(self, record):
+        self.lines.append((self.steps, record.getMessage()))
+
+    def __enter__(self):
+        forget_what_was_said()
+        self._log.addHandler(self)
+        return self
+
+    def __exit__(self, *_):
+        self._log.removeHandler(self)
+
+
+def tells_disagreement(function):
+    """Makes a function return what is said where ranks disagree, else None."""
+
+    @functools.wraps(function)
+    def run(*arguments):
+        try:
+            function(*arguments)
+        except RanksDisagreeError as error:
+            return str(error)
+
+    return run
