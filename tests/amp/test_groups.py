@@ -79,8 +79,6 @@ def test_a_boundary_changes_nothing_without_a_manager_and_keeps_16_bits():
 
 
 class Blocks(tf.keras.Model):
-    """Two dense layers in a group each."""
-
     def __init__(self, mark=scale_boundary):
         super().__init__()
         self.first = tf.keras.layers.Dense(4, activation="tanh", name="first")
@@ -135,7 +133,6 @@ def test_scales_are_set_one_by_one_or_all_at_once():
 
 
 def in_step(groups):
-    """Trains one step of a graph with two variables."""
 
     def run():
         with tf.Graph().as_default():

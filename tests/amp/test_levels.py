@@ -62,7 +62,6 @@ def read_weights(model):
 
 
 def dtype_of(values):
-    """The one dtype of tensors or variables."""
     (name,) = {tf.as_dtype(value.dtype).base_dtype.name for value in values}
     return name
 

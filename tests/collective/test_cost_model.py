@@ -124,7 +124,6 @@ def test_a_step_is_that_of_the_transfers_that_are_really_made(training, link, ra
 
 
 def every_cut(pieces, most_fragments):
-    """All ways to cut `pieces` into at most so many fragments."""
     for count in range(1, min(most_fragments, pieces) + 1):
         for ends in itertools.combinations(range(1, pieces), count - 1):
             bounds = [0, *ends, pieces]

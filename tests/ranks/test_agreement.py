@@ -27,8 +27,6 @@ pytestmark = pytest.mark.ranks(2)
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """How a rank builds its model and its optimizer."""
-
     names: tuple = ("kernel", "bias")
     bias_shape: tuple = (4,)
     dtype: str = "float32"
@@ -170,7 +168,6 @@ def reduced_by_hand():
 
 @in_graph
 def alone_with_own_manager():
-    """Trains this rank alone, with its own loss scale."""
     rank = collective.current().rank
     variable = tf1.get_variable("variable", [2 + rank])
     optimizer = NPULossScaleOptimizer(tf1.train.AdamOptimizer(), FixedLossScaleManager(2.0**rank))

@@ -16,6 +16,7 @@ from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPU
 from npu_bridge.session import EndTogether, EndTogetherCallback
 from npu_bridge.session.end_together import with_has_next_flag
 from tests.goldens.two_layers import assert_same_bits, in_graph
+from tests.ranks.ways import AtEnd
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -39,18 +40,11 @@ def _train_op(features, labels):
     return optimizer.minimize(_loss(features, labels), tf1.train.get_or_create_global_step())
 
 
-class _AtEnd(tf.estimator.SessionRunHook):
-    """Keeps what a session holds when it ends."""
-
-    def end(self, session):
-        self.values = session.run({variable.name: variable for variable in tf1.global_variables()})
-
-
 def _by_estimator(folder):
     def model_fn(features, labels, mode):
         return NPUEstimatorSpec(mode, loss=tf.constant(0.0), train_op=_train_op(features, labels))
 
-    at_end = _AtEnd()
+    at_end = AtEnd()
     config = NPURunConfig(model_dir=folder, save_checkpoints_steps=3)
     NPUEstimator(model_fn, config=config).train(_dataset, hooks=[EndTogether(), at_end])
     return at_end.values
@@ -58,7 +52,7 @@ def _by_estimator(folder):
 
 @in_graph
 def _by_monitored_session(folder):
-    end, at_end = EndTogether(), _AtEnd()
+    end, at_end = EndTogether(), AtEnd()
     train_op = _train_op(*end.next_of(_dataset()))
     hooks = [NPUBroadcastGlobalVariablesHook(0), end, at_end]
     saving = folder if collective.current().rank == 0 else None

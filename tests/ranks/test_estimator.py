@@ -136,7 +136,6 @@ def test_a_number_of_steps_is_counted_from_rank_0s_checkpoint(on_ranks, tmp_path
 
 
 def train_and_evaluate(folder):
-    """Runs the stock loop on a rank, with an evaluation whenever rank 0 has saved."""
     communicator = collective.current()
     model_dir = os.path.join(folder, f"rank_{communicator.rank}")
     config = NPURunConfig(model_dir=model_dir, save_checkpoints_steps=5)
@@ -198,8 +197,6 @@ def test_rank_0_alone_shows_saves_and_runs_host_calls(on_ranks, tmp_path):
 
 
 class SlowSave(tf.estimator.CheckpointSaverListener):
-    """Makes rank 0 slow as it saves."""
-
     def before_save(self, session, global_step_value):
         time.sleep(0.7)
 

@@ -22,6 +22,7 @@ from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, npu
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.session import ResumableLoop
 from npu_bridge.stages import Accumulate
+from tests.goldens.keras3_models import beside_keras3
 from tests.goldens.keras_models import BATCH_SIZE, fit, make_data, make_model, state_of
 from tests.goldens.two_layers import assert_same_bits
 from tests.once import lines_said
@@ -97,7 +98,6 @@ def run_eager_loop(optimizer, data):
 
 
 def trained(run_name, generation, wrapper):
-    """On a rank or alone: the state after some steps."""
     run = {"fit": run_fit, "graph": run_fit, "tape": run_tape_loop, "eager tape": run_eager_loop}[run_name]
     with tf.Graph().as_default() if run_name == "graph" else contextlib.nullcontext():
         return state_of(run(WRAPPERS[wrapper](BARE[generation]()), make_data(STEPS)))
@@ -205,7 +205,6 @@ def test_gradients_travel_once_through_whichever_door_they_come(on_ranks, genera
 
 
 def refused_on_a_rank():
-    """On a rank: the errors of what several ranks cannot do."""
     messages = []
     for make in (KerasDistributeOptimizer, npu_distributed_optimizer_wrapper):
         try:
@@ -299,8 +298,6 @@ def test_the_callback_makes_the_ranks_equal_before_the_first_batch_and_only_then
 
 
 class FirstWeight(tf.keras.callbacks.Callback):
-    """Reads a weight when the first batch begins."""
-
     def on_train_batch_begin(self, batch, logs=None):
         self.seen = self.model.get_weights()[0].item() if batch == 0 else self.seen
 
@@ -427,6 +424,10 @@ def test_tables_and_metrics_do_not_stop_the_first_batch(on_ranks):
     assert first == second
 
 
+def keras_of(name):
+    return tf.keras if name == "tf.keras" else importlib.import_module(name)
+
+
 def model_to_adapt(keras):
     """A model with one layer of each kind that can be adapted, one of them in a model of its own; and the layers."""
     layers = keras.layers
@@ -444,7 +445,7 @@ def model_to_adapt(keras):
 
 def adapted_on_rank_0(keras_name, is_adapted_elsewhere, in_loop, folder):
     """On a rank: the loss and the outputs of one batch, after a start from what rank 0 has learnt of the data."""
-    rank, keras = collective.current().rank, tf.keras if keras_name == "tf.keras" else importlib.import_module("keras")
+    rank, keras = collective.current().rank, keras_of(keras_name)
     data = np.float32([[1, 2], [3, 5], [4, 7]]), np.array([["a b"], ["b c"], ["b"]])
     other = np.float32([[9, 7], [9, 2], [8, 1]]), np.array([["x"], ["b x"], ["b x"]])
     model, layers = model_to_adapt(keras)
@@ -467,8 +468,13 @@ def adapted_on_rank_0(keras_name, is_adapted_elsewhere, in_loop, folder):
     return losses, model.predict(batches, verbose=0).tolist()
 
 
-def outputs_after_loading(keras, path):
-    """The outputs of a model whose layers were adapted; and of the same from a file, made ready to train."""
+KERAS_2 = pytest.param("tf.keras", marks=pytest.mark.slow("Keras 3 takes the same way, where it is"))
+KERAS_3 = pytest.param("keras", marks=beside_keras3)
+
+
+@pytest.mark.parametrize("keras_name", [KERAS_2, KERAS_3])
+def test_layers_from_a_file_stay_adapted(tmp_path, keras_name):
+    keras, path = keras_of(keras_name), str(tmp_path / "model.keras")
     data = np.float32([[1, 2], [3, 5], [4, 7]]), np.array([["a b"], ["b c"], ["b"]])
     batches, (model, layers) = tf.data.Dataset.from_tensors((data,)), model_to_adapt(keras)
     for layer, number in layers:
@@ -476,25 +482,17 @@ def outputs_after_loading(keras, path):
     model.save(path)
     loaded = keras.models.load_model(path)
     renew_adapted_layers(loaded)
-    return model.predict(batches).tolist(), loaded.predict(batches).tolist()
+    assert loaded.predict(batches).tolist() == model.predict(batches).tolist()
 
 
-@pytest.mark.slow("the layers take the same way as those that rank 0 has adapted")
-def test_layers_from_a_file_stay_adapted(tmp_path):
-    expected, found = outputs_after_loading(tf.keras, str(tmp_path / "model.keras"))
-    assert found == expected
-
-
-@pytest.mark.few_fast(1, "the other ways to adapt end in the same broadcast")
-@pytest.mark.parametrize("is_adapted_elsewhere", [False, True])
-@pytest.mark.parametrize("in_loop", [False, True])
-def test_layers_that_rank_0_has_adapted_are_so_everywhere(on_ranks, tmp_path, is_adapted_elsewhere, in_loop):
-    first, second = on_ranks(2, adapted_on_rank_0, "tf.keras", is_adapted_elsewhere, in_loop, str(tmp_path))
+@pytest.mark.few_fast("each", "the other ways to adapt end in the same broadcast")
+@pytest.mark.parametrize("keras_name", ["tf.keras", KERAS_3])
+@pytest.mark.parametrize("is_adapted_elsewhere, in_loop", [(False, False), (True, True), (False, True), (True, False)])
+def test_layers_that_rank_0_has_adapted_are_so_everywhere(
+    on_ranks, tmp_path, keras_name, is_adapted_elsewhere, in_loop
+):
+    first, second = on_ranks(2, adapted_on_rank_0, keras_name, is_adapted_elsewhere, in_loop, str(tmp_path))
     assert first == second
-
-
-def keras_of(name):
-    return tf.keras if name == "tf.keras" else importlib.import_module(name)
 
 
 def rates_said(keras_name, is_everywhere):
@@ -509,12 +507,12 @@ def rates_said(keras_name, is_everywhere):
     return [line for line in lines if "different numbers" in line]
 
 
-@pytest.mark.slow("a training for one warning")
-def test_rank_0_says_that_a_callback_has_set_the_rate_on_some_ranks(on_ranks):
-    (line,), silent = on_ranks(2, rates_said, "tf.keras", False)
+@pytest.mark.parametrize("keras_name", [KERAS_2, KERAS_3])
+def test_rank_0_says_that_a_callback_has_set_the_rate_on_some_ranks(on_ranks, keras_name):
+    (line,), silent = on_ranks(2, rates_said, keras_name, False)
     assert "ranks 0 to 1 train with different numbers: learning_rate is [0.125, 0.25]. " in line
     assert silent == []
-    assert on_ranks(2, rates_said, "tf.keras", True) == [[], []]
+    assert on_ranks(2, rates_said, keras_name, True) == [[], []]
 
 
 def bad_weights_said(keras_name, scale):
@@ -535,14 +533,10 @@ def bad_weights_said(keras_name, scale):
     return [line for line in lines if line.startswith("fit: ")], is_finite
 
 
-def assert_bad_weights_are_told(on_ranks, keras_name):
+@pytest.mark.parametrize("keras_name", [KERAS_2, KERAS_3])
+def test_rank_0_says_that_weights_are_nan_even_if_its_loss_is_finite(on_ranks, keras_name):
     ((line,), is_finite), (silent, _) = on_ranks(2, bad_weights_said, keras_name, None)
     assert not is_finite and silent == []
     assert "of 4 trainable weights are NaN or Inf. Expected finite weights; got " in line
     assert "With FixedLossScaleManager(1), npu_keras_optimizer skips such steps" in line
     assert on_ranks(2, bad_weights_said, keras_name, 1.0) == [([], True), ([], True)]
-
-
-@pytest.mark.slow("a training for one warning")
-def test_rank_0_says_that_weights_are_nan_even_if_its_loss_is_finite(on_ranks):
-    assert_bad_weights_are_told(on_ranks, "tf.keras")

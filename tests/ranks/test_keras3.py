@@ -35,10 +35,6 @@ from tests.goldens.two_layers import assert_same_bits
 from tests.once import lines_said
 from tests.ranks.test_keras import (
     STEPS,
-    adapted_on_rank_0,
-    assert_bad_weights_are_told,
-    outputs_after_loading,
-    rates_said,
     share_of,
 )
 from tests.transfers import sums_fragment
@@ -71,7 +67,6 @@ def momentum():
 
 
 def trained(wrapper, way):
-    """On a rank or alone: the state after some steps."""
     return state_of(WAYS[way](WRAPPERS[wrapper](momentum()), *share_of(make_data(STEPS))))
 
 
@@ -346,26 +341,3 @@ def test_ranks_stay_alike_with_every_stage(on_ranks):
         weights = dict(list(state.items())[:5])
         assert_same_bits(second[name], weights)
         assert any(value.tobytes() != plain[key].tobytes() for key, value in weights.items()), name
-
-
-@pytest.mark.parametrize("is_adapted_elsewhere", [False, True])
-@pytest.mark.parametrize("in_loop", [False, True])
-def test_layers_that_rank_0_has_adapted_are_so_everywhere(on_ranks, tmp_path, is_adapted_elsewhere, in_loop):
-    first, second = on_ranks(2, adapted_on_rank_0, "keras", is_adapted_elsewhere, in_loop, str(tmp_path))
-    assert first == second
-
-
-def test_layers_from_a_file_stay_adapted(tmp_path):
-    expected, found = outputs_after_loading(keras, str(tmp_path / "model.keras"))
-    assert found == expected
-
-
-def test_rank_0_says_that_a_callback_has_set_the_rate_on_some_ranks(on_ranks):
-    (line,), silent = on_ranks(2, rates_said, "keras", False)
-    assert "ranks 0 to 1 train with different numbers: learning_rate is [0.125, 0.25]. " in line
-    assert silent == []
-    assert on_ranks(2, rates_said, "keras", True) == [[], []]
-
-
-def test_rank_0_says_that_weights_are_nan_even_if_its_loss_is_finite(on_ranks):
-    assert_bad_weights_are_told(on_ranks, "keras")

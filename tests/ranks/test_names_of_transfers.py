@@ -182,7 +182,6 @@ def builds_otherwise(case):
 
 
 def build_all_otherwise():
-    """On a rank: one case after the other."""
     return {case: builds_otherwise(case) for case in DIFFERENCES}
 
 

@@ -72,7 +72,6 @@ OF_OTHER_SIZES = ("adam", "momentum_without_loss_scale_of_references", "accumula
 
 
 def build(case):
-    """The training step of a case."""
     name, is_tailing, use_resource, *accumulated = CASES[case]
     with tf1.variable_scope(case):
         # Without a loss scale nothing is skipped: one overflow, and all that follows is NaN.

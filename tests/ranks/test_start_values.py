@@ -117,7 +117,6 @@ def trained_in_a_graph(trainer, use_resource):
 
 
 def trained_in_graphs():
-    """On a rank: by every way, one after the other."""
     return {
         (trainer, use_resource): trained_in_a_graph(trainer, use_resource)
         for trainer in TRAINERS
@@ -278,7 +277,6 @@ def fitted(generation, how, is_eager):
 
 
 def fitted_in_every_way():
-    """On a rank: by every way, one after the other."""
     return {
         (generation, how, is_eager): fitted(generation, how, is_eager)
         for generation in ("legacy", "current")

@@ -17,6 +17,7 @@ from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPU
 from npu_bridge.session import AverageMetricsCallback, BestCheckpoint, StopTogether
 from npu_bridge.session.stop_together import can_hook_request_stop
 from tests.goldens.two_layers import in_graph
+from tests.ranks.ways import AtEnd
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -65,32 +66,27 @@ def _estimator(folder):
 def _asked_by_rank_1(folder):
     """On a rank: the step that a training ended with, of which only rank 1 has a hook that stops it."""
     hooks = [_StopAfter(3)] if collective.current().rank == 1 else []
-    at_end = _AtEnd()
+    at_end = AtEnd()
     _estimator(folder).train(_input_fn, hooks=[*hooks, at_end], max_steps=10)
-    return at_end.step
-
-
-class _AtEnd(tf.estimator.SessionRunHook):
-    def end(self, session):
-        self.step = int(session.run(tf1.train.get_global_step()))
+    return at_end.values["global_step:0"]
 
 
 @in_graph
 def _in_a_monitored_session():
-    train_op, at_end = _train_op(), _AtEnd()
+    train_op, at_end = _train_op(), AtEnd()
     stop = StopTogether([_StopAfter(2 + collective.current().rank)])
     with tf1.train.MonitoredTrainingSession(hooks=[stop, at_end]) as session:
         session.run(train_op.graph.get_tensor_by_name("weight:0"))  # a run that trains nothing exchanges nothing
         while not session.should_stop():
             session.run(train_op)
-    return at_end.step, stop.step, stop.was_asked
+    return at_end.values["global_step:0"], stop.step, stop.was_asked
 
 
 def _stopped_early(folder):
     """On a rank: the steps that a training and its resumption ended with."""
     steps = []
     for _ in range(2):
-        estimator, at_end = _estimator(folder), _AtEnd()
+        estimator, at_end = _estimator(folder), AtEnd()
         stop = tf.estimator.experimental.stop_if_no_decrease_hook(
             estimator, "loss", max_steps_without_decrease=2, run_every_secs=None, run_every_steps=1
         )
@@ -101,7 +97,7 @@ def _stopped_early(folder):
                 _input_fn, steps=1, throttle_secs=0, start_delay_secs=0, exporters=[BestCheckpoint("score", False)]
             ),
         )
-        steps.append(at_end.step)
+        steps.append(at_end.values["global_step:0"])
     return steps
 
 
@@ -168,7 +164,7 @@ def test_with_one_rank_logs_stay_as_they_are():
 
 
 def test_only_hooks_that_decide_by_themselves_are_asked_for():
-    undecided = (tf.estimator.StopAtStepHook(3), _AtEnd(), tf.estimator.CheckpointSaverHook("unused", 3))
+    undecided = (tf.estimator.StopAtStepHook(3), AtEnd(), tf.estimator.CheckpointSaverHook("unused", 3))
     inherits = type("Inherits", (_StopAfter,), {})
     assert (
         can_hook_request_stop(_StopAfter(3))

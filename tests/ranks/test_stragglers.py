@@ -215,7 +215,6 @@ def _with_hook_and_without(kinds):
 
 
 def _faults(graph, train_op):
-    """Returns the faults in the marks of a graph."""
     moments = mark_reductions(graph, run_of(graph, train_op))
     transfers = {op for op in run_of(graph, train_op).ops if sends_gradients(op.name, op.type)}
     before = [op for op in computed_ops([moments.ready]) if is_transfer(op.type)]

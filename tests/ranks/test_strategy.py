@@ -12,6 +12,7 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from npu_bridge.estimator.npu.npu_strategy import NPUStrategy
+from tests.ranks.ways import AtEnd
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -38,19 +39,14 @@ def train(folder):
 
 
 def weight_after(folder, rank, strategy):
-    """The weight after two steps under a strategy."""
     config = NPURunConfig(model_dir=os.path.join(folder, f"rank_{rank}"), train_distribute=strategy)
-    values = []
-
-    class Recorder(tf.estimator.SessionRunHook):
-        def end(self, session):
-            values.append(float(session.run(tf1.global_variables("weight")[0])))
+    at_end = AtEnd()
 
     def input_fn():
         return tf.data.Dataset.from_tensors((float(1 + 2 * rank), 0.0)).repeat()
 
-    NPUEstimator(model_fn, config=config).train(input_fn, steps=2, hooks=[Recorder()])
-    return values
+    NPUEstimator(model_fn, config=config).train(input_fn, steps=2, hooks=[at_end])
+    return at_end.values["weight:0"]
 
 
 def train_mirrored(folder):
@@ -59,8 +55,8 @@ def train_mirrored(folder):
 
 
 def test_a_strategy_of_one_device_that_is_left_in_a_script(on_ranks, tmp_path):
-    assert on_ranks(2, train_mirrored, str(tmp_path)) == [[-4.0]] * 2
+    assert on_ranks(2, train_mirrored, str(tmp_path)) == [-4.0] * 2
 
 
 def test_two_ranks(on_ranks, tmp_path):
-    assert on_ranks(2, train, str(tmp_path)) == [([0, 2], 2, [-4.0]), ([1, 3], 2, [-4.0])]
+    assert on_ranks(2, train, str(tmp_path)) == [([0, 2], 2, -4.0), ([1, 3], 2, -4.0)]

@@ -58,7 +58,6 @@ def test_adasum_is_a_sum_of_orthogonal_gradients_and_the_mean_of_the_same(on_ran
 
 
 def refusals_of(added):
-    """On a rank: what minimize says."""
     with tf.Graph().as_default():
         optimizer = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=[added])
         with pytest.raises(ValueError) as refused:

@@ -10,16 +10,14 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.estimator.npu.npu_helpers import npu_config_proto
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.estimator.npu.npu_session import decorate_sessions
 from npu_bridge.gradients.tailing import optimize_tail
 from npu_bridge.gradients.tailing.report import NO_GRADIENTS
 from npu_bridge.session.tailing_hook import TailOptimizationHook, tail_optimization_report_of
 from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits, in_graph
 from tests.gradients.tailing.waiting import computed_from, is_update, nodes_of_run, waiting_for
-from tests.ranks.ways import control_flow, started_session
+from tests.ranks.ways import control_flow, open_session, settings, started_session
 from tests.transfers import is_transfer
 
 tf1 = tf.compat.v1
@@ -61,12 +59,11 @@ class Chain:
         self.loss = tf.reduce_mean(tf.square(values)) + self.poison * tf.reduce_sum(kernel)
 
 
-def build(wrapper, name, is_freed):
+def build(wrapper, is_freed):
     """The model, its training step, and the report of the pass if it ran."""
     model = Chain()
-    optimizer = WRAPPERS[wrapper](OPTIMIZERS[name]())
-    gradients = optimizer.compute_gradients(model.loss)
-    train_op = optimizer.apply_gradients(gradients, global_step=tf1.train.get_or_create_global_step())
+    optimizer = WRAPPERS[wrapper](OPTIMIZERS["adam"]())
+    train_op = optimizer.minimize(model.loss, tf1.train.get_or_create_global_step())
     report = optimize_tail(tf1.get_default_graph(), collective.current()) if is_freed else None
     return model, train_op, report
 
@@ -139,7 +136,7 @@ def test_a_decision_inside_a_condition_comes_only_when_that_holds(on_ranks):
 def updates_that_wait(wrapper, is_freed):
     """On a rank: of the executed graph, updates that wait for the gradient that is ready last, and those made of it."""
     with tf1.Session() as session:
-        model, train_op, report = build(wrapper, "adam", is_freed)
+        model, train_op, _ = build(wrapper, is_freed)
         session.run(tf1.global_variables_initializer())
         options, metadata = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
         feeds = {model.inputs: np.ones([4, 8]), model.poison: 0.0}
@@ -272,15 +269,11 @@ def test_one_rank_alone_stays_as_it_is(graph):
 @in_graph
 def train_session(is_tailing, is_monitored):
     """On a rank: trains in a session whose map asks for the pass; gives the variables and whether the pass has run."""
-    decorate_sessions()
-    config = npu_config_proto()
-    (entry,) = config.graph_options.rewrite_options.custom_optimizers
-    entry.parameter_map["is_tailing_optimization"].b = is_tailing
-    model, train_op, _ = build("scale outside", "adam", False)
+    model, train_op, _ = build("scale outside", False)
     start = tf1.global_variables_initializer()
     graph = tf1.get_default_graph()
-    open_session = functools.partial(tf1.train.MonitoredTrainingSession if is_monitored else tf1.Session, config=config)
-    with open_session() as session:
+    kind = tf1.train.MonitoredTrainingSession if is_monitored else tf1.Session
+    with kind(config=settings(is_tailing)) as session:
         if not is_monitored:
             session.run(start)
         for step in range(5):
@@ -295,15 +288,11 @@ def train_session(is_tailing, is_monitored):
 @in_graph
 def train_against_the_map():
     """Returns the outcome, on a rank, if the map asks for tail optimisation and the optimizer switches it off."""
-    decorate_sessions()
-    config = npu_config_proto()
-    (entry,) = config.graph_options.rewrite_options.custom_optimizers
-    entry.parameter_map["is_tailing_optimization"].b = True
     weight = tf1.get_variable("weight", [2], initializer=tf1.zeros_initializer())
     optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), FixedLossScaleManager(8), True, True, False)
     train_op = optimizer.minimize(tf.reduce_sum(weight * float(collective.current().rank)))
     op_count = len(tf1.get_default_graph().get_operations())
-    with tf1.Session(config=config) as session:
+    with open_session(is_tailing=True) as session:
         session.run(tf1.global_variables_initializer())
         session.run(train_op)
         grown = len(tf1.get_default_graph().get_operations()) - op_count

@@ -50,7 +50,6 @@ def dynamic():
 
 
 def train_own_share(name, wrapper, batches):
-    """Trains on this rank's part of every batch."""
     communicator = collective.current()
     shares = [np.array_split(batch, communicator.size)[communicator.rank] for batch in batches]
     variables, _ = train(lambda: WRAPPERS[wrapper](OPTIMIZERS[name](), fixed), batches=shares)

@@ -75,7 +75,6 @@ def test_the_mean_is_that_of_float32_and_rounded_on_the_way_back_only(
 
 
 def train_own_share(name, wrapper, wire_format, batches):
-    """Trains on this rank's part of every batch."""
     communicator = collective.current()
     shares = [np.array_split(batch, communicator.size)[communicator.rank] for batch in batches]
     variables, _ = train(lambda: WRAPPERS[wrapper](OPTIMIZERS[name](), wire_format), batches=shares)

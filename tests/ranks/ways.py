@@ -87,13 +87,17 @@ def control_flow(is_classic):
     return classic_control_flow() if is_classic else contextlib.nullcontext()
 
 
-def open_session(is_tailing):
-    """Opens a session whose map switches tail optimisation on or off."""
+def settings(is_tailing):
+    """Returns settings of a session whose map switches tail optimisation on or off."""
     decorate_sessions()
     config = npu_config_proto()
     (entry,) = config.graph_options.rewrite_options.custom_optimizers
     entry.parameter_map["is_tailing_optimization"].b = is_tailing
-    return tf1.Session(config=config)
+    return config
+
+
+def open_session(is_tailing):
+    return tf1.Session(config=settings(is_tailing))
 
 
 @contextlib.contextmanager
@@ -134,3 +138,10 @@ def tells_disagreement(function):
             return str(error)
 
     return run
+
+
+class AtEnd(tf.estimator.SessionRunHook):
+    """Keeps what a session holds when it ends: `values` of all variables by their names."""
+
+    def end(self, session):
+        self.values = session.run({variable.name: variable for variable in tf1.global_variables()})
