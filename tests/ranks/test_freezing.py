@@ -90,7 +90,7 @@ def refusal_of(settings_of_rank_1):
 
 @pytest.mark.ranks(2)
 def test_ranks_with_other_schedules_are_told_before_the_first_step(on_ranks):
-    for settings in ({"seed": 5}, {"full_share": 0.5}, {"kind": "continuous"}, {"groups": GROUPS[:2]}):
+    for settings in ({"seed": 5}, {"groups": GROUPS[:2]}):
         sentences = list(filter(None, on_ranks(2, refusal_of, settings)))
         assert sentences, settings
         for sentence in sentences:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 
@@ -13,11 +14,13 @@ from hccl.manage import api
 from npu_bridge.collective import current, groups
 from npu_bridge.collective.communicator import REDUCTIONS
 from npu_bridge.estimator.npu import npu_optimizer
-from npu_bridge.estimator.npu.npu_optimizer import npu_allreduce
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, npu_allreduce
 from npu_bridge.gradients import AllReduce, Step
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
+from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.hccl import checks, hccl_ops
 from tests.goldens.two_layers import in_graph
+from tests.gradients.test_gradients_of_bodies import BODIES, train
 from tests.ranks.ways import started_session, tells_disagreement
 
 SIZES = (4, 3, 2, 1)
@@ -465,3 +468,77 @@ def test_no_split_strategy_changes_a_bit(on_ranks):
     for differing, fragment_counts in on_ranks(2, random_strategies, 60):
         assert differing == 0
         assert fragment_counts >= 8
+
+
+# Ranks send gradients, and whatever a script sends, in every iteration of a loop.
+BATCHES_OF_BODIES = [[[1.0, 2.0], [2.0, 1.0]], [[4.0, 1.0], [8.0, 3.0]], [[0.5, 3.0], [1.5, 2.0]]]
+
+
+def train_in_body(name, place):
+    """On a rank: the weights after each step on this rank's batches; the place by its name."""
+    (found,) = (one for one in BODIES if one.__name__ == place)
+    return train(name, found, [batches[current().rank] for batches in BATCHES_OF_BODIES])
+
+
+@pytest.mark.slow("trains in every body; the cases below have the sums")
+def test_the_mean_is_trained_on(on_ranks):
+    for place in BODIES:
+        expected, _ = train("stock", place, np.mean(BATCHES_OF_BODIES, axis=1).tolist())
+        for name in ("distributed", "all", "tailed"):
+            for trained, steps in on_ranks(2, train_in_body, name, place.__name__):
+                np.testing.assert_array_equal(trained, expected)
+                assert steps == 3
+
+
+def sum_in_turn(is_classic):
+    """On a rank: sums over the ranks of numbers that do not wait for one another, in a TF 1 graph."""
+    with tf.Graph().as_default(), classic_control_flow() if is_classic else contextlib.nullcontext():
+
+        def body(i, sums):
+            return i + 1, sums.write(i, hccl_ops.allreduce(tf.cast([i], tf.float32), "sum"))
+
+        array = tf.compat.v1.TensorArray(tf.float32, 40)
+        _, sums = tf.compat.v1.while_loop(lambda i, sums: i < 40, body, [tf.constant(0), array])
+        with tf.compat.v1.Session() as session:
+            return session.run(sums.concat())
+
+
+@pytest.mark.parametrize("is_classic", [True, False])
+def test_a_sum_in_a_loop_is_sent_in_each_iteration(on_ranks, is_classic):
+    for sums in on_ranks(2, sum_in_turn, is_classic):
+        np.testing.assert_array_equal(sums, np.arange(40) * 2)
+
+
+@tf.function
+def sum_in_a_function():
+    sums = tf.TensorArray(tf.float32, 40)
+    for i in tf.range(40):
+        sums = sums.write(i, hccl_ops.allreduce(tf.cast(tf.reshape(i, [1]), tf.float32), "sum"))
+    return sums.concat()
+
+
+def accumulate_in_a_function():
+    """On a rank: the sums of the loop above, and weights after a step on gradients added up in a loop."""
+    weights, numbers = tf.Variable([1.0, 2.0]), tf.constant(BATCHES_OF_BODIES)[:, current().rank]
+    optimizer = NPUDistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.125))
+
+    def loss(values):
+        return tf.reduce_sum(weights * values)
+
+    @tf.function
+    def step():
+        total = tf.zeros([2])
+        for values in numbers:
+            ((gradient, _),) = optimizer.compute_gradients(functools.partial(loss, values), [weights])
+            total += gradient
+        optimizer.apply_gradients([(total, weights)])
+
+    step()
+    return sum_in_a_function().numpy(), weights.numpy()
+
+
+def test_so_it_is_in_a_loop_of_a_function(on_ranks):
+    expected = [1.0, 2.0] - 0.125 * np.sum(np.mean(BATCHES_OF_BODIES, axis=1), axis=0)
+    for sums, weights in on_ranks(2, accumulate_in_a_function):
+        np.testing.assert_array_equal(sums, np.arange(40) * 2)
+        np.testing.assert_array_equal(weights, expected)
