@@ -10,7 +10,6 @@ from npu_bridge.collective import order_on_the_wire
 from npu_bridge.collective.order_on_the_wire import dependencies_for_order, measure_overlap, order_for_forward_pass
 from npu_bridge.graph.operators import computed_ops
 
-tf1 = tf.compat.v1
 COUNT = 6
 
 
@@ -58,12 +57,6 @@ def test_what_was_on_the_wire_before_the_backward_pass_was_over_goes_early(step)
     # The last gradient is there at 60, and the third transfer is on the wire from 55 on.
     assert measure_overlap(ops, transfers, events) == (3 / COUNT, 155.0 - 60.0)
     assert measure_overlap(ops, transfers, {}) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize(("text", "value"), [("", None), ("0", False), ("1", True)])
-def test_a_variable_turns_it_on_and_off(monkeypatch, text, value):
-    monkeypatch.setenv("NPU_OVERLAPPED_STEPS", text)
-    assert environment.read_overlapped_steps() is value
 
 
 def test_another_value_is_refused(monkeypatch):
