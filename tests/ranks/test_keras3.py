@@ -209,21 +209,14 @@ def test_callbacks_see_the_mean_of_all_ranks_and_stop_together(on_ranks):
 
 
 def refused_on_a_rank():
-    messages = []
-    for refused in (
-        lambda: fit(KerasDistributeOptimizer(momentum()), make_data(1), jit_compile=True),
-        lambda: keras.optimizers.LossScaleOptimizer(KerasDistributeOptimizer(momentum())),
-    ):
-        try:
-            refused()
-        except ValueError as error:
-            messages.append(str(error))
-    return messages
+    with pytest.raises(ValueError, match="jit_compile=True"):
+        fit(KerasDistributeOptimizer(momentum()), make_data(1), jit_compile=True)
+    with pytest.raises(ValueError, match="loss scaling must be outside the reduction"):
+        keras.optimizers.LossScaleOptimizer(KerasDistributeOptimizer(momentum()))
 
 
 def test_refusals(on_ranks):
-    for first, second in on_ranks(2, refused_on_a_rank):
-        assert "jit_compile=True" in first and "loss scaling must be outside the reduction" in second
+    on_ranks(2, refused_on_a_rank)
 
 
 def transfers_in_a_step(wrapper):
