@@ -231,6 +231,7 @@ def traced_with_other_shapes():
         ),
         (traced_with_other_shapes, "", "Expected the shape (4, 3) of top/kernel:0 as on rank 0; got (4, 4)."),
     ],
+    ids=["loss scaling around a distributed optimizer", "gradients reduced by hand", "a Keras step while it is traced"],
 )
 def test_other_ways_to_reduce_are_compared_too(on_ranks, build_otherwise, start, part):
     sentences = list(filter(None, on_ranks(2, build_otherwise)))

@@ -48,30 +48,18 @@ _STALL_SECS, _STALLS = 3.0, (20, 70)  # of another rank, as of a disk: longer th
 _STEPS = 53  # 3 to start up, 50 to compare
 
 
-def _slow_always(step):
-    return True
+# The steps in which a rank is slow.
+_ALWAYS, _NEVER, _FOR_30, _AT_FIRST = range(1000), range(0), range(10, 40), range(_STEPS)
 
 
-def _slow_for_30(step):
-    return 10 <= step < 40
-
-
-def _slow_at_first(step):
-    return step < _STEPS
-
-
-def _never(step):
-    return False
-
-
-def _batches(is_slow, stalls=(), more_secs=_MORE_SECS):
+def _batches(slow, stalls=(), more_secs=_MORE_SECS):
     """Makes a dataset in which one rank is slow in some steps, and another one stalls in some."""
     mine, stalling = (collective.current().rank == rank for rank in (_SLOW, 2))
 
     def batches():
         for step in range(1000):
             time.sleep(_STALL_SECS if stalling and step in stalls else 0.0)
-            time.sleep(_PAUSE_SECS + (more_secs if mine and is_slow(step) else 0.0))
+            time.sleep(_PAUSE_SECS + (more_secs if mine and step in slow else 0.0))
             yield np.full([4, 8], (step % 7 + 1) / 8, np.float32)
 
     dataset = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([4, 8], tf.float32))
@@ -89,27 +77,25 @@ def _step(features, optimizer=None):
 
 
 def _train(train_op, runs, hooks=()):
-    """Returns the log of the ranks, and the final weights."""
+    """Returns the log of the ranks."""
     said = io.StringIO()
     with tf1.train.MonitoredTrainingSession(hooks=[StragglerHook(said), *hooks]) as session:
         for _ in range(runs):
             session.run(train_op)
-        weights = session.run(tf1.trainable_variables())
-    return said.getvalue().splitlines(), weights
+    return said.getvalue().splitlines()
 
 
 @in_graph
-def _sleeping(is_slow, runs, folder, stalls=()):
-    features = tf1.data.make_one_shot_iterator(_batches(is_slow, stalls)).get_next()
+def _sleeping(slow, runs, folder, stalls=()):
+    features = tf1.data.make_one_shot_iterator(_batches(slow, stalls)).get_next()
     shown = io.StringIO()
     hooks = [ProgressHook(stream=shown, every_n_steps=1000), HistoryHook(f"{folder}/history.jsonl")]
-    said, _ = _train(_step(features), runs, hooks)
-    return said, shown.getvalue().splitlines()
+    return _train(_step(features), runs, hooks), shown.getvalue().splitlines()
 
 
 @pytest.mark.slow("many steps with pauses; one that computes more is fast")
 def test_a_rank_that_sleeps_in_its_input_is_named(on_ranks, tmp_path):
-    (said, shown), *others = on_ranks(_RANKS, _sleeping, _slow_always, _STEPS + 50, str(tmp_path), _STALLS)
+    (said, shown), *others = on_ranks(_RANKS, _sleeping, _ALWAYS, _STEPS + 50, str(tmp_path), _STALLS)
     assert others == [([], [])] * 2
     (line,) = said
     assert line.startswith(f"npu_bridge: rank {_SLOW} is slow: its own work takes ")
@@ -125,10 +111,10 @@ def test_a_rank_that_sleeps_in_its_input_is_named(on_ranks, tmp_path):
 
 @pytest.mark.slow("hundreds of steps with pauses")
 def test_equal_ranks_name_nobody_nor_does_a_slow_spell_of_30_steps(on_ranks, tmp_path):
-    for is_slow in (_never, _slow_for_30):
-        (said, shown), *_ = on_ranks(_RANKS, _sleeping, is_slow, _STEPS, str(tmp_path / is_slow.__name__))
+    for slow in (_NEVER, _FOR_30):
+        (said, shown), *_ = on_ranks(_RANKS, _sleeping, slow, _STEPS, str(tmp_path / str(slow)))
         assert said == [] and "slow" not in "".join(shown)
-        (found,) = History(str(tmp_path / is_slow.__name__ / "history.jsonl")).comparisons
+        (found,) = History(str(tmp_path / str(slow) / "history.jsonl")).comparisons
         assert found.slow == [] and len(found.own_ms) == _RANKS
     # The mean alone would have named it.
     assert found.own_ms[_SLOW] > 1.2 * max(found.own_ms[0], found.own_ms[2])
@@ -137,7 +123,7 @@ def test_equal_ranks_name_nobody_nor_does_a_slow_spell_of_30_steps(on_ranks, tmp
 @pytest.mark.slow("hundreds of steps with pauses")
 def test_a_rank_that_has_recovered_is_told(on_ranks, tmp_path):
     """Within some comparisons: on a machine in use, a rank may lose a tenth of such short steps for a while."""
-    (said, _), *_ = on_ranks(_RANKS, _sleeping, _slow_at_first, _STEPS + 500, str(tmp_path))
+    (said, _), *_ = on_ranks(_RANKS, _sleeping, _AT_FIRST, _STEPS + 500, str(tmp_path))
     named, *later = said
     assert named.startswith(f"npu_bridge: rank {_SLOW} is slow: ")
     assert any(line.startswith(f"npu_bridge: rank {_SLOW} is no longer slow: its own work takes ") for line in later)
@@ -153,7 +139,7 @@ def _computing(fragments):
     features = tf.reshape(tf.reduce_mean(tf.matmul(wide, tf.ones([512, 512]))), [1, 1]) / 512 + tf.zeros([4, 8])
     set_split_strategy_by_idx(fragments)
     try:
-        return _train(_step(features), _STEPS)[0]
+        return _train(_step(features), _STEPS)
     finally:
         groups.groups_of_process().strategies.reset(groups.WORLD)  # the ranks stay up for other tests
 
@@ -166,17 +152,13 @@ def test_a_rank_that_computes_more_is_named(on_ranks):
 @in_graph
 def _accumulating():
     """Updates of four batches each; a rank is slow in those batches after which nothing is exchanged."""
-    features = tf1.data.make_one_shot_iterator(_batches(_slow_between_updates)).get_next()
+    features = tf1.data.make_one_shot_iterator(_batches({step for step in _ALWAYS if step % 4 != 3})).get_next()
     optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), is_distributed=True, stages=[Accumulate(4)])
     train_op, watch = _step(features, optimizer), _Watch()
-    said, _ = _train(train_op, 4 * 50, [watch])
+    said = _train(train_op, 4 * 50, [watch])
     begun = watch.found
-    said_later, _ = _train(train_op, 4 * 51, [watch])
+    said_later = _train(train_op, 4 * 51, [watch])
     return said, said_later, begun, watch.found
-
-
-def _slow_between_updates(step):
-    return step % 4 != 3
 
 
 class _Watch(tf.estimator.SessionRunHook):
@@ -240,7 +222,7 @@ def _estimator(folder, loop):
     config = NPURunConfig(model_dir=folder, save_checkpoints_steps=50, iterations_per_loop=loop)
     printed = io.StringIO()
     with contextlib.redirect_stderr(printed):
-        NPUEstimator(model_fn, config=config).train(lambda: _batches(_slow_always), max_steps=20 * loop + 55)
+        NPUEstimator(model_fn, config=config).train(lambda: _batches(_ALWAYS), max_steps=20 * loop + 55)
     return printed.getvalue().splitlines()
 
 
@@ -298,7 +280,7 @@ _PAUSE_SECS_IN_FIT = 0.25  # of the slow rank; a step of `fit` on three ranks ta
 KERASES = ["tf.keras", *([] if HAS_ESTIMATORS else ["keras"])]
 
 
-def _fit(name, is_slow, folder, stages):
+def _fit(name, slow, folder, stages):
     if name == "keras":
         import keras
     else:
@@ -306,7 +288,7 @@ def _fit(name, is_slow, folder, stages):
     model = keras.Sequential([keras.layers.Input([8]), keras.layers.Dense(8), keras.layers.Dense(1)])
     optimizer = npu_keras_optimizer(keras.optimizers.SGD(0.01), FixedLossScaleManager(8.0), stages=stages)
     model.compile(optimizer, "mse", **({"jit_compile": False} if name == "keras" else {}))
-    data = _batches(is_slow, more_secs=_PAUSE_SECS_IN_FIT).map(lambda batch: (batch, batch[:, :1]))
+    data = _batches(slow, more_secs=_PAUSE_SECS_IN_FIT).map(lambda batch: (batch, batch[:, :1]))
     callbacks = npu_callbacks_append([ReportCallback(folder)])
     assert [type(each).__name__ for each in callbacks[1:3]] == ["StragglerCallback", "ReportCallback"]
     said = io.StringIO()
@@ -318,7 +300,7 @@ def _fit(name, is_slow, folder, stages):
 @pytest.mark.slow("a pause of one rank is compared with times of three ranks that share two cores")
 @pytest.mark.parametrize("name", KERASES)
 def test_a_rank_that_sleeps_in_the_input_of_fit_is_named(on_ranks, tmp_path, name):
-    said, *others = on_ranks(3, _fit, name, _slow_always, str(tmp_path), [Accumulate(2)])
+    said, *others = on_ranks(3, _fit, name, _ALWAYS, str(tmp_path), [Accumulate(2)])
     assert others == [[], []]
     (line,) = said
     assert line.startswith(f"npu_bridge: rank {_SLOW} is slow: its own work takes ") and "of the time for it" in line
@@ -330,7 +312,7 @@ def test_a_rank_that_sleeps_in_the_input_of_fit_is_named(on_ranks, tmp_path, nam
 
 @pytest.mark.slow("many steps with pauses; slow ranks are fast")
 def test_equal_ranks_name_nobody_in_fit(on_ranks, tmp_path):
-    assert on_ranks(3, _fit, KERASES[-1], _never, str(tmp_path), []) == [[]] * 3
+    assert on_ranks(3, _fit, KERASES[-1], _NEVER, str(tmp_path), []) == [[]] * 3
     (found,) = History(os.path.join(tmp_path, "history.jsonl")).comparisons
     assert found.slow == [] and len(found.own_ms) == 3
 
