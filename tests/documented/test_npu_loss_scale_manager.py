@@ -98,13 +98,6 @@ def test_variables_are_global_not_trainable_and_named_as_in_checkpoints():
     assert tf1.trainable_variables() == []
 
 
-def test_fetching_loss_scale_by_name_gives_a_float():
-    ExponentialUpdateLossScaleManager(2**32, 1000, 2, decr_ratio=0.5)
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
-        assert session.run("loss_scale:0") == 2.0**32
-
-
 def test_a_scale_fetched_with_the_step_is_the_one_that_the_step_used():
     """It moves at every step, up and down, and nothing but chance would order a fetch before the update."""
     finite = tf1.placeholder(tf.bool, [])
@@ -144,15 +137,12 @@ def test_a_checkpoint_of_a_variable_of_that_name_is_restored(tmp_path):
 
 def test_fixed_scale_is_a_constant_of_that_name():
     manager = FixedLossScaleManager(8589935000.0)
+    assert manager.get_enable_overflow_check() is True
+    assert FixedLossScaleManager(1, enable_overflow_check=False).get_enable_overflow_check() is False
     with tf1.Session() as session:
         assert session.run("loss_scale:0") == session.run(manager.get_loss_scale()) == np.float32(8589935000.0)
         session.run(manager.update_loss_scale(tf.constant(False)))
         assert session.run("loss_scale:0") == np.float32(8589935000.0)
-
-
-def test_fixed_scale_remembers_whether_to_check():
-    assert FixedLossScaleManager(1).get_enable_overflow_check() is True
-    assert FixedLossScaleManager(1, enable_overflow_check=False).get_enable_overflow_check() is False
 
 
 def test_managers_share_a_base_and_a_second_home():
@@ -204,16 +194,10 @@ def test_can_be_made_under_control_dependencies_that_need_data():
     "make, error, parts",
     [
         (lambda: FixedLossScaleManager(0.5), ValueError, ["loss_scale", "0.5", "1 <="]),
-        (lambda: FixedLossScaleManager(float("nan")), ValueError, ["loss_scale", "nan"]),
         (lambda: FixedLossScaleManager("1024"), TypeError, ["loss_scale", "'1024'", "number"]),
-        (lambda: FixedLossScaleManager(True), TypeError, ["FixedLossScaleManager", "True", "bool"]),
         (lambda: ExponentialUpdateLossScaleManager(0, 10), ValueError, ["init_loss_scale", "1e-37 <="]),
         (lambda: ExponentialUpdateLossScaleManager(8, 0), ValueError, ["incr_every_n_steps", "at least 1"]),
         (lambda: ExponentialUpdateLossScaleManager(8, 1.5), TypeError, ["incr_every_n_steps", "1.5"]),
-        (lambda: ExponentialUpdateLossScaleManager(8, 1, 0), ValueError, ["decr_every_n_nan_or_inf"]),
-        (lambda: ExponentialUpdateLossScaleManager(8, 1, 1, 0.5), ValueError, ["incr_ratio", "0.5"]),
-        (lambda: ExponentialUpdateLossScaleManager(8, 1, 1, 2, 1.5), ValueError, ["decr_ratio", "1.5"]),
-        (lambda: ExponentialUpdateLossScaleManager(8, 1, 1, 2, None), TypeError, ["decr_ratio", "None"]),
     ],
 )
 def test_bad_arguments_are_refused_by_name(make, error, parts):

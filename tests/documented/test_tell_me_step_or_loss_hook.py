@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import tensorflow as tf
 
 from npu_bridge.base.environment import read_variable, write_variable
 from npu_bridge.estimator.npu.npu_hook import TellMeStepOrLossHook
+from tests.documented.signatures import signature_of
 
 VARIABLES = ("STEP_NOW", "TOTAL_STEP", "LOSS_NOW", "TARGET_LOSS")
 
@@ -36,13 +35,7 @@ def steps(hook, count=2, use_resource=True):
 
 
 def test_signature():
-    parameters = inspect.signature(TellMeStepOrLossHook).parameters
-    assert {name: parameter.default for name, parameter in parameters.items()} == {
-        "step": None,
-        "total_step": None,
-        "loss": None,
-        "final_loss": None,
-    }
+    assert signature_of(TellMeStepOrLossHook) == "(step=None, total_step=None, loss=None, final_loss=None)"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 
 import pytest
@@ -11,6 +10,7 @@ import tensorflow as tf
 from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu import util
 from npu_bridge.estimator.npu.npu_config import ExperimentalConfig
+from tests.documented.signatures import signature_of
 
 tf1 = tf.compat.v1
 SIGNATURES = {
@@ -44,13 +44,7 @@ SIGNATURES = {
 
 
 def test_names_and_signatures():
-    def make_signature(name):
-        bare = inspect.Signature.empty
-        found = inspect.signature(getattr(util, name))
-        parameters = [parameter.replace(annotation=bare) for parameter in found.parameters.values()]
-        return str(found.replace(parameters=parameters, return_annotation=bare))
-
-    assert {name: make_signature(name) for name in util.__all__} == SIGNATURES
+    assert {name: signature_of(getattr(util, name)) for name in util.__all__} == SIGNATURES
 
 
 @pytest.fixture

@@ -48,13 +48,11 @@ def test_overrides_win(tmp_path):
             ValueError,
             "run.toml:2: key precison_mode: .*Did you mean 'precision_mode'",
         ),
-        ("a = 1\n[memory_config]", ValueError, "run.toml:1: key a: "),
         ("\n\niterations_per_loop = 0", ValueError, "run.toml:3: key iterations_per_loop: "),
         ("hccl_timeout = 'x'", TypeError, "run.toml:1: key hccl_timeout: "),
         ("[dump_config]\n\ndump_data = 'x'", ValueError, "run.toml:3: key dump_config.dump_data: "),
         ("[dump_config]\ndump_dta = 'x'", ValueError, "run.toml:2: key dump_config.dump_dta: "),
         ("[dump_config]\nenable_dump = true", ValueError, "run.toml:1: key dump_config: .*dump_path"),
-        ("x=1\n[dynamic_input_config]\ninput_shape = 'a:-1'", ValueError, "run.toml:1: key x"),
         ("[dynamic_input_config]\ninput_shape = 'a:-1'", TypeError, "run.toml:1: key dynamic_input_config: "),
         ("dump_config = 5", ValueError, "run.toml:1: key dump_config: .*table"),
         ("enable_dump = true", ValueError, "run.toml:1: key enable_dump: .*It belongs to DumpConfig"),
@@ -63,11 +61,6 @@ def test_overrides_win(tmp_path):
             "precision_mode = 'force_fp16'\nprecision_mode_v2 = 'fp16'",
             ValueError,
             "run.toml:2: key precision_mode_v2: ",
-        ),
-        (
-            "[experimental_config]\naccelerate_train_mode = 'fast|step'\n[memory_config]\n",
-            None,
-            "",
         ),
         (
             "precision_mode_v2 = 'fp16'\n[experimental_config]\naccelerate_train_mode = 'fast|step'",
@@ -84,9 +77,6 @@ def test_overrides_win(tmp_path):
     ],
 )
 def test_errors_name_file_line_and_key(tmp_path, text, error, located):
-    if error is None:
-        _load(tmp_path, text)
-        return
     with pytest.raises(error, match=located):
         _load(tmp_path, text)
 
@@ -104,14 +94,12 @@ def test_missing_file_is_an_os_error(tmp_path):
 @pytest.mark.parametrize(
     "text, part",
     [
-        ("x = " + "[" * 50_000, "too long"),
+        ("precision_mode = '" + "x=1|" * 5000 + "'", "too long"),
         ("x = " + "[\n" * 30_000, "nested too deeply"),
         ("save_checkpoints_steps = 1\n" * 400_000, "too large. Expected at most 64 KiB"),
         ("a" + ".a" * 30_000 + " = 1", "too long"),
         (("a" + ".a" * 1000 + " = 1\n") * 30, "a key of at most 16 dots"),
-        ("[" + " " * 60_000 + "x", "too long"),
         ("x = " + "1" * 4050, "unknown option 'x'"),
-        ("hccl_timeout = " + "1" * 4090, "too long"),
     ],
 )
 def test_a_file_that_nobody_can_mean_is_refused_at_once(tmp_path, text, part):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -18,34 +19,31 @@ def _set(monkeypatch, **variables):
         monkeypatch.setenv(name, value)
 
 
-def test_nothing_launched_us():
-    assert environment.launcher_placement() is None
+_HOROVOD = {"HOROVOD_RANK": "3", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}
+_OPEN_MPI = {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")}
+_OPEN_MPI |= {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+_PMI = {"PMI_RANK": "1", "PMI_SIZE": "2"}
 
 
-def test_horovod_places_us(monkeypatch):
-    _set(monkeypatch, HOROVOD_RANK="3", HOROVOD_SIZE="4", HOROVOD_LOCAL_RANK="1", HOROVOD_LOCAL_SIZE="2")
-    assert environment.launcher_placement() == Placement(3, 4, 1, 2)
-
-
-def test_open_mpi_places_us(monkeypatch):
-    _set(monkeypatch, OMPI_COMM_WORLD_RANK="3", OMPI_COMM_WORLD_SIZE="4")
-    _set(monkeypatch, OMPI_COMM_WORLD_LOCAL_RANK="0", OMPI_COMM_WORLD_LOCAL_SIZE="1")
-    assert environment.launcher_placement() == Placement(3, 4, 0, 1)
-
-
-def test_pmi_places_us(monkeypatch):
-    _set(monkeypatch, PMI_RANK="1", PMI_SIZE="2", MPI_LOCALRANKID="0", MPI_LOCALNRANKS="1")
-    assert environment.launcher_placement() == Placement(1, 2, 0, 1)
-
-
-def test_launcher_silent_about_machines_means_one_machine(monkeypatch):
-    _set(monkeypatch, PMI_RANK="1", PMI_SIZE="2")
-    assert environment.launcher_placement() == Placement(1, 2, 1, 2)
-
-
-def test_horovod_speaks_before_open_mpi(monkeypatch):
-    _set(monkeypatch, HOROVOD_RANK="0", HOROVOD_SIZE="1", OMPI_COMM_WORLD_RANK="3", OMPI_COMM_WORLD_SIZE="4")
-    assert environment.launcher_placement().size == 1
+@pytest.mark.parametrize(
+    "variables, placement",
+    [
+        ({}, None),
+        (_HOROVOD, Placement(3, 4, 1, 2)),
+        (_OPEN_MPI, Placement(0, 2, 0, 1)),
+        ({**_PMI, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, Placement(1, 2, 0, 1)),
+        (_PMI, Placement(1, 2, 1, 2)),  # silent about machines: one machine
+        ({**_OPEN_MPI, **_HOROVOD}, Placement(3, 4, 1, 2)),
+    ],
+    ids=["none", "Horovod", "Open MPI", "PMI", "silent PMI", "Horovod before Open MPI"],
+)
+def test_the_launcher_places_us(monkeypatch, variables, placement):
+    _set(monkeypatch, **variables)
+    before = dict(os.environ)
+    assert environment.launcher_placement() == placement
+    if placement is None:
+        environment.fill_rank_variables(placement)
+        assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize("rank, size", [("2", "2"), ("-1", "2"), ("x", "2")])
@@ -63,24 +61,16 @@ def test_malformed_placement_is_an_error(monkeypatch, rank, size):
         ({"CM_WORKER_SIZE": "4"}, 4),
         ({"RANK_SIZE": ""}, 1),
         ({"RANK_SIZE": "eight"}, 1),
+        ({"RANK_SIZE": "0"}, "at least 1"),
+        ({"RANK_SIZE": "-2"}, "at least 1"),
+        ({"RANK_SIZE": "8", "CM_WORKER_SIZE": "8"}, "RANK_SIZE and CM_WORKER_SIZE are both set"),
     ],
+    ids=str,
 )
 def test_declared_world_size(monkeypatch, variables, size):
     _set(monkeypatch, **variables)
-    assert environment.declared_world_size() == size
-
-
-def test_world_size_declared_twice_is_an_error(monkeypatch):
-    _set(monkeypatch, RANK_SIZE="8", CM_WORKER_SIZE="8")
-    with pytest.raises(ValueError, match="RANK_SIZE and CM_WORKER_SIZE are both set"):
-        environment.declared_world_size()
-
-
-@pytest.mark.parametrize("text", ["0", "-2"])
-def test_world_size_below_one_is_an_error(monkeypatch, text):
-    _set(monkeypatch, RANK_SIZE=text)
-    with pytest.raises(ValueError, match="at least 1"):
-        environment.declared_world_size()
+    with contextlib.nullcontext() if isinstance(size, int) else pytest.raises(ValueError, match=size):
+        assert environment.declared_world_size() == size
 
 
 def test_declared_rank(monkeypatch):
@@ -118,12 +108,6 @@ def test_filling_keeps_out_of_a_cluster_manager_job(monkeypatch):
     assert environment.declared_world_size() == 4
 
 
-def test_without_a_launcher_nothing_is_filled():
-    before = dict(os.environ)
-    environment.fill_rank_variables(None)
-    assert dict(os.environ) == before
-
-
 _CHIEF = {"CM_CHIEF_IP": "10.0.0.1", "CM_CHIEF_PORT": "6000", "CM_CHIEF_DEVICE": "0", "CM_WORKER_SIZE": "8"}
 
 
@@ -151,14 +135,11 @@ def test_contradicting_cluster_variables(monkeypatch, variables, named):
         environment.check_cluster_variables()
 
 
-@pytest.mark.parametrize("text, parsed", [(None, {}), ("", {}), ('{"task": {}}', {"task": {}})])
-def test_tf_config(monkeypatch, text, parsed):
-    if text is not None:
+def test_tf_config(monkeypatch):
+    assert environment.read_tf_config() == {}
+    for text, parsed in (("", {}), ('{"task": {}}', {"task": {}})):
         _set(monkeypatch, TF_CONFIG=text)
-    assert environment.read_tf_config() == parsed
-
-
-def test_tf_config_must_be_an_object(monkeypatch):
+        assert environment.read_tf_config() == parsed
     _set(monkeypatch, TF_CONFIG="[]")
     with pytest.raises(ValueError, match="TF_CONFIG"):
         environment.read_tf_config()
@@ -201,11 +182,3 @@ def test_numbers_are_bounded_and_never_wrap(monkeypatch, text):
 def test_numbers_up_to_64_bits_are_read():
     texts = {"0": 0, " 7 ": 7, "007": 7, "000": 0, str(2**63 - 1): 2**63 - 1, "0" * 5000 + "12": 12}
     assert {text: environment.parse_whole_number(text) for text in texts} == texts
-
-
-def test_variables_are_as_they_were_afterwards(monkeypatch):
-    monkeypatch.setenv("NPU_SET_BEFORE", "1")
-    monkeypatch.delenv("NPU_UNSET_BEFORE", raising=False)
-    with environment.set_variables_temporarily(lambda: {"NPU_SET_BEFORE": "2", "NPU_UNSET_BEFORE": "3"}):
-        assert (os.environ["NPU_SET_BEFORE"], os.environ["NPU_UNSET_BEFORE"]) == ("2", "3")
-    assert os.environ["NPU_SET_BEFORE"] == "1" and "NPU_UNSET_BEFORE" not in os.environ

@@ -61,7 +61,6 @@ def test_a_file_that_cannot_be_read_leaves_it_to_the_environment(tmp_path, monke
     "change, error, word",
     [
         ({"device_info": None}, ValueError, "device_info is missing"),
-        ({"device_info": 3}, ValueError, "Index is missing"),
         ({"device_info": {}}, ValueError, "Index is missing"),
         ({"device_info": {"Index": -1}}, ValueError, "Index is out of range"),
         ({"device_info": {"Index": "0"}}, TypeError, "Index is not an integer"),
@@ -78,7 +77,7 @@ def test_illegal_fields(written, change, error, word):
         read_job_start(path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", "3"])
+@pytest.mark.parametrize("content", ["{", "[]"])
 def test_what_is_no_json_object(written, content):
     with pytest.raises(ValueError, match=r"job start file .*Expected .* got "):
         read_job_start(written(content))

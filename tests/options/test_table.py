@@ -12,7 +12,7 @@ from npu_bridge.options import OPTIONS, make_session_config, read_run_config, re
 from npu_bridge.options.construction import declare_constructor
 from npu_bridge.options.environment_table import VARIABLES
 from npu_bridge.options.kinds import Integer
-from npu_bridge.options.table import RUN_CONFIG, Option, OptionTable, recorded
+from npu_bridge.options.table import RUN_CONFIG, Option, recorded
 from tools import options_pages
 
 FAKE = Option(89, "fake_level", Integer(0, 3), "A made-up level.", recorded("Made up."), default=1)
@@ -75,9 +75,3 @@ def test_pages_have_a_row_for_every_option():
     lines = "\n".join(options_pages.render().values()).splitlines()
     rows = [line.split("`")[1] for line in lines if line.startswith("| `")]
     assert sorted(rows) == sorted([option.name for option in OPTIONS] + [variable.name for variable in VARIABLES])
-
-
-def test_table_is_iterable_and_searchable():
-    assert isinstance(OPTIONS, OptionTable)
-    assert len(OPTIONS.options_of(RUN_CONFIG)) == 88
-    assert "precision_mode" in OPTIONS and OPTIONS["enable_profiling"].key == "profiling_mode"
