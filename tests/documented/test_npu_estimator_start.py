@@ -73,6 +73,11 @@ def first_weight(estimator):
     return estimator.get_variable_value("weight") - 1.0
 
 
+def serving_input_fn():
+    x = tf1.placeholder(tf.float32, [None])
+    return tf.estimator.export.ServingInputReceiver({"x": x}, {"x": x})
+
+
 def job_file(folder, name, **content):
     path = folder / name
     path.write_text(json.dumps({"device_info": {"Index": 0}, "rank_table_file": "", "rank_size": 1, **content}))
@@ -103,10 +108,6 @@ def test_a_start_that_is_not_there_is_an_error(trained, tmp_path, monkeypatch):
 
 
 def test_a_saved_model_is_a_start(trained, tmp_path, monkeypatch):
-    def serving_input_fn():
-        x = tf1.placeholder(tf.float32, [None])
-        return tf.estimator.export.ServingInputReceiver({"x": x}, {"x": x})
-
     exported = estimator_of(trained / "20").export_saved_model(str(tmp_path / "export"), serving_input_fn).decode()
     serve = tf.saved_model.load(exported).signatures["serving_default"]
     np.testing.assert_array_equal(serve(x=tf.constant([1.0, 2.0]))["sum"], [21.0, 22.0])
@@ -162,55 +163,6 @@ def test_hooks_come_in_order(tmp_path, monkeypatch):
     log.clear()
     estimator.evaluate(input_fn, steps=1, hooks=[Named("given", log)])
     assert log == ["given", "NPUInfeedOutfeedSessionHook", "of the spec"]
-
-
-@pytest.mark.slow("exports have a fast case")
-def test_a_loop_that_trains_and_evaluates_exports(trained, tmp_path):
-    def serving_input_fn():
-        x = tf1.placeholder(tf.float32, [None])
-        return tf.estimator.export.ServingInputReceiver({"x": x}, {"x": x})
-
-    results, exports = tf.estimator.train_and_evaluate(
-        estimator_of(tmp_path, save_checkpoints_steps=2, iterations_per_loop=2),
-        tf.estimator.TrainSpec(input_fn, max_steps=4),
-        tf.estimator.EvalSpec(
-            input_fn,
-            steps=1,
-            throttle_secs=0,
-            start_delay_secs=0,
-            exporters=[
-                tf.estimator.BestExporter("best", serving_input_fn),
-                tf.estimator.FinalExporter("last", serving_input_fn),
-            ],
-        ),
-    )
-    assert results == {"loss": -5.0, "global_step": 4}
-    for name in ("best", "last"):
-        (newest,) = sorted(os.listdir(tmp_path / "export" / name))[-1:]
-        serve = tf.saved_model.load(str(tmp_path / "export" / name / newest)).signatures["serving_default"]
-        np.testing.assert_array_equal(serve(x=tf.constant([0.5]))["sum"], [4.5])
-    assert exports[-1].decode().startswith(str(tmp_path / "export" / "last"))
-
-
-class Sink:
-    def __init__(self):
-        self.seen = []
-
-    def keep(self, loss):
-        return tf.py_function(lambda value: self.seen.append(float(value)), [loss], [])
-
-
-@pytest.mark.parametrize("loop", [1, 2])
-def test_a_host_call_may_be_a_method(loop, tmp_path):
-    sink = Sink()
-
-    def host_model_fn(features, mode):
-        spec = model_fn(features, mode, {})
-        return NPUEstimatorSpec(mode, loss=spec.loss, train_op=spec.train_op, host_call=(sink.keep, [spec.loss]))
-
-    config = NPURunConfig(model_dir=str(tmp_path), iterations_per_loop=loop, log_step_count_steps=None)
-    NPUEstimator(host_model_fn, config=config).train(input_fn, steps=4)
-    assert sink.seen == [-1.0, -2.0, -3.0, -4.0]
 
 
 def test_the_hook_of_host_calls_runs_its_operators_with_every_run(graph, tmp_path):
@@ -293,10 +245,6 @@ def test_so_is_a_session_of_an_optimizer_of_this_package(counts, graph, caplog):
 
 
 def test_a_model_is_exported_as_in_version_1(trained, tmp_path):
-    def serving_input_fn():
-        x = tf1.placeholder(tf.float32, [None])
-        return tf.estimator.export.ServingInputReceiver({"x": x}, {"x": x})
-
     (tmp_path / "words.txt").write_text("a")
     estimator, folder = estimator_of(trained / "20"), str(tmp_path / "export")
     assets = {"more/words.txt": str(tmp_path / "words.txt")}

@@ -137,19 +137,12 @@ def test_config_proto_is_normalised_in_place():
     assert config.allow_soft_placement and not config.log_device_placement
     assert (rewrite.remapping, rewrite.memory_optimization) == (RewriterConfig.OFF, RewriterConfig.OFF)
     assert config.graph_options.optimizer_options.global_jit_level == tf1.OptimizerOptions.OFF
+    rewrite.custom_optimizers[0].parameter_map["debug_dir"].s = b"here"
     before = config.SerializeToString(deterministic=True)
     assert helpers.npu_config_proto(config).SerializeToString(deterministic=True) == before
 
 
-def test_an_entry_that_exists_is_kept():
-    config = with_optimizer_entry(None, {"debug_dir": "here"})
-    helpers.npu_config_proto(config)
-    (entry,) = config.graph_options.rewrite_options.custom_optimizers
-    assert entry.parameter_map["debug_dir"].s == b"here"
-    assert config.graph_options.rewrite_options.memory_optimization == 0
-
-
-@pytest.mark.parametrize("argument", [None, "", 5, {}])
+@pytest.mark.parametrize("argument", [None, 5])
 def test_anything_else_becomes_new(argument):
     assert isinstance(helpers.npu_config_proto(argument), tf1.ConfigProto)
     off = tf1.OptimizerOptions.OFF
@@ -185,7 +178,7 @@ def test_hooks_list_is_appended_to():
     assert helpers.npu_hooks_append(hooks_list=tuple(hooks))[:2] == hooks
 
 
-@pytest.mark.parametrize("argument, speaks", [((), False), (None, False), (5, True), (tf1.ConfigProto(), True)])
+@pytest.mark.parametrize("argument, speaks", [((), False), (None, False), (5, True)])
 def test_other_hooks_lists_become_new_ones(argument, speaks, caplog):
     (hook,) = helpers.npu_hooks_append(argument)
     assert isinstance(hook, NPUBroadcastGlobalVariablesHook)
@@ -220,9 +213,6 @@ def test_resource_frame_of_scripts(config):
     helpers.close_session(session)
     helpers.shutdown_resource(session, shutdown)
     assert config is None or config == tf1.ConfigProto()
-
-
-def test_resource_checks_its_options():
     with pytest.raises(ValueError, match="precision_mode"):
         helpers.init_resource(with_optimizer_entry(None, {"precision_mode": "none"}))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import shutil
 import subprocess
@@ -15,37 +14,18 @@ import tensorflow as tf
 
 from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine, add_engine
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook, NPUOutputTensorHook
+from tests.documented.signatures import signature_of
 
 tf1 = tf.compat.v1
 REPOSITORY = Path(__file__).parents[2]
-REQUIRED = inspect.Parameter.empty
 
 
-@pytest.mark.parametrize(
-    "hook, parameters",
-    [
-        (
-            NPUOutputTensorHook,
-            {"tensors": REQUIRED, "dependencies": None, "output_fn": None, "output_every_n_steps": 0},
-        ),
-        (
-            NPUCheckpointSaverHook,
-            {
-                "checkpoint_dir": REQUIRED,
-                "save_secs": None,
-                "save_steps": None,
-                "saver": None,
-                "checkpoint_basename": "model.ckpt",
-                "scaffold": None,
-                "listeners": None,
-            },
-        ),
-    ],
-)
-def test_signatures(hook, parameters):
-    found = inspect.signature(hook).parameters
-    assert {name: parameter.default for name, parameter in found.items()} == parameters
-    assert list(found) == list(parameters)
+def test_signatures():
+    assert signature_of(NPUOutputTensorHook) == ("(tensors, dependencies=None, output_fn=None, output_every_n_steps=0)")
+    assert signature_of(NPUCheckpointSaverHook) == (
+        "(checkpoint_dir, save_secs=None, save_steps=None, saver=None, checkpoint_basename='model.ckpt', "
+        "scaffold=None, listeners=None)"
+    )
     assert issubclass(NPUOutputTensorHook, tf.estimator.LoggingTensorHook)
     assert issubclass(NPUCheckpointSaverHook, tf.estimator.CheckpointSaverHook)
 
@@ -97,7 +77,7 @@ def test_names_are_looked_up(double, tensors):
     assert calls.of("tag" if isinstance(tensors, dict) else "double:0") == [[2, 4]]
 
 
-@pytest.mark.parametrize("wrap", [lambda op: op, lambda op: [op], lambda op: (op,)], ids=["one", "list", "tuple"])
+@pytest.mark.parametrize("wrap", [lambda op: op, lambda op: [op]], ids=["one", "list"])
 def test_dependencies_run_before_the_tensors_are_read(double, wrap):
     other = tf1.get_variable("other", [], initializer=tf1.zeros_initializer(), use_resource=True)
     raised = other.assign_add(10.0, read_value=False)
@@ -123,7 +103,6 @@ def test_nothing_to_collect_means_no_call(double):
         ({"tensors": ["double:0"], "output_fn": print, "output_every_n_steps": -1}, ValueError),
         ({"tensors": ["double:0"], "output_fn": print, "output_every_n_steps": 1.5}, TypeError),
         ({"tensors": ["double:0"], "output_fn": print, "dependencies": []}, TypeError),
-        ({"tensors": {"tag": "double:0"}, "output_fn": print, "dependencies": []}, TypeError),
     ],
 )
 def test_illegal_arguments(arguments, error):
@@ -173,7 +152,7 @@ class Counting(SessionEngine):
 
 
 @pytest.mark.few_fast(1, "other intervals")
-@pytest.mark.parametrize("moves", [[1], [3], [0, 0, 0, 1], [2, 5]], ids=str)
+@pytest.mark.parametrize("moves", [[2, 5], [0, 0, 0, 1]], ids=str)
 def test_saver_hook_saves_as_the_stock_hook_and_does_not_ask_for_the_step_after_each_run(tmp_path, moves):
     saved, asked = {}, {}
     for kind in (tf.estimator.CheckpointSaverHook, NPUCheckpointSaverHook):

@@ -14,7 +14,6 @@ from npu_bridge.estimator.npu import util
         (util.check_positive_integer, 0, ValueError),
         (util.check_positive_integer, 1.0, TypeError),
         (util.check_positive_integer, True, TypeError),
-        (util.check_positive_integer, None, TypeError),
         (util.check_nonnegative_integer, -1, ValueError),
         (util.check_nonnegative_integer, "0", TypeError),
         (util.check_bool_type, 1, TypeError),

@@ -94,7 +94,7 @@ def test_stages_of_a_file_stay(tmp_path):
     first = tmp_path / "first.toml"
     first.write_text(
         'hccl_timeout = 5\n[[stages]]\nstage = "Accumulate"\nsteps = 4\n'
-        '[[stages]]\nstage = "Freeze"\nschedule = { groups = ["a", "b c"], total_steps = 9, full_share = 0.5 }\n'
+        '[[stages]]\nstage = "Freeze"\nschedule = { groups = [["a"], ["b c"]], total_steps = 9, full_share = 0.5 }\n'
     )
     config = NPURunConfig.from_file(first)
     back = again(tmp_path, config)

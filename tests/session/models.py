@@ -62,19 +62,6 @@ def train_in_session(config=None, steps=5, make=build):
             return session.run({variable.name: variable for variable in variables})
 
 
-def train_monitored(config=None, steps=5):
-    """All variables after some steps of a MonitoredTrainingSession."""
-    with tf.Graph().as_default():
-        tf1.set_random_seed(7)
-        features, labels = tf1.data.make_one_shot_iterator(dataset()).get_next()
-        loss, train_op = build(features, labels)
-        variables = tf1.global_variables()
-        with tf1.train.MonitoredTrainingSession(config=config) as session:
-            for _ in range(steps):
-                session.run([train_op, loss])
-            return session.run({variable.name: variable for variable in variables})
-
-
 def train_estimator(kind, folder, steps=5, **options):
     """All variables after some steps of an Estimator."""
     estimator = kind(model_fn, config=NPURunConfig(model_dir=str(folder), tf_random_seed=7, **options))

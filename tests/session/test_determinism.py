@@ -80,16 +80,6 @@ def test_unseeded_training_repeats_its_bits_and_leaves_the_process_alone(tmp_pat
     assert len(seen) >= 17 and all(seen)
 
 
-def test_session_gives_its_graph_a_seed():
-    def draw():
-        with tf.Graph().as_default() as graph, tf1.Session(config=session_config(deterministic=1)) as session:
-            assert graph.seed == FALLBACK_SEED
-            return session.run(tf.random.normal([3])).tolist()
-
-    assert draw() == draw()
-    assert _draw_without_seed() != _draw_without_seed()
-
-
 @pytest.mark.parametrize("kind", [tf1.Session, tf1.InteractiveSession])
 def test_only_the_session_that_asked_runs_deterministically(kind):
     with tf.Graph().as_default():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from npu_bridge.npu_init import ExponentialUpdateLossScaleManager, NPUOptimizer, npu_keras_optimizer
@@ -15,14 +14,13 @@ Y = X.sum(1, keepdims=True)
 BATCHES = GlobalBatches(rows=60, batch=8, micro=4, seed=1)
 
 
-def train_session(folder, is_resource, stages, last):
+def train_session(folder, stages, last):
     """Trains up to a step, as a process that resumes from the folder's checkpoint; returns the updates dealt before."""
     dealt = updates_dealt(folder)
     with tf.Graph().as_default():
-        with tf.compat.v1.variable_scope("", use_resource=is_resource):
-            step = tf.compat.v1.train.get_or_create_global_step()
+        step = tf.compat.v1.train.get_or_create_global_step()
         features, labels = tf.compat.v1.data.make_one_shot_iterator(BATCHES.dataset((X, Y), folder)).get_next()
-        weights = tf.compat.v1.get_variable("w", [4, 1], use_resource=is_resource)
+        weights = tf.compat.v1.get_variable("w", [4, 1])
         loss = tf.reduce_mean((tf.matmul(features, weights) - labels) ** 2)
         train = NPUOptimizer(tf.compat.v1.train.AdamOptimizer(), stages=stages).minimize(loss, step)
         hooks = [tf.compat.v1.train.StopAtStepHook(last_step=last)]
@@ -32,13 +30,11 @@ def train_session(folder, is_resource, stages, last):
     return dealt
 
 
-@pytest.mark.few_fast(1, "the other takes the same way")
-@pytest.mark.parametrize("is_resource", [False, True])
-def test_a_count_that_a_checkpoint_lacks_goes_on_from_its_steps(tmp_path, is_resource):
+def test_a_count_that_a_checkpoint_lacks_goes_on_from_its_steps(tmp_path):
     folder = str(tmp_path)
-    assert train_session(folder, is_resource, [], 7) == 0
-    assert train_session(folder, is_resource, BATCHES.stages(), 12) == 7
-    assert train_session(folder, is_resource, BATCHES.stages(), 15) == 12
+    assert train_session(folder, [], 7) == 0
+    assert train_session(folder, BATCHES.stages(), 12) == 7
+    assert train_session(folder, BATCHES.stages(), 15) == 12
     assert updates_dealt(folder) == 15
 
 

@@ -253,14 +253,12 @@ def test_a_damaged_copy_is_left_out(only_of_job, monkeypatch, tmp_path):
     assert not [name for name in os.listdir(folder) if "-5" in name], "nothing half-written is left"
 
 
-@pytest.mark.few_fast(2, "other steps")
 @pytest.mark.parametrize(
     ("saved_at", "copied_at", "goes_on_from"),
     [
         ([3, 7], 5, 5),  # lies between the damaged one and the intact one
         ([3, 7], 7, 7),  # takes the damaged one's place
         ([5, 7], 5, 5),  # is no newer than the intact one
-        ([5, 7], 2, 5),
     ],
 )
 def test_a_copy_that_is_newer_than_what_is_intact_is_taken_once(

@@ -87,11 +87,6 @@ def test_trace_is_finished_when_a_session_fails(tmp_path):
     assert _runs_traced(tmp_path) >= 1
 
 
-def test_each_estimator_call_has_a_trace(tmp_path):
-    train_npu_estimator(tmp_path / "model", profiling_config=ProfilingConfig(True, _options(tmp_path / "trace")))
-    assert _runs_traced(tmp_path / "trace") >= 5
-
-
 @pytest.mark.parametrize("is_estimator", [False, True])
 def test_a_run_that_the_script_traces_ends_it(tmp_path, is_estimator):
     if is_estimator:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,60 +10,9 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManage
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.session.precision import modes, policy_of_last_step
 from npu_bridge.session.precision.functions import apply_precision_to_model
-from tests.npu_run.launching import needs_horovod, npu_run, write_script
 from tests.session.precision.small_models import Dense, precision_of, session_of
 
 tf1 = tf.compat.v1
-SCRIPT = """
-    import json, logging
-    import numpy as np
-    import tensorflow as tf
-    from npu_bridge.session import precision
-    from npu_bridge.estimator.npu.npu_config import ExperimentalConfig, NPURunConfig
-    from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
-    from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-    from hccl.manage.api import get_rank_id
-    from npu_bridge.reporting import History, HistoryHook
-
-    logging.getLogger("npu_bridge").setLevel(logging.INFO)
-    rank, tf1 = get_rank_id(), tf.compat.v1
-
-    def input_fn():
-        return tf.data.Dataset.from_tensors((np.ones([8, 4], np.float32), np.ones([8, 1], np.float32))).repeat()
-
-    def model_fn(features, labels, mode):
-        loss = tf1.losses.mean_squared_error(labels, tf1.layers.dense(features, 1))
-        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), is_distributed=True)
-        return NPUEstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss, tf1.train.get_global_step()))
-
-    plan = ExperimentalConfig(accelerate_train_mode="fast1|step|0.5")
-    estimator = NPUEstimator(model_fn, config=NPURunConfig(model_dir=f"out{rank}", experimental_config=plan))
-    estimator.train(input_fn, hooks=[HistoryHook(f"history{rank}.jsonl")], max_steps=4)
-
-    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(4,))])
-    model.compile("sgd", "mse")
-    callback = precision.AccelerateTrainCallback("fast1|step|0.5")
-    followed = []
-    note = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: followed.append(str(callback.policy)))
-    model.fit(np.ones([4, 4]), np.ones([4, 1]), 1, verbose=0, callbacks=[callback, note])
-    rows = [row.precision for row in History(f"history{rank}.jsonl").rows]
-    json.dump([rows, followed], open(f"seen{rank}.json", "w"))
-"""
-
-
-@pytest.mark.slow("a process without oneDNN; test_imitation.py has the numbers")
-@pytest.mark.ranks(2)
-@needs_horovod
-def test_where_tensorflow_lowers_nothing_bfloat16_is_imitated_and_that_is_said(tmp_path):
-    """Without oneDNN's operators TensorFlow lowers nothing to bfloat16, as on a CPU without AVX512."""
-    code, output = npu_run("-np", 2, write_script(tmp_path, SCRIPT), cwd=tmp_path, TF_ENABLE_ONEDNN_OPTS="0")
-    assert code == 0, output
-    assert output.count("| bfloat16, imitated |") == 2 and output.count("| float32 |") == 2, output
-    for rank in range(2):
-        rows, followed = json.loads((tmp_path / f"seen{rank}.json").read_text())
-        words = ["bfloat16, imitated"] * 2 + ["float32"] * 2
-        assert rows == (words if rank == 0 else [])  # rank 0 writes it
-        assert followed == ["mixed bfloat16, imitated"] * 2 + [str(modes.ORIGINAL)] * 2
 
 
 def test_a_graph_without_operators_of_the_lists_is_said_to_be_in_float32(caplog):

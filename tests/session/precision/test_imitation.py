@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import numpy as np
@@ -13,7 +14,6 @@ from npu_bridge.base.tf_internals.sessions import run_without_engines
 from npu_bridge.estimator.npu.npu_scope import keep_dtype_scope
 from npu_bridge.session.precision import imitation, rewriter
 from npu_bridge.session.precision.functions import apply_policy_to_functions
-from npu_bridge.session.precision.hook import PrecisionHook
 from npu_bridge.session.precision.live_session import attach_precision
 from npu_bridge.session.precision.lowering import find_lowered_ops
 from npu_bridge.session.precision.rewriter import IMITATION
@@ -27,6 +27,17 @@ from tests.session.precision.small_models import (
 )
 
 BATCH = np.random.RandomState(0).randn(8, 10, 16).astype(np.float32)
+
+
+@contextlib.contextmanager
+def classic_loops(are_classic=True):
+    """Loops and conditions are those of TensorFlow 1, or functions."""
+    are_functions = tf1.control_flow_v2_enabled()
+    (tf1.disable_control_flow_v2 if are_classic else tf1.enable_control_flow_v2)()
+    try:
+        yield
+    finally:
+        (tf1.enable_control_flow_v2 if are_functions else tf1.disable_control_flow_v2)()
 
 
 def recurrent(weights):
@@ -67,18 +78,20 @@ def losses_of(build, mode):
             return [session.run([loss, train_op])[0] for _ in range(3)]
 
 
-@pytest.mark.few_fast("each", "not every pair")
-@pytest.mark.parametrize("mode", ["cube_fp16in_fp32out", "mixed_float16", "fp16"])
-@pytest.mark.parametrize("model", ["loop", "loop in functions", "calls", "convolution"])
+@pytest.mark.parametrize(
+    "model, mode",
+    [
+        ("loop", "mixed_float16"),
+        ("loop in functions", "fp16"),
+        ("calls", "mixed_float16"),
+        ("convolution", "cube_fp16in_fp32out"),
+    ],
+)
 def test_imitated_float16_trains(model, mode, monkeypatch):
     monkeypatch.setenv(IMITATION, "1")
-    are_functions = tf1.control_flow_v2_enabled()
-    (tf1.enable_control_flow_v2 if model in ("loop in functions", "calls") else tf1.disable_control_flow_v2)()
-    try:
+    with classic_loops(model not in ("loop in functions", "calls")):
         build = {"convolution": convolutional, "calls": conditional}.get(model, recurrent)
         rounded, exact = (losses_of(build, name) for name in (mode, "origin"))
-    finally:
-        (tf1.enable_control_flow_v2 if are_functions else tf1.disable_control_flow_v2)()
     assert rounded != exact
     np.testing.assert_allclose(rounded, exact, rtol=2e-2)
 
@@ -90,12 +103,11 @@ def matrix_kernels(**keys):
         return kernels_of(run_with_graph(session, [model.train_op, model.loss], model.batch(0))[1])
 
 
-@pytest.mark.parametrize("mode", ["mixed_float16", "fp16"])
-def test_float16_is_imitated_and_that_is_said(mode, monkeypatch, caplog):
+def test_float16_is_imitated_and_that_is_said(monkeypatch, caplog):
     monkeypatch.delenv(IMITATION)
     caplog.set_level("INFO")
     say_once.cache_clear()
-    assert matrix_kernels(precision_mode_v2=mode) == {"float32": 5}
+    assert matrix_kernels(precision_mode_v2="mixed_float16") == {"float32": 5}
     assert (
         sum("float32 operators on values rounded to float16 imitate float16" in line for line in caplog.messages) == 1
     )
@@ -128,37 +140,20 @@ def test_initial_values_that_operators_draw(monkeypatch):
     assert second < first
 
 
-@pytest.fixture
-def graph_with_a_loop(monkeypatch):
-    """A training with a loop of TensorFlow 1, its settings, and nothing that leaves loops out yet."""
+def test_runs_with_a_loop_that_go_past_the_precision(monkeypatch):
+    """A training with a loop of TensorFlow 1, where nothing leaves loops out yet."""
     monkeypatch.setenv(IMITATION, "1")
     monkeypatch.setenv("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_CLEARLIST_REMOVE", "")
-    are_functions = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
     precision, config = precision_of(precision_mode="allow_mix_precision"), tf1.ConfigProto()
     precision.prepare(config)
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), classic_loops():
         outputs, _ = tf1.nn.dynamic_rnn(tf1.nn.rnn_cell.LSTMCell(16), tf.constant(BATCH), dtype=tf.float32)
-        yield precision, config, outputs, tf1.train.AdamOptimizer().minimize(tf.reduce_sum(outputs**2))
-    (tf1.enable_control_flow_v2 if are_functions else tf1.disable_control_flow_v2)()
-
-
-@pytest.mark.slow("loops and late attachment have cases of their own")
-def test_a_session_with_a_loop_that_is_attached_after_its_first_runs(graph_with_a_loop):
-    precision, config, outputs, train = graph_with_a_loop
-    creator = tf1.train.ChiefSessionCreator(config=config)
-    with tf1.train.MonitoredSession(creator, [PrecisionHook(precision)]) as session:
-        session.run(train)
-        assert np.isfinite(session.run(outputs)).all()
-
-
-def test_runs_with_a_loop_that_go_past_the_precision(graph_with_a_loop):
-    precision, config, outputs, train = graph_with_a_loop
-    with tf1.Session(config=config) as session:
-        attach_precision(session, precision)
-        session.run(tf1.global_variables_initializer())
-        session.run(train)
-        assert np.isfinite(run_without_engines(session, [outputs])[0]).all()
+        train = tf1.train.AdamOptimizer().minimize(tf.reduce_sum(outputs**2))
+        with tf1.Session(config=config) as session:
+            attach_precision(session, precision)
+            session.run(tf1.global_variables_initializer())
+            session.run(train)
+            assert np.isfinite(run_without_engines(session, [outputs])[0]).all()
 
 
 def perceptron(weights):
@@ -179,9 +174,15 @@ def outputs_and_gradient(build, weights):
     return tf.identity(outputs), tf.identity(gradient)
 
 
-@pytest.mark.few_fast("each", "not every pair")
-@pytest.mark.parametrize("mode", ["mixed_bfloat16", "cube_fp16in_fp32out", "origin"])
-@pytest.mark.parametrize("build", [perceptron, recurrent, conditional, by_calls])
+@pytest.mark.parametrize(
+    "build, mode",
+    [
+        *((build, "mixed_bfloat16") for build in (perceptron, recurrent, conditional, by_calls)),
+        (recurrent, "cube_fp16in_fp32out"),
+        (by_calls, "cube_fp16in_fp32out"),
+        (recurrent, "origin"),
+    ],
+)
 def test_functions_compute_what_sessions_do(build, mode, monkeypatch):
     """In functions, loops and conditions are functions; in the session they are those of TensorFlow 1."""
     monkeypatch.setattr(rewriter, "can_lower", lambda dtype: False)
@@ -191,16 +192,11 @@ def test_functions_compute_what_sessions_do(build, mode, monkeypatch):
     with apply_policy_to_functions(precision, precision.configured):
         in_function = [value.numpy() for value in function(tf.constant(values))]
     exact = [value.numpy() for value in function(tf.constant(values))]
-    are_functions = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
-    try:
-        with tf.Graph().as_default() as graph:
-            weights = tf1.placeholder(tf.float32, [16, 16])
-            asked = outputs_and_gradient(build, weights)
-            with session_of(graph, precision_of(precision_mode_v2=mode)) as session:
-                in_session = session.run(asked, {weights: values})
-    finally:
-        (tf1.enable_control_flow_v2 if are_functions else tf1.disable_control_flow_v2)()
+    with tf.Graph().as_default() as graph, classic_loops():
+        weights = tf1.placeholder(tf.float32, [16, 16])
+        asked = outputs_and_gradient(build, weights)
+        with session_of(graph, precision_of(precision_mode_v2=mode)) as session:
+            in_session = session.run(asked, {weights: values})
     for ours, theirs, original in zip(in_function, in_session, exact):
         if (
             build is recurrent and mode == "mixed_bfloat16"

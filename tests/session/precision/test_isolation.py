@@ -8,7 +8,6 @@ import os
 import numpy as np
 
 from npu_bridge.base import environment
-from npu_bridge.session.precision import Precision
 from tests.session.precision.small_models import (
     Dense,
     dtypes_of,
@@ -35,19 +34,6 @@ def train(mode, steps=3):
         for step in range(steps):
             nodes = run_with_graph(session, [model.train_op, model.loss], model.batch(step))[1]
         return dtypes_of(nodes), set(kernels_of(nodes, "Relu"))
-
-
-def test_policies_in_turns():
-    models = {mode: Dense() for mode in EXPECTED}
-    sessions = {mode: session_of(model.graph, precision_of(precision_mode_v2=mode)) for mode, model in models.items()}
-    for mode, model in models.items():
-        sessions[mode].run(model.init)
-    for step in range(2):
-        for mode, model in models.items():
-            nodes = run_with_graph(sessions[mode], model.train_op, model.batch(step))[1]
-            assert (dtypes_of(nodes), set(kernels_of(nodes, "Relu"))) == EXPECTED[mode]
-    for session in sessions.values():
-        session.close()
 
 
 def test_two_policies_of_one_graph():
@@ -106,9 +92,3 @@ def test_a_stock_session_is_not_touched():
         with session_of(model.graph) as stock:
             stock.run(model.init)
             np.testing.assert_array_equal(stock.run(model.loss, model.batch(0)), alone)
-
-
-def test_precision_is_off_with_use_off_line_false():
-    precision = precision_of(precision_mode_v2="mixed_float16", use_off_line=False)
-    assert isinstance(precision, Precision)
-    assert not precision.is_active

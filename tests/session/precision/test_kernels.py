@@ -26,27 +26,9 @@ from tests.session.precision.small_models import (
     tf1,
 )
 
-FLOAT16_MODES = [
-    {"precision_mode": "allow_mix_precision"},
-    {"precision_mode": "allow_mix_precision_fp16"},
-    {"precision_mode_v2": "mixed_float16"},
-    {"precision_mode": "force_fp16"},
-    {"precision_mode_v2": "fp16"},
-]
-CUBE_MODES = [
-    {"precision_mode": "force_fp32"},
-    {"precision_mode": "cube_fp16in_fp32out"},
-    {"precision_mode_v2": "cube_fp16in_fp32out"},
-]
-FLOAT32_MODES = [
-    {},
-    {"precision_mode": "must_keep_origin_dtype"},
-    {"precision_mode_v2": "origin"},
-    {"precision_mode": "allow_fp32_to_bf16"},
-    {"precision_mode": "allow_fp32_to_fp16"},
-    {"precision_mode_v2": "mixed_float16", "use_off_line": False},
-]
-BFLOAT16_MODES = [{"precision_mode": "allow_mix_precision_bf16"}, {"precision_mode_v2": "mixed_bfloat16"}]
+# One of each policy; test_modes.py has the names of each.
+FLOAT16_MODES = [{"precision_mode": "allow_mix_precision"}, {"precision_mode_v2": "fp16"}]
+FLOAT32_MODES = [{}, {"precision_mode_v2": "origin"}, {"precision_mode_v2": "mixed_float16", "use_off_line": False}]
 
 
 def train_step(precision, use_resource=True):
@@ -68,11 +50,10 @@ def test_matrix_products_in_float16(keys):
     assert dtypes_of(nodes, "ResourceApply") == {"float32": 3}
 
 
-@pytest.mark.parametrize("keys", CUBE_MODES, ids=str)
-def test_matrix_products_of_float16_values(keys, monkeypatch):
+def test_matrix_products_of_float16_values(monkeypatch):
     """A CPU's float16 kernels add up in float16; float16 in and float32 sums are float32 kernels on rounded values."""
     monkeypatch.delenv(IMITATION)
-    nodes = train_step(precision_of(**keys))
+    nodes = train_step(precision_of(precision_mode_v2="cube_fp16in_fp32out"))
     assert kernels_of(nodes) == {"float32": 5}
     assert dtypes_of(nodes) == {"float16": 5}
     assert dtypes_of(nodes, "ResourceApply") == {"float32": 3}
@@ -99,14 +80,13 @@ def test_a_product_of_the_cube_mode_is_rounded_once(monkeypatch):
         assert np.abs(half - exact).max() > 5 * np.abs(cube - exact).max()
 
 
-@pytest.mark.parametrize("keys", BFLOAT16_MODES, ids=str)
-def test_matrix_products_in_bfloat16(keys, bfloat16):
-    nodes = train_step(precision_of(**keys))
+def test_matrix_products_in_bfloat16(bfloat16):
+    nodes = train_step(precision_of(precision_mode_v2="mixed_bfloat16"))
     assert dtypes_of(nodes) == {"bfloat16": 5}
     assert dtypes_of(nodes, "ResourceApply") == {"float32": 3}
 
 
-@pytest.mark.parametrize("keys", [FLOAT16_MODES[0], BFLOAT16_MODES[0]], ids=str)
+@pytest.mark.parametrize("keys", [FLOAT16_MODES[0], {"precision_mode": "allow_mix_precision_bf16"}], ids=str)
 def test_where_a_script_lists_the_passes_its_precision_is_among_them(keys, bfloat16):
     """Guides tell scripts of several ranks to write this list, with a name in it that TensorFlow does not have."""
     config, model = tf1.ConfigProto(), Dense()
@@ -151,14 +131,6 @@ def test_reference_variables_keep_their_dtype():
     nodes = train_step(precision_of(precision_mode_v2="mixed_float16"), use_resource=False)
     assert dtypes_of(nodes) == {"float16": 5}
     assert dtypes_of(nodes, "ApplyAdam") == {"float32": 3}
-
-
-def test_imitated_float16(monkeypatch):
-    """With TensorFlow's own variable, float32 kernels run on values rounded to float16."""
-    monkeypatch.setenv(IMITATION, "1")
-    nodes = train_step(precision_of(precision_mode_v2="mixed_float16"))
-    assert kernels_of(nodes) == {"float32": 5}
-    assert dtypes_of(nodes) == {"float16": 5}
 
 
 def test_convolutions(monkeypatch):

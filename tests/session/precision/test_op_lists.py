@@ -55,11 +55,6 @@ def test_half_and_float_move_kernels(monkeypatch):
     assert dtypes_of(executed(precision_mode_v2="mixed_float16"), "Square") == {"float32": 1}
 
 
-def test_float_keeps_matrix_products():
-    nodes = executed(lambda: register_float_function("MatMul"), precision_mode_v2="mixed_float16")
-    assert dtypes_of(nodes) == {"float32": 5}
-
-
 def test_promote_follows_its_inputs():
     """Exp is lowered between products, and not behind one that stays."""
 

@@ -23,20 +23,15 @@ from tests.session.precision.small_models import (
     values_of,
 )
 
-ACCELERATED = [
-    ("fast|step|0.5", {}, "float16"),
-    ("fast|step|0.5", {"precision_mode_v2": "origin"}, "float16"),
-    ("fast|step|0.5", {"precision_mode": "must_keep_origin_dtype"}, "float16"),
-    ("fast|step|0.5", {"precision_mode": "allow_fp32_to_fp16"}, "float16"),
-    ("fast1|step|0.5", {}, "bfloat16"),
-]
-
 
 def accelerated(plan="fast|step|0.5", **keys):
     return precision_of(experimental_accelerate_train_mode=plan, **keys)
 
 
-@pytest.mark.parametrize("plan, keys, low_dtype", ACCELERATED)
+@pytest.mark.parametrize(
+    "plan, keys, low_dtype",
+    [("fast|step|0.5", {"precision_mode": "allow_fp32_to_fp16"}, "float16"), ("fast1|step|0.5", {}, "bfloat16")],
+)
 def test_dtypes_before_and_after(plan, keys, low_dtype, bfloat16):
     model, seen = Dense(), []
     with session_of(model.graph, accelerated(plan, **keys)) as session:
@@ -48,6 +43,7 @@ def test_dtypes_before_and_after(plan, keys, low_dtype, bfloat16):
     assert seen == [{low_dtype: 5}] * 3 + [{"float32": 5}] * 3
     is_imitated = low_dtype == "bfloat16" and bfloat16 == "imitated"
     assert trained == [Policy("mixed", low_dtype, is_imitated), Policy("nothing", None)]  # exactly one more executor
+    assert str(trained[0]) == f"mixed {low_dtype}{', imitated' if is_imitated else ''}"
 
 
 @pytest.mark.parametrize("low_dtype", ["float16", "bfloat16"])
@@ -117,26 +113,6 @@ def test_who_asks_learns_the_policy_of_the_last_step():
             assert policy_of_last_step(session) == policy
 
 
-def test_by_loss():
-    model, seen = Dense(), []
-    with session_of(model.graph, accelerated("fast|loss|1.5")) as session:
-        session.run(model.init)
-        environment.write_variable("TARGET_LOSS", "2.0")
-        for loss in ("0.0", "9.0", "3.5", "nan", "3.0", "9.0"):
-            environment.write_variable("LOSS_NOW", loss)
-            seen.append(dtypes_of(run_with_graph(session, model.train_op, model.batch(0))[1]))
-    assert seen == [{"float16": 5}] * 4 + [{"float32": 5}] * 2
-
-
-def test_the_first_run_is_low_even_if_the_switch_is_due():
-    model = Dense()
-    tell_steps(9, 10)
-    with session_of(model.graph, accelerated()) as session:
-        session.run(model.init)
-        first, second = (dtypes_of(run_with_graph(session, model.train_op, model.batch(0))[1]) for _ in range(2))
-    assert (first, second) == ({"float16": 5}, {"float32": 5})
-
-
 def test_the_switch_is_one_way_for_later_sessions_too():
     model, precision = Dense(), accelerated()
     for total, expected in ((2, "float32"), (100, "float32")):
@@ -193,11 +169,8 @@ def test_hooks_that_fetch_more_now_and_then_follow():
 @pytest.mark.parametrize(
     "plan, variables, blamed",
     [
-        ("fast|step", {}, "TOTAL_STEP"),
         ("fast|step", {"TOTAL_STEP": "10"}, "STEP_NOW"),
-        ("fast|step", {"TOTAL_STEP": "1e4", "STEP_NOW": "-1"}, "TOTAL_STEP"),
         ("fast|loss", {"LOSS_NOW": "1"}, "TARGET_LOSS"),
-        ("fast|loss", {"TARGET_LOSS": "1", "LOSS_NOW": "low"}, "LOSS_NOW"),
     ],
 )
 def test_missing_progress_is_an_error_at_the_first_training_run(plan, variables, blamed):
@@ -220,12 +193,6 @@ def test_progress_that_becomes_unusable_is_a_warning(caplog):
             seen.append(dtypes_of(run_with_graph(session, model.train_op, model.batch(0))[1]))
     assert seen == [{"float16": 5}] * 3 + [{"float32": 5}]
     assert caplog.text.count("continues in float16") == 1
-
-
-def test_illegal_combinations_are_errors():
-    for keys in ({"precision_mode_v2": "mixed_float16"}, {"precision_mode": "force_fp16"}):
-        with pytest.raises(ValueError, match="accelerate_train_mode"):
-            accelerated(**keys)
 
 
 def test_a_finalized_graph_gets_its_marker():
@@ -261,14 +228,14 @@ def test_checkpoints_hold_no_trace_and_load_on_either_side(tmp_path):
             if step in (1, 3):
                 saver.save(session, str(tmp_path / f"at_{step}"), write_meta_graph=False)
             session.run(model.train_op, model.batch(step))
-    for step, first_dtype in ((1, "float16"), (3, "float16")):
+    for step in (1, 3):
         for precision in (accelerated(), None):
             with session_of(model.graph, precision) as session:
                 saver.restore(session, str(tmp_path / f"at_{step}"))
                 assert session.run(model.global_step) == step
                 tell_steps(step, 4)
                 nodes = run_with_graph(session, model.train_op, model.batch(step))[1]
-                assert dtypes_of(nodes) == {first_dtype if precision else "float32": 5}
+                assert dtypes_of(nodes) == {"float16" if precision else "float32": 5}
                 if precision:
                     tell_steps(3, 4)
                     nodes = run_with_graph(session, model.train_op, model.batch(step))[1]
