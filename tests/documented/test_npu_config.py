@@ -285,6 +285,9 @@ def test_replace_copy_and_pickle_keep_every_option():
     replaced = config.replace(model_dir="elsewhere")
     assert isinstance(replaced, NPURunConfig)
     assert read_run_config(replaced) == options.replace(model_dir="elsewhere")
+    given = NPURunConfig(session_config=tf.compat.v1.ConfigProto(), hccl_timeout=600).replace(tf_random_seed=3)
+    assert len(given.session_config.graph_options.rewrite_options.custom_optimizers) == 1
+    assert read_session_config(given.session_config).hccl_timeout == 600
     assert read_run_config(copy.deepcopy(config)) == options
     assert read_run_config(pickle.loads(pickle.dumps(config))) == options
 

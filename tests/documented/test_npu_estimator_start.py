@@ -87,8 +87,6 @@ def job_file(folder, name, **content):
 def test_a_start_is_looked_for_in_four_places(trained, tmp_path, monkeypatch):
     monkeypatch.setenv("RESTORE_FROM", str(trained / "40" / "model.ckpt-1"))
     assert first_weight(estimator_of(tmp_path / "last resort")) == 40.0
-    silent = job_file(tmp_path, "silent.json")
-    assert first_weight(estimator_of(tmp_path / "silent", job_start_file=silent)) == 40.0
     job = job_file(tmp_path, "job.json", local_checkpoint_dir=str(trained / "20"))
     assert first_weight(estimator_of(tmp_path / "job", job_start_file=job)) == 20.0
     asked = {"job_start_file": job, "warm_start_from": str(trained / "10")}

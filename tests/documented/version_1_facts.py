@@ -3,6 +3,34 @@
 Listed by that TensorFlow itself: methods with their arguments in order, and other attributes.
 """
 
+
+def _attributes(names):
+    return dict.fromkeys(names.split())
+
+
+_HOOK = {
+    "after_create_session": "session coord",
+    "after_run": "run_context run_values",
+    "before_run": "run_context",
+    "begin": "",
+    "end": "session",
+}
+_SESSION = {
+    "__enter__": "",
+    "__exit__": "exec_type exec_value exec_tb",
+    "__init__": "target graph config",
+    "as_default": "",
+    "close": "",
+    "graph": None,
+    "graph_def": None,
+    "list_devices": "",
+    "make_callable": "fetches feed_list accept_options",
+    "partial_run": "handle fetches feed_dict",
+    "partial_run_setup": "fetches feeds",
+    "reset": "target containers config",
+    "run": "fetches feed_dict options run_metadata",
+    "sess_str": None,
+}
 METHODS: dict[str, dict[str, str | None]] = {
     "estimator.Estimator": {
         "__init__": "model_fn model_dir config params warm_start_from",
@@ -34,48 +62,23 @@ METHODS: dict[str, dict[str, str | None]] = {
             "train_distribute device_fn protocol eval_distribute experimental_distribute "
             "experimental_max_worker_delay_secs session_creation_timeout_secs"
         ),
-        "cluster_spec": None,
-        "device_fn": None,
-        "eval_distribute": None,
-        "evaluation_master": None,
-        "experimental_max_worker_delay_secs": None,
-        "global_id_in_cluster": None,
-        "is_chief": None,
-        "keep_checkpoint_every_n_hours": None,
-        "keep_checkpoint_max": None,
-        "log_step_count_steps": None,
-        "master": None,
-        "model_dir": None,
-        "num_ps_replicas": None,
-        "num_worker_replicas": None,
-        "protocol": None,
         "replace": "",
-        "save_checkpoints_secs": None,
-        "save_checkpoints_steps": None,
-        "save_summary_steps": None,
-        "service": None,
-        "session_config": None,
-        "session_creation_timeout_secs": None,
-        "task_id": None,
-        "task_type": None,
-        "tf_random_seed": None,
-        "train_distribute": None,
+        **_attributes(
+            "cluster_spec device_fn eval_distribute evaluation_master experimental_max_worker_delay_secs "
+            "global_id_in_cluster is_chief keep_checkpoint_every_n_hours keep_checkpoint_max log_step_count_steps "
+            "master model_dir num_ps_replicas num_worker_replicas protocol save_checkpoints_secs "
+            "save_checkpoints_steps save_summary_steps service session_config session_creation_timeout_secs "
+            "task_id task_type tf_random_seed train_distribute"
+        ),
     },
     "estimator.EstimatorSpec": {
         "__init__": "",
         "count": "value",
-        "eval_metric_ops": None,
-        "evaluation_hooks": None,
-        "export_outputs": None,
         "index": "value start stop",
-        "loss": None,
-        "mode": None,
-        "prediction_hooks": None,
-        "predictions": None,
-        "scaffold": None,
-        "train_op": None,
-        "training_chief_hooks": None,
-        "training_hooks": None,
+        **_attributes(
+            "eval_metric_ops evaluation_hooks export_outputs loss mode prediction_hooks predictions scaffold "
+            "train_op training_chief_hooks training_hooks"
+        ),
     },
     "train.Optimizer": {
         "GATE_GRAPH": None,
@@ -118,54 +121,17 @@ METHODS: dict[str, dict[str, str | None]] = {
     },
     "train.CheckpointSaverHook": {
         "__init__": "checkpoint_dir save_secs save_steps saver checkpoint_basename scaffold listeners",
-        "after_create_session": "session coord",
-        "after_run": "run_context run_values",
-        "before_run": "run_context",
-        "begin": "",
-        "end": "session",
+        **_HOOK,
     },
     "train.LoggingTensorHook": {
         "__init__": "tensors every_n_iter every_n_secs at_end formatter",
-        "after_create_session": "session coord",
-        "after_run": "run_context run_values",
-        "before_run": "run_context",
-        "begin": "",
-        "end": "session",
+        **_HOOK,
     },
     "train.SessionRunHook": {
-        "after_create_session": "session coord",
-        "after_run": "run_context run_values",
-        "before_run": "run_context",
-        "begin": "",
-        "end": "session",
+        **_HOOK,
     },
-    "Session": {
-        "__enter__": "",
-        "__exit__": "exec_type exec_value exec_tb",
-        "__init__": "target graph config",
-        "as_default": "",
-        "close": "",
-        "graph": None,
-        "graph_def": None,
-        "list_devices": "",
-        "make_callable": "fetches feed_list accept_options",
-        "partial_run": "handle fetches feed_dict",
-        "partial_run_setup": "fetches feeds",
-        "reset": "target containers config",
-        "run": "fetches feed_dict options run_metadata",
-        "sess_str": None,
-    },
+    "Session": _SESSION,
     "InteractiveSession": {
-        "__init__": "target graph config",
-        "as_default": "",
-        "close": "",
-        "graph": None,
-        "graph_def": None,
-        "list_devices": "",
-        "make_callable": "fetches feed_list accept_options",
-        "partial_run": "handle fetches feed_dict",
-        "partial_run_setup": "fetches feeds",
-        "run": "fetches feed_dict options run_metadata",
-        "sess_str": None,
+        name: arguments for name, arguments in _SESSION.items() if name not in ("__enter__", "__exit__", "reset")
     },
 }

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import session as effects
-from npu_bridge.estimator.npu.npu_config import DumpConfig, NPURunConfig
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.options import read_session_config, with_optimizer_entry
 from tests.session.models import dataset, model_fn, session_config
@@ -88,12 +88,3 @@ def test_estimators_see_the_entry_only_where_it_is_read(tmp_path):
     assert not effects.has_optimizer_entry(own._session_config)
     assert own._session_config.graph_options.rewrite_options.constant_folding == 2
     assert NPURunConfig().session_config is None
-
-
-def test_replace_and_copies_keep_the_options(tmp_path):
-    dump = DumpConfig(enable_dump=True, dump_path=str(tmp_path), dump_step="1")
-    config = NPURunConfig(dump_config=dump, session_config=tf1.ConfigProto()).replace(tf_random_seed=3)
-    options = read_session_config(config.session_config)
-    assert (options.enable_dump, options.dump_step) == (True, "1")
-    entries = config.session_config.graph_options.rewrite_options.custom_optimizers
-    assert len(entries) == 1

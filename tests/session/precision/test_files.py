@@ -34,12 +34,9 @@ def test_mixlist_with_comments(file):
     assert mixlist == ({"Add"}, {"Relu", "Tanh"}, {"Softmax", "Conv2D"})
 
 
-def test_denied_and_no_longer_allowed_is_denied(file):
+def test_a_denied_type_that_is_removed_too_and_an_empty_mixlist(file):
     text = '{"black-list": {"to-add": ["MatMul"]}, "white-list": {"to-remove": ["MatMul"]}}'
     assert read_mixlist(file(text)) == (set(), {"MatMul"}, set())
-
-
-def test_an_empty_mixlist_changes_nothing(file):
     assert read_mixlist(file("{}")) == (set(), set(), set())
 
 
@@ -48,12 +45,10 @@ def test_an_empty_mixlist_changes_nothing(file):
     [
         ("", "not JSON"),
         ("[]", "not an object"),
-        ('{"gray-list": {}}', "gray-list"),
         ('{"black_list": {}}', "Did you mean 'black-list'"),
         ('{"black-list": {"add": []}}', "'add'"),
         ('{"black-list": {"to-add": "Relu"}}', "'Relu'"),
         ('{"black-list": {"to-add": ["Relu,Tanh"]}}', "Relu,Tanh"),
-        ('{"black-list": {"to-add": [1]}}', "to-add"),
         ('{"black-list": []}', "list"),
         ('{"black-list": {"to-add": ["A"]}, "white-list": {"to-add": ["A"]}}', "both lists"),
         ('{"white-list": {"to-add": ["A"], "to-remove": ["A"]}}', "white-list"),
@@ -62,11 +57,6 @@ def test_an_empty_mixlist_changes_nothing(file):
 def test_a_mixlist_that_is_none(file, text, blamed):
     with pytest.raises(ValueError, match=blamed):
         read_mixlist(file(text))
-
-
-def test_a_missing_mixlist(tmp_path):
-    with pytest.raises(ValueError, match="cannot be read"):
-        read_mixlist(str(tmp_path / "nothing"))
 
 
 def test_operator_dtypes(file):
@@ -121,9 +111,7 @@ body/MatMul::InputDtype:float16,float16,OutputDtype:float16
     "line, blamed",
     [
         ("MatMul float16", "not a rule"),
-        ("a::InputDtype:float16", "not a rule"),
         ("a::InputDtype:float16,half,OutputDtype:float16", "half"),
-        ("a::InputDtype:float8,OutputDtype:float16", "float8"),
         ("a::InputDtype:,OutputDtype:", "names no dtype"),
     ],
 )

@@ -10,7 +10,7 @@ from npu_bridge.options.table_precision import PRECISION_MODES, PRECISION_MODES_
 from npu_bridge.session.precision import Precision, rewriter
 from npu_bridge.session.precision.mixlist import Mixlist
 from npu_bridge.session.precision.modes import ORIGINAL, Policy, configured_policy, only_permits_float16
-from npu_bridge.session.precision.rewriter import RewriterLists, list_variables, make_rewriter_lists
+from npu_bridge.session.precision.rewriter import RewriterLists, make_rewriter_lists
 
 POLICIES = {
     "must_keep_origin_dtype": ORIGINAL,
@@ -45,11 +45,8 @@ def test_policies(key, modes, gains):
         assert not only_permits_float16(options(**{key: mode}))
 
 
-def test_unset_keeps_the_graph():
-    assert configured_policy(options(), True) == ORIGINAL
-
-
 def test_a_permission_is_used_where_it_gains():
+    assert configured_policy(options(), True) == ORIGINAL
     permitted = options(precision_mode="allow_fp32_to_fp16")
     assert only_permits_float16(permitted)
     assert configured_policy(permitted, gains_from_float16=True) == Policy("matrix", "float16")
@@ -75,35 +72,11 @@ def test_dtypes_that_do_not_exist(mode):
         options(precision_mode_v2=mode)
 
 
-def test_lists_of_the_original_precision_allow_nothing():
-    assert make_rewriter_lists(ORIGINAL, ["MatMul", "Relu"], Mixlist(), {}) == RewriterLists(
-        removed=frozenset({"MatMul", "Relu"})
-    )
-
-
 def test_an_asked_type_beats_mode_and_mixlist():
     mixlist = Mixlist(frozenset({"Relu"}), frozenset({"Tanh"}), frozenset({"Exp"}))
     asked = {"Relu": "float32", "Tanh": "float16", "Exp": "float32"}
     lists = make_rewriter_lists(Policy("mixed", "float16"), [], mixlist, asked)
     assert lists == RewriterLists(allow=frozenset({"Tanh"}), deny=frozenset({"Relu", "Exp"}))
-
-
-def test_a_type_is_added_to_one_list_and_removed_from_the_others(monkeypatch):
-    # Sessions that imitate float16 leave loops out for the rest of the process.
-    monkeypatch.delenv("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_CLEARLIST_REMOVE", raising=False)
-    variables = list_variables(RewriterLists(frozenset("A"), frozenset("I"), frozenset("D"), frozenset("R")))
-    said = {name.rpartition("REWRITE_")[2]: text for name, text in variables.items()}
-    assert said.pop("EMULATE_FP16") == "0"
-    assert said == {
-        "ALLOWLIST_ADD": "A",
-        "ALLOWLIST_REMOVE": "D,I,R",
-        "INFERLIST_ADD": "I",
-        "INFERLIST_REMOVE": "A,D,R",
-        "CLEARLIST_ADD": "",
-        "CLEARLIST_REMOVE": "A,D,I,R",
-        "DENYLIST_ADD": "D",
-        "DENYLIST_REMOVE": "A,I",
-    }
 
 
 @pytest.mark.parametrize(
