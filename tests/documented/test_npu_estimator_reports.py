@@ -153,7 +153,6 @@ def written(folder, mode):
     return values
 
 
-@pytest.mark.few_fast(1, "other intervals")
 @pytest.mark.parametrize("as_dict, returns, loop", [(True, True, 1), (False, False, 3)])
 def test_a_host_call_runs_with_every_step(as_dict, returns, loop, tmp_path):
     folder = str(tmp_path / "host")

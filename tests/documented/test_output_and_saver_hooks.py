@@ -265,7 +265,6 @@ def of_training(full_disk, number):
     return full_disk[number]
 
 
-@pytest.mark.few_fast(1, "other hooks save in the same way")
 @pytest.mark.parametrize(
     "number, name, kept, reason",
     [

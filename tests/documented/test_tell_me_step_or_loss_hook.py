@@ -43,7 +43,6 @@ def test_signature():
     [
         ({"step": "global_step:0", "total_step": 100}, ("0", "100", None, None)),
         ({"loss": "loss:0", "final_loss": 1.1}, (None, None, "0.0", "1.1")),
-        ({"step": "global_step:0"}, ("0", None, None, None)),
         ({"step": "s", "total_step": 1e4, "loss": "l", "final_loss": 2}, ("0", "10000.0", "0.0", "2")),
     ],
 )

@@ -62,15 +62,11 @@ def train_in_session(config=None, steps=5, make=build):
             return session.run({variable.name: variable for variable in variables})
 
 
-def train_estimator(kind, folder, steps=5, **options):
-    """All variables after some steps of an Estimator."""
-    estimator = kind(model_fn, config=NPURunConfig(model_dir=str(folder), tf_random_seed=7, **options))
+def train_npu_estimator(folder, steps=5, **options):
+    """All variables after some steps of an NPUEstimator."""
+    estimator = NPUEstimator(model_fn, config=NPURunConfig(model_dir=str(folder), tf_random_seed=7, **options))
     estimator.train(dataset, steps=steps)
     return {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
-
-
-def train_npu_estimator(folder, steps=5, **options):
-    return train_estimator(NPUEstimator, folder, steps, **options)
 
 
 def session_config(**values):

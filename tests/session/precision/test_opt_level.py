@@ -47,13 +47,10 @@ def executed(options):
 @pytest.mark.parametrize(
     "level, overrides, conv, norm, square",
     [
-        ("O0", {}, "float32", "float32", "float32"),
-        ("O1", {}, "float16", "float32", "float32"),
         ("O1", {"half_types": ["Square"]}, "float16", "float32", "float16"),
         ("O1", {"float_types": ["Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput"]}, "float32", *["float32"] * 2),
         ("O2", {}, "float16", "float32", "float16"),
         ("O2", {"keep_batchnorm_fp32": "False"}, "float16", "float16", "float16"),
-        ("O3", {}, "float16", "float16", "float16"),
         ("O3", {"keep_batchnorm_fp32": True}, "float16", "float32", "float16"),
     ],
     ids=str,
