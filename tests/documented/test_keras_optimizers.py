@@ -269,8 +269,9 @@ MADE_WITH_RATE = {
 }
 
 
-# Each kind with one rate, and each rate with one kind.
-RATE_CASES = [*((kind, "numpy float32") for kind in MADE_WITH_RATE), *(("current", rate) for rate in list(RATES)[1:])]
+WITH_EACH_RATE = ("rule", "legacy rule", "current", "legacy")  # the others are made of these
+RATE_CASES = [(kind, rate) for kind in WITH_EACH_RATE for rate in RATES]
+RATE_CASES += [(kind, "numpy float32") for kind in MADE_WITH_RATE if kind not in WITH_EACH_RATE]
 
 
 @pytest.mark.parametrize("kind, rate", RATE_CASES)

@@ -21,6 +21,7 @@ from npu_bridge.estimator.npu.npu_hook import (
     SetIterationsVarHook,
 )
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from tests.options.conftest import quiet_environment  # noqa: F401 - the same quiet here
 
 tf1 = tf.compat.v1
 TRAIN, EVAL, PREDICT = tf.estimator.ModeKeys.TRAIN, tf.estimator.ModeKeys.EVAL, tf.estimator.ModeKeys.PREDICT
@@ -60,12 +61,6 @@ def trained(tmp_path_factory):
     for weight in (10, 20, 30, 40):
         estimator_of(folder / str(weight), {"start": weight - 1.0}).train(input_fn, steps=1)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch):
-    for name in ("LOCAL_CHECKPOINT_DIR", "RESTORE_FROM"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def first_weight(estimator):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 
+import numpy as np
 import pytest
 
 from npu_bridge.estimator.npu import npu_hook, npu_loss_scale_optimizer, npu_optimizer
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
-from npu_bridge.estimator.npu.npu_saver import NPUSaver
+from npu_bridge.estimator.npu.npu_saver import NPUBulkSaverBuilder, NPUSaver
 from npu_bridge.npu_init import tf as tf1
 from npu_bridge.optimizers import tf1 as rules
 from tests.documented.version_1_facts import METHODS
@@ -67,3 +68,20 @@ def test_a_saver_made_from_its_description_is_one_of_these(graph, tmp_path):
     with tf1.Session() as session:
         session.run(variable.initializer)
         assert os.path.exists(saver.save(session, str(tmp_path / "model")) + ".index")
+
+
+@pytest.mark.parametrize("method", ["__init__", "save", "restore"])
+def test_signatures_are_those_of_the_stock_saver(method):
+    assert inspect.signature(getattr(NPUSaver, method)) == inspect.signature(getattr(tf1.train.Saver, method))
+
+
+def test_an_ordinary_graph_is_saved_and_restored(graph, tmp_path):
+    variable = tf1.get_variable("variable", initializer=[1.0, 2.0])
+    saver = NPUSaver(max_to_keep=2, builder=NPUBulkSaverBuilder())
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        paths = [saver.save(session, str(tmp_path / "model"), global_step=step) for step in range(3)]
+        assert [os.path.exists(path + ".index") for path in paths] == [False, True, True]
+        session.run(variable.assign([0.0, 0.0]))
+        saver.restore(session, paths[-1])
+        np.testing.assert_array_equal(session.run(variable), [1.0, 2.0])

@@ -16,12 +16,6 @@ WHOLE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch):
-    for name in ("LOCAL_CHECKPOINT_DIR", "RESTORE_FROM"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def written(tmp_path):
     def write(content):
