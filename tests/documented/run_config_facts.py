@@ -106,7 +106,6 @@ PRECISION_MODES = [
     "allow_mix_precision",
     "allow_mix_precision_bf16",
 ]
-_ANY_TEXT = ["", "text", b"text"]
 _NOT_TEXT = [(1, TypeError), (1.5, TypeError), (True, TypeError), (["a"], TypeError), ("a\0b", ValueError)]
 _NOT_INTEGER = [
     ("1", TypeError),
@@ -120,37 +119,66 @@ _NOT_BOOLEAN = [("True", TypeError), (1.5, TypeError), ([True], TypeError), (2, 
 _NOT_WHOLE = [(1.5, ValueError), (float("inf"), ValueError), (2**63, ValueError), (True, TypeError)]
 _MIXED = {"precision_mode_v2": "mixed_float16"}
 
+
+def _each(names, row):
+    return dict.fromkeys(names.split(), row)
+
+
 # name -> (legal values, (illegal value, exception) pairs). "{directory}" stands for an existing directory.
 RUN_CONFIG_VALUES = {
+    **_each(
+        "stream_sync_timeout event_sync_timeout",
+        ([-1, 0, 60000], [*_NOT_INTEGER, (None, TypeError)]),
+    ),
+    **_each(
+        "hccl_timeout op_wait_timeout op_execute_timeout",
+        ([None, 0, 1836, 2147483647], _NOT_INTEGER),
+    ),
+    **_each(
+        "distribute train_distribute eval_distribute",
+        ([None], [(1, ValueError), ("mirrored", ValueError)]),
+    ),
+    **_each(
+        "profiling_config dump_config dynamic_input_config memory_config experimental_config session_config",
+        ([None], [({}, ValueError), ("on", ValueError), (1, ValueError)]),
+    ),
+    **_each(
+        "fusion_switch_file op_compiler_cache_dir debug_dir dynamic_inputs_shape_range distribute_config "
+        "op_precision_mode op_debug_config aoe_config_file soc_config HCCL_algorithm",
+        ([None, "", "text", b"text"], _NOT_TEXT),
+    ),
+    **_each(
+        "variable_format_optimize dynamic_input compile_dynamic_mode oo_constant_folding input_batch_cpy "
+        "all_tensor_not_empty",
+        ([None, True, False], _NOT_BOOLEAN),
+    ),
+    **_each(
+        "enable_reduce_precision is_tailing_optimization enable_compress_weight hcom_multi_mode "
+        "external_weight frozen_variable",
+        ([True, False], [*_NOT_BOOLEAN, (None, TypeError)]),
+    ),
     "iterations_per_loop": (
         [1, 2, 100],
         [(True, TypeError), (0, ValueError), (-1, ValueError), (1.0, TypeError), ("1", TypeError), (None, TypeError)],
     ),
-    "profiling_config": ([None], [({}, ValueError), ("on", ValueError), (1, ValueError)]),
     "model_dir": ([None, "out", "{directory}"], [("", ValueError), (5, TypeError), ("a\0b", ValueError)]),
     "tf_random_seed": ([None, 0, 1, -1, 2**40], [("1", ValueError), (1.5, ValueError), (True, ValueError)]),
     "save_summary_steps": ([0, 1, 100, None], [(-1, ValueError), ("1", TypeError), *_NOT_WHOLE]),
     "save_checkpoints_steps": ([None, 0, 1, 1000, 1e6], [(-1, ValueError), ("1", TypeError), *_NOT_WHOLE]),
     "save_checkpoints_secs": ([None, 0, 1, 600, 0.5], [(-1, ValueError), ("1", TypeError), (True, TypeError)]),
-    "session_config": ([None], [({}, ValueError), ("x", ValueError)]),
     "keep_checkpoint_max": ([None, 0, 1, 5], [(-1, ValueError), ("1", TypeError), *_NOT_WHOLE]),
     "keep_checkpoint_every_n_hours": ([1, 0.5, 10000], [(0, ValueError), (-1, ValueError), ("1", TypeError)]),
     "log_step_count_steps": ([None, 1, 100], [(0, ValueError), (-1, ValueError), ("1", TypeError), *_NOT_WHOLE]),
-    "distribute": ([None], [(1, ValueError), ("ps", ValueError)]),
     "enable_data_pre_proc": ([True, False, 1, 0], [*_NOT_BOOLEAN, (None, TypeError)]),
     "precision_mode": (
         [None, *PRECISION_MODES],
         [("mixed_float16", ValueError), ("ALLOW_MIX_PRECISION", ValueError), ("", ValueError), *_NOT_TEXT],
     ),
-    "enable_reduce_precision": ([True, False], [*_NOT_BOOLEAN, (None, TypeError)]),
-    "variable_format_optimize": ([None, True, False], _NOT_BOOLEAN),
     "mix_compile_mode": ([True, False], [("True", TypeError), (1, TypeError), (2, TypeError), (None, TypeError)]),
     "hcom_parallel": ([True, False, 1], [*_NOT_BOOLEAN, (None, TypeError)]),
     "graph_memory_max_size": ([None, "26*1024", 5, 1.5], []),
     "variable_memory_max_size": ([None, "5*1024", 5, 1.5], []),
-    "dump_config": ([None], [({}, ValueError), (True, ValueError)]),
     "stream_max_parallel_num": ([None, "DNN_VM_AICPU:10,AIcoreEngine:1", "AIcoreEngine"], _NOT_TEXT),
-    "is_tailing_optimization": ([True, False], [*_NOT_BOOLEAN, (None, TypeError)]),
     "horovod_mode": ([True, False], [(1, ValueError), ("True", ValueError), (None, ValueError)]),
     "graph_run_mode": ([0, 1], [(2, ValueError), (-1, ValueError), ("1", TypeError), (None, TypeError)]),
     "op_debug_level": ([None, 0, 1, 2, 3, 4, 9], _NOT_INTEGER),
@@ -164,50 +192,25 @@ RUN_CONFIG_VALUES = {
         [("fast", ValueError), ("High_precision", ValueError), *_NOT_TEXT],
     ),
     "optypelist_for_implmode": ([None, "Pooling,SoftmaxV2"], _NOT_TEXT),
-    "dynamic_input_config": ([None], [({}, ValueError), (1, ValueError)]),
     "aoe_mode": ([None, "1", "2", "4"], [("3", ValueError), ("", ValueError), *_NOT_TEXT]),
     "work_path": ([None, "{directory}"], _NOT_TEXT),
     "buffer_optimize": ([None, "l2_optimize", "off_optimize"], [("l1_optimize", ValueError), *_NOT_TEXT]),
     "enable_small_channel": ([0, 1], [*_NOT_INTEGER, (None, TypeError)]),
-    "fusion_switch_file": ([None, "fusion.cfg"], _NOT_TEXT),
-    "enable_compress_weight": ([True, False], [*_NOT_BOOLEAN, (None, TypeError)]),
     "compress_weight_conf": ([None], [("weights.cfg", ValueError), (1, TypeError)]),
     "op_compiler_cache_mode": ([None, "enable", "force", "disable"], _NOT_TEXT),
-    "op_compiler_cache_dir": ([None, "cache"], _NOT_TEXT),
-    "debug_dir": ([None, "debug"], _NOT_TEXT),
-    "hcom_multi_mode": ([True, False], [*_NOT_BOOLEAN, (None, TypeError)]),
-    "dynamic_input": ([None, True, False], _NOT_BOOLEAN),
     "dynamic_graph_execute_mode": ([None, "dynamic_execute", "lazy_recompile"], _NOT_TEXT),
-    "dynamic_inputs_shape_range": ([None, "getnext:[1~4,3],[]"], _NOT_TEXT),
-    "train_distribute": ([None], [(1, ValueError), ("mirrored", ValueError)]),
-    "eval_distribute": ([None], [(1, ValueError), ("mirrored", ValueError)]),
     "local_rank_id": ([None, 0, 7], [(-1, ValueError), (8, ValueError), *_NOT_INTEGER]),
     "local_device_list": (
         [None, "0", "0,1"],
         [("0;1", ValueError), ("a", ValueError), *_NOT_TEXT],
     ),
     "session_device_id": ([None, 0, 3], [(-1, ValueError), *_NOT_INTEGER]),
-    "distribute_config": ([None, "cluster.json"], _NOT_TEXT),
     "modify_mixlist": ([None, "mixlist.json"], [("no-such.json", ValueError), *_NOT_TEXT]),
-    "op_precision_mode": ([None, "ops.ini"], _NOT_TEXT),
     "device_type": (["default_device_type", "other"], [*_NOT_TEXT, (None, TypeError)]),
-    "soc_config": ([None, *_ANY_TEXT], _NOT_TEXT),
-    "hccl_timeout": ([None, 0, 1836, 2147483647], _NOT_INTEGER),
-    "op_wait_timeout": ([None, 120], _NOT_INTEGER),
-    "op_execute_timeout": ([None, 90], _NOT_INTEGER),
-    "HCCL_algorithm": ([None, *_ANY_TEXT], _NOT_TEXT),
     "customize_dtypes": ([None, "dtypes.cfg"], [("no-such.cfg", ValueError), *_NOT_TEXT]),
-    "op_debug_config": ([None, "debug.cfg"], _NOT_TEXT),
-    "memory_config": ([None], [({}, ValueError), (1, ValueError)]),
-    "experimental_config": ([None], [({}, ValueError), (1, ValueError)]),
     "topo_sorting_mode": ([None, 0, 1], _NOT_INTEGER),
-    "aoe_config_file": ([None, "aoe.cfg"], _NOT_TEXT),
     "insert_op_file": ([None], [("ops.cfg", TypeError), (b"ops.cfg", ValueError), (1, TypeError)]),
-    "stream_sync_timeout": ([-1, 0, 60000], [*_NOT_INTEGER, (None, TypeError)]),
-    "event_sync_timeout": ([-1, 0, 60000], [*_NOT_INTEGER, (None, TypeError)]),
-    "external_weight": ([True, False], [*_NOT_BOOLEAN, (None, TypeError)]),
     "deterministic": ([0, 1, 2], [*_NOT_INTEGER, (None, TypeError)]),
-    "frozen_variable": ([True, False], [*_NOT_BOOLEAN, (None, TypeError)]),
     "variable_placement": (["Device", "Host"], [("device", ValueError), (None, TypeError), *_NOT_TEXT]),
     "jit_compile": (
         ["auto", "true", "false"],
@@ -227,20 +230,16 @@ RUN_CONFIG_VALUES = {
     "ac_parallel_enable": ([None, "0", "1"], _NOT_TEXT),
     "quant_dumpable": ([None, "0", "1"], _NOT_TEXT),
     "input_fusion_size": ([0, 131072, 33554432, -5, 2**40], [*_NOT_INTEGER, (None, TypeError)]),
-    "compile_dynamic_mode": ([None, True, False], _NOT_BOOLEAN),
     "graph_max_parallel_model_num": (
         [1, 2147483647, None],
         [(0, ValueError), (-1, ValueError), *_NOT_INTEGER],
     ),
     "export_compile_stat": ([0, 1, 2, None], [(3, ValueError), (-1, ValueError), *_NOT_INTEGER]),
     "aicore_num": ([None, "24|48"], _NOT_TEXT),
-    "oo_constant_folding": ([True, False, None], _NOT_BOOLEAN),
-    "input_batch_cpy": ([True, False, None], _NOT_BOOLEAN),
     "shape_generalization_mode": (
         ["STRICT", "FULL", "ADAPTIVE", None],
         [("strict", ValueError), ("", ValueError), *_NOT_TEXT],
     ),
-    "all_tensor_not_empty": ([True, False, None], _NOT_BOOLEAN),
     "auto_multistream_parallel_mode": (
         [None, "cv", "LoadBalance", "LoadBalance:4", "MainStream:64"],
         _NOT_TEXT,

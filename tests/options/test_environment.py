@@ -20,8 +20,8 @@ def _set(monkeypatch, **variables):
 
 
 _HOROVOD = {"HOROVOD_RANK": "3", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}
-_OPEN_MPI = {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")}
-_OPEN_MPI |= {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+_OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
+_OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
 _PMI = {"PMI_RANK": "1", "PMI_SIZE": "2"}
 
 
@@ -30,7 +30,7 @@ _PMI = {"PMI_RANK": "1", "PMI_SIZE": "2"}
     [
         ({}, None),
         (_HOROVOD, Placement(3, 4, 1, 2)),
-        (_OPEN_MPI, Placement(0, 2, 0, 1)),
+        (_OPEN_MPI, Placement(2, 4, 0, 1)),
         ({**_PMI, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, Placement(1, 2, 0, 1)),
         (_PMI, Placement(1, 2, 1, 2)),  # silent about machines: one machine
         ({**_OPEN_MPI, **_HOROVOD}, Placement(3, 4, 1, 2)),
