@@ -149,14 +149,6 @@ def plain(folder):
 
 
 @contextlib.contextmanager
-def interactive(folder):
-    session = tf1.InteractiveSession(config=npu_config_proto())
-    tf1.global_variables_initializer().run()
-    yield session
-    session.close()
-
-
-@contextlib.contextmanager
 def supervised_and_stopped(folder):
     supervisor = tf1.train.Supervisor(logdir=folder, save_summaries_secs=0, save_model_secs=0)
     session = supervisor.prepare_or_wait_for_session(config=npu_config_proto())
@@ -176,8 +168,6 @@ def monitored(folder):
     "open_session, way",
     [
         (plain, "IterationPerLoop"),
-        (plain, "set_iteration_per_loop"),
-        (interactive, "set_iteration_per_loop"),
         (supervised_and_stopped, "set_iteration_per_loop"),
         (monitored, "set_iteration_per_loop"),
     ],

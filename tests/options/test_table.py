@@ -34,9 +34,6 @@ def test_one_entry_is_enough_for_a_new_option():
     assert options_pages.row(FAKE)[:2] == ("`fake_level` `.i`", "an integer in 0..3; `1`")
     with pytest.raises(ValueError, match="fake_level"):
         Extended(fake_level=4)
-
-
-def test_other_classes_do_not_know_it():
     with pytest.raises(TypeError, match="fake_level"):
         NPURunConfig(fake_level=2)
 

@@ -19,7 +19,6 @@ from npu_bridge.base.environment import MEMORY_FOLDER, RESTARTS
 from npu_bridge.base.memory_folders import make_memory_folder, memory_folder_name
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook
 from npu_bridge.session import (
-    CheckpointNotSavedError,
     DamagedCheckpointError,
     MemoryCheckpointHook,
     ResumableLoop,
@@ -396,14 +395,6 @@ def test_a_copy_is_not_removed_before_the_thread_has_begun(only_of_job, monkeypa
     assert saved_steps(folder) == [2, 4, 5]
 
 
-def test_older_checkpoints_are_removed_in_turn(tmp_path):
-    folder = str(tmp_path / "out")
-    train(12, NPUCheckpointSaverHook(folder, save_steps=2))
-    assert saved_steps(folder) == [8, 10, 12]
-    endings = ("data-00000-of-00001", "index", "meta")
-    assert files(folder) == sorted(f"model.ckpt-{step}.{ending}" for step in (8, 10, 12) for ending in endings)
-
-
 def test_what_cannot_be_read_back_takes_no_older_one_away(monkeypatch, tmp_path, caplog):
     folder = str(tmp_path / "out")
     flush = checkpoints.flush_to_disk
@@ -421,18 +412,6 @@ def test_what_cannot_be_read_back_takes_no_older_one_away(monkeypatch, tmp_path,
     assert not [name for name in files(folder) if "-4" in name]
     assert "checkpoint: step 4 is not saved. Expected files in" in caplog.text
     assert "Check the disk; the latest checkpoint is model.ckpt-2. Training continues." in caplog.text
-
-
-def test_a_save_that_fails_at_the_end_is_raised(monkeypatch, tmp_path):
-    def no_space(source, target):
-        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
-
-    folder = str(tmp_path / "out")
-    with pytest.raises(CheckpointNotSavedError, match="checkpoint: step 3 is not saved"):
-        monkeypatch.setattr(background_saves, "copy_checkpoint", background_saves.copy_checkpoint)
-        at_end = Training(lambda step: monkeypatch.setattr(background_saves, "copy_checkpoint", no_space))
-        train(3, NPUCheckpointSaverHook(folder, save_steps=1000), at_end)
-    assert saved_steps(folder) == [0]
 
 
 def test_who_listens_to_checkpoints_finds_them_on_the_disk(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 
 import numpy as np
 import tensorflow as tf
@@ -30,6 +31,17 @@ def session_of(graph, precision=None, config=None):
     if precision is not None:
         attach_precision(session, precision)
     return session
+
+
+@contextlib.contextmanager
+def classic_loops(are_classic=True):
+    """Loops and conditions are those of TensorFlow 1, or functions."""
+    are_functions = tf1.control_flow_v2_enabled()
+    (tf1.disable_control_flow_v2 if are_classic else tf1.enable_control_flow_v2)()
+    try:
+        yield
+    finally:
+        (tf1.enable_control_flow_v2 if are_functions else tf1.disable_control_flow_v2)()
 
 
 class Dense:

@@ -49,7 +49,9 @@ def test_a_graph_that_is_lowered_is_said_to_be(caplog):
     model = Dense()
     with session_of(model.graph, precision_of(precision_mode_v2="mixed_float16")) as session:
         session.run(model.init)
+        assert policy_of_last_step(session) is None
         session.run(model.train_op, model.batch(0))
+        session.run(model.init)
         assert policy_of_last_step(session).low_dtype == "float16"
     assert "was asked for" not in caplog.text
 

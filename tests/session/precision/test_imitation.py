@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 
 import numpy as np
@@ -19,6 +18,7 @@ from npu_bridge.session.precision.lowering import find_lowered_ops
 from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import (
     Dense,
+    classic_loops,
     kernels_of,
     precision_of,
     run_with_graph,
@@ -27,17 +27,6 @@ from tests.session.precision.small_models import (
 )
 
 BATCH = np.random.RandomState(0).randn(8, 10, 16).astype(np.float32)
-
-
-@contextlib.contextmanager
-def classic_loops(are_classic=True):
-    """Loops and conditions are those of TensorFlow 1, or functions."""
-    are_functions = tf1.control_flow_v2_enabled()
-    (tf1.disable_control_flow_v2 if are_classic else tf1.enable_control_flow_v2)()
-    try:
-        yield
-    finally:
-        (tf1.enable_control_flow_v2 if are_functions else tf1.disable_control_flow_v2)()
 
 
 def recurrent(weights):

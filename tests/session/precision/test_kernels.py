@@ -11,12 +11,12 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from npu_bridge.base.errors import say_once
-from npu_bridge.estimator.npu import util
 from npu_bridge.estimator.npu.npu_scope import keep_dtype_scope
 from npu_bridge.session.precision import list_builds
 from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import (
     Dense,
+    classic_loops,
     dtypes_by_name,
     dtypes_of,
     kernels_of,
@@ -133,23 +133,6 @@ def test_reference_variables_keep_their_dtype():
     assert dtypes_of(nodes, "ApplyAdam") == {"float32": 3}
 
 
-def test_convolutions(monkeypatch):
-    with tf.Graph().as_default() as graph:
-        image = tf1.get_variable("image", [2, 8, 8, 3], initializer=tf1.ones_initializer())
-        kernel = tf1.get_variable("kernel", [3, 3, 3, 4], initializer=tf1.ones_initializer())
-        loss = tf.reduce_mean(tf.nn.relu(tf.nn.conv2d(image, kernel, 1, "SAME")))
-        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
-        init = tf1.global_variables_initializer()
-    for mode, dtype in (("mixed_float16", "float16"), ("cube_fp16in_fp32out", "float32")):
-        if dtype == "float32":
-            monkeypatch.delenv(IMITATION)
-        with session_of(graph, precision_of(precision_mode_v2=mode)) as session:
-            session.run(init)
-            nodes = run_with_graph(session, train_op)[1]
-            assert kernels_of(nodes, "Conv2D") == {dtype: 3}
-            assert dtypes_of(nodes, "Conv2D") == {"float16": 3}
-
-
 def test_every_way_to_run_is_in_the_precision():
     model = Dense()
     with session_of(model.graph, precision_of(precision_mode_v2="mixed_float16")) as session:
@@ -231,32 +214,20 @@ def test_keep_dtype_scope_in_a_prepared_run():
 
 
 def test_keep_dtype_in_a_loop():
-    tf1.disable_control_flow_v2()
-    try:
-        with tf.Graph().as_default() as graph:
-            x = tf1.get_variable("x", [8, 8], initializer=tf1.ones_initializer())
+    with classic_loops(), tf.Graph().as_default() as graph:
+        x = tf1.get_variable("x", [8, 8], initializer=tf1.ones_initializer())
 
-            def body(count, value):
-                with keep_dtype_scope():
-                    value = tf.matmul(value, x, name="kept")
-                return count + 1, tf.matmul(value, x, name="low")
+        def body(count, value):
+            with keep_dtype_scope():
+                value = tf.matmul(value, x, name="kept")
+            return count + 1, tf.matmul(value, x, name="low")
 
-            total = tf.reduce_sum(tf1.while_loop(lambda count, _: count < 2, body, [0, x * 1.0])[1])
-            init = tf1.global_variables_initializer()
-    finally:
-        tf1.enable_control_flow_v2()
+        total = tf.reduce_sum(tf1.while_loop(lambda count, _: count < 2, body, [0, x * 1.0])[1])
+        init = tf1.global_variables_initializer()
     with session_of(graph, precision_of(precision_mode_v2="mixed_float16")) as session:
         session.run(init)
         nodes = run_with_graph(session, total)[1]
     assert (names_in(nodes, "float32"), names_in(nodes, "float16")) == ({"while/kept"}, {"while/low"})
-
-
-def test_keep_tensors_dtypes():
-    graph, total, init = three_products(contextlib.nullcontext)
-    util.keep_tensors_dtypes(graph, ["kept:0"])
-    with session_of(graph, precision_of(precision_mode_v2="mixed_float16")) as session:
-        session.run(init)
-        assert names_in(run_with_graph(session, total)[1], tf.float32) == {"kept"}
 
 
 def test_mixlist(tmp_path):
@@ -338,10 +309,7 @@ def test_rounding_inside_loops_and_of_operators_made_later(tmp_path):
     path = rule_file(tmp_path, "OpType::MatMul:InputDtype:float16,float16,OutputDtype:float32")
     value = np.random.RandomState(4).randn(6, 6).astype("f")
     exact, half = value.copy(), value.copy()
-    with tf.Graph().as_default() as graph, contextlib.ExitStack() as stack:
-        if tf1.control_flow_v2_enabled():
-            tf1.disable_control_flow_v2()
-            stack.callback(tf1.enable_control_flow_v2)
+    with tf.Graph().as_default() as graph, classic_loops(), contextlib.ExitStack() as stack:
         weights = tf1.get_variable("weights", initializer=value, use_resource=False)
         looped = tf1.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, tf.matmul(x, weights)), [0, weights])[1]
         session = stack.enter_context(session_of(graph, precision_of(customize_dtypes=path)))

@@ -13,6 +13,7 @@ from npu_bridge.base.tf_internals.functions import rewritten_graph
 from npu_bridge.session.precision import rewriter
 from npu_bridge.session.precision.lowering import find_lowered_ops, node_of_op
 from npu_bridge.session.precision.type_lists import type_lists_for
+from tests.session.precision.small_models import classic_loops
 
 tf1 = tf.compat.v1
 PASSES = {"float16": "auto_mixed_precision_cpu", "bfloat16": "auto_mixed_precision_onednn_bfloat16"}
@@ -73,13 +74,9 @@ def test_the_same_operators_as_by_tensorflow(model, low_dtype, has_references, m
         pytest.skip("later versions of TensorFlow have other lists; those of 2.15 hold here whatever the version")
     if low_dtype == "bfloat16" and not rewriter.can_lower(low_dtype):
         pytest.skip("TensorFlow lowers nothing to bfloat16 here, so there is nothing to compare with")
-    are_functions = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
-    try:
-        with tf.Graph().as_default() as graph, tf1.variable_scope("", use_resource=not has_references):
+    with classic_loops(), tf.Graph().as_default() as graph:
+        with tf1.variable_scope("", use_resource=not has_references):
             train_op = tf1.train.AdamOptimizer().minimize(loss := model())
-    finally:
-        (tf1.enable_control_flow_v2 if are_functions else tf1.disable_control_flow_v2)()
     fetches = [train_op.name, loss.op.name]
     nodes = {
         op.name: node_of_op(op, lambda tensor: tensor, op.name not in fetches and not op.op_def.is_stateful)

@@ -74,14 +74,6 @@ def test_the_loss_scale_goes_on_across_the_switch():
     assert [float(row[1][0]) for row in trace] == [2.0 ** (20 + step // 6) for step in range(20)]
 
 
-def test_modes_differ_from_float32_by_their_precision():
-    exact, _, kernel = fit(None)
-    for mode, tolerance in (("mixed_float16", 2e-3), ("cube_fp16in_fp32out", 2e-3)):
-        losses, _, reduced = fit(precision_of(precision_mode_v2=mode), lambda: FixedLossScaleManager(2.0**20))
-        np.testing.assert_allclose(losses[-1], exact[-1], rtol=tolerance)
-        assert reduced.tobytes() != kernel.tobytes(), mode
-
-
 def test_what_computes_an_update_stays_in_float32():
     """In float16 a decay of 0.999 is 1, and step 70000 is infinite."""
     counter = lambda: tf.cast(tf1.train.get_or_create_global_step(), tf.float32)  # noqa: E731

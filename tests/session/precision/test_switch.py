@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base import environment
-from npu_bridge.session.precision import ORIGINAL, Policy, attach_precision, list_builds, policy_of_last_step
+from npu_bridge.session.precision import Policy, attach_precision, list_builds
 from tests.goldens.two_layers import assert_same_bits
 from tests.session.precision.small_models import (
     Dense,
@@ -100,30 +100,6 @@ def test_iterator_random_operators_and_step_go_on():
             np.testing.assert_array_equal(left, right)
 
 
-def test_who_asks_learns_the_policy_of_the_last_step():
-    model = Dense()
-    with session_of(model.graph, accelerated()) as session, session_of(model.graph) as stock:
-        session.run(model.init)
-        assert policy_of_last_step(session) is None
-        assert policy_of_last_step(stock) is None
-        for step, policy in ((0, Policy("mixed", "float16")), (5, ORIGINAL)):
-            tell_steps(step, 10)
-            session.run(model.train_op, model.batch(0))
-            session.run(model.loss, model.batch(0))
-            assert policy_of_last_step(session) == policy
-
-
-def test_the_switch_is_one_way_for_later_sessions_too():
-    model, precision = Dense(), accelerated()
-    for total, expected in ((2, "float32"), (100, "float32")):
-        with session_of(model.graph, precision) as session:
-            session.run(model.init)
-            for step in range(2):
-                tell_steps(step, total)
-                nodes = run_with_graph(session, model.train_op, model.batch(0))[1]
-            assert dtypes_of(nodes) == {expected: 5}
-
-
 @pytest.mark.parametrize("steps_per_run, switch", [(1, 5), (2, 6), (4, 8)])
 def test_several_steps_in_a_run(steps_per_run, switch, caplog):
     model, seen = Dense(), {}
@@ -193,18 +169,6 @@ def test_progress_that_becomes_unusable_is_a_warning(caplog):
             seen.append(dtypes_of(run_with_graph(session, model.train_op, model.batch(0))[1]))
     assert seen == [{"float16": 5}] * 3 + [{"float32": 5}]
     assert caplog.text.count("continues in float16") == 1
-
-
-def test_a_finalized_graph_gets_its_marker():
-    model = Dense()
-    model.graph.finalize()
-    with session_of(model.graph, accelerated()) as session:
-        assert model.graph.finalized
-        session.run(model.init)
-        for step in (0, 9):
-            tell_steps(step, 10)
-            nodes = run_with_graph(session, model.train_op, model.batch(0))[1]
-    assert dtypes_of(nodes) == {"float32": 5}
 
 
 def test_attaching_again_changes_nothing():
