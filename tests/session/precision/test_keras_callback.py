@@ -87,6 +87,12 @@ def test_by_step(caplog):
     assert "precision: float32 from here on (step 4); its first step took" in caplog.text
 
 
+def test_bfloat16(bfloat16):
+    with built() as counts:
+        fit(AccelerateTrainCallback("fast1|step|0.5"))
+    assert counts == {"bfloat16": 5, "float32": 5}
+
+
 def test_after_the_switch_a_step_is_that_of_a_stock_fit():
     _, steps = fit(AccelerateTrainCallback("fast|step|0.5"), make_model())
     stock = make_model()
