@@ -117,15 +117,6 @@ def test_illegal_option_is_an_error_at_construction(kind):
     gc.collect()
 
 
-def test_unknown_option_is_a_warning(graph, caplog):
-    config = npu_config_proto()
-    config.graph_options.rewrite_options.custom_optimizers[0].parameter_map["precison_mode"].s = b"x"
-    for _ in range(2):
-        with tf1.Session(config=config) as session:
-            assert session.run(tf.constant(3)) == 3
-    assert caplog.text.count("unknown option 'precison_mode'") == 1 and "Did you mean 'precision_mode'?" in caplog.text
-
-
 def _options_of(session):
     with session.graph.as_default():
         return of_graph.options_of_current_graph()
@@ -155,14 +146,6 @@ def test_entry_places_softly_and_keeps_the_log(graph):
     with tf1.Session(config=config) as session:
         assert session.run(somewhere) == 2.0
         assert session._config.log_device_placement
-
-
-def test_monitored_sessions_are_sessions_too(graph):
-    config = with_optimizer_entry(None, {"debug_dir": "here"})
-    tf1.train.get_or_create_global_step()
-    with tf1.train.MonitoredTrainingSession(config=config) as session:
-        assert session.run(tf1.train.get_global_step(graph)) == 0
-    assert of_graph.options_of_current_graph().debug_dir == "here"
 
 
 def test_watched_sessions_behave_like_sessions(tmp_path, graph):

@@ -14,7 +14,6 @@ from npu_bridge.session.precision.accelerate import (
     describe_plan,
     loss_threshold,
     parse_progress,
-    step_threshold,
 )
 
 
@@ -24,22 +23,6 @@ def by_step(ratio):
 
 def by_loss(ratio):
     return AccelerateTrainMode("bfloat16", "loss", float(np.float32(ratio)))
-
-
-@pytest.mark.parametrize(
-    "total, ratio, threshold",
-    [
-        (10000, 0.9, 9000),
-        (10, 0.9, 9),
-        (7, 0.9, 6),
-        (1, 0.9, 0),
-        (180, 0.35, 63),
-        (180, 0.65, 116),
-        (16777217, 0.9, 15099494),
-    ],
-)
-def test_step_thresholds_are_float32(total, ratio, threshold):
-    assert step_threshold(total, ratio) == threshold
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.5, 0.9])
