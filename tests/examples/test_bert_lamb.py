@@ -60,9 +60,6 @@ def test_schedule_rises_and_falls():
     schedule = WarmupThenLinearDecay(1.0, warmup_steps=4, total_steps=12)
     rates = [float(schedule(step)) for step in (0, 1, 3, 4, 8, 11, 12, 20)]
     assert rates == [0.25, 0.5, 1.0, 1.0, 0.5, 0.125, 0.0, 0.0]
-
-
-def test_schedule_without_warm_up_starts_at_the_peak():
     assert float(WarmupThenLinearDecay(1.0, 0, 10)(0)) == 1.0
 
 

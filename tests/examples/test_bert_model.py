@@ -11,9 +11,6 @@ from masking import feature_shapes
 from model import ModelSize, masked_language_model
 from vocabulary import PAD_ID, SPECIAL_PIECES
 
-from npu_bridge import amp
-from npu_bridge.optimizers.tf1 import LAMB
-
 SIZE = ModelSize(vocab_size=500, hidden_size=32, num_layers=2, num_heads=4, ffn_size=64, max_positions=24, dropout=0.0)
 BATCH, LENGTH = 6, 24
 
@@ -121,52 +118,3 @@ def test_dropout_acts_in_training_only(graph, features):
 def test_rows_longer_than_the_position_table_are_refused(graph, features):
     with pytest.raises(ValueError, match="got 24.*--max_seq_length"):
         build(features, SIZE._replace(max_positions=16))
-
-
-@pytest.mark.slow("a whole training; single steps are compared by tests/gradients/test_stand_ins.py")
-@pytest.mark.parametrize(
-    "make",
-    [lambda: tf.compat.v1.train.AdamOptimizer(4e-4), lambda: LAMB(8e-3, weight_decay=0.01)],
-    ids=["Adam", "LAMB"],
-)
-def test_variables_of_16_bits_learn_as_fast_as_those_of_32(make):
-    """In TF 1 graphs at O2 and O3, on the same batches: the loss of the last 30 of 120 steps, while it is falling."""
-    shapes = feature_shapes(16)
-    size = ModelSize(60, hidden_size=32, num_layers=1, num_heads=2, ffn_size=64, max_positions=16)
-    batches = list(rows_of_two_kinds(shapes, size.vocab_size, batch_size=32, count=120))
-    ends = {}
-    for level, dtype in (("O2", "float32"), ("O3", "bfloat16")):
-        with tf.Graph().as_default():
-            tf.compat.v1.set_random_seed(1)
-            fed = {name: tf.compat.v1.placeholder(kind, [32, width]) for name, (kind, width) in shapes.items()}
-            levels = amp.configure(level, make(), cast_model_type="bfloat16", is_distributed=False)
-            with levels.building():
-                loss = tf.cast(masked_language_model(fed, size, training=True).loss, tf.float32)
-            update = levels.optimizer.minimize(loss)
-            assert {variable.dtype.base_dtype.name for variable in tf.compat.v1.trainable_variables()} == {dtype}
-            with start() as session:
-                losses = [session.run([loss, update], {fed[key]: batch[key] for key in fed})[0] for batch in batches]
-        ends[level] = np.mean(losses[-30:])
-        assert losses[0] > 4 and losses[0] - ends[level] > 0.5
-    assert abs(ends["O3"] / ends["O2"] - 1) < 0.02, ends
-
-
-def rows_of_two_kinds(shapes, vocab_size, batch_size, count):
-    """Batches of words that a kind of row, told by its segment, makes frequent or rare."""
-    rng = np.random.default_rng(5)
-    words, length = vocab_size - len(SPECIAL_PIECES), shapes["token_ids"][1]
-    shares = 1 / np.arange(1, words + 1) ** 1.3
-    for _ in range(count):
-        kinds = rng.integers(0, 2, (batch_size, 1))
-        drawn = rng.choice(words, (batch_size, length), p=shares / shares.sum())
-        token_ids = len(SPECIAL_PIECES) + np.where(kinds, words - 1 - drawn, drawn)
-        positions = np.stack([rng.permutation(length)[: shapes["target_ids"][1]] for _ in range(batch_size)])
-        targets = np.take_along_axis(token_ids, positions, 1)
-        np.put_along_axis(token_ids, positions, SPECIAL_PIECES.index("[MASK]"), 1)
-        yield {
-            "token_ids": token_ids,
-            "segment_ids": np.repeat(kinds, length, 1),
-            "target_positions": positions,
-            "target_ids": targets,
-            "target_weights": np.ones(positions.shape),
-        }

@@ -102,25 +102,3 @@ def test_levels_are_drawn_side_by_side(warm_python, tmp_path):
     # A variable and its momentum take 8 bytes at O0; at O3 2, 4 of the value that is updated, and 4 of its momentum.
     assert 1.2 < int(kilobytes["O3"]) / int(kilobytes["O0"]) < 1.3
     assert_picture(tmp_path / "levels.svg")
-
-
-@pytest.mark.slow("two trainings; test_bert_model.py has it too")
-def test_variables_of_16_bits_learn_as_fast_as_those_of_32(monkeypatch):
-    """Adam at O2 and O3, on the same batches: the loss of the last 50 of 300 steps."""
-    monkeypatch.syspath_prepend(str(pathlib.Path("examples/digits").resolve()))
-    import levels
-
-    (pictures, digits), _ = levels.load()
-    ends = {}
-    for level in ("O2", "O3"):
-        adam = tf.keras.optimizers.Adam(1e-3)
-        made = levels.amp.configure(level, adam, levels.new_model(), is_distributed=False, cast_model_type="bfloat16")
-        made.model.compile(made.optimizer, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        batches = tf.data.Dataset.from_tensor_slices((pictures, digits)).shuffle(len(digits), seed=1).repeat()
-        seen = levels.Losses()
-        made.model.fit(batches.batch(64).take(300), epochs=1, verbose=0, callbacks=[seen])
-        assert seen.losses[0] > 2
-        ends[level] = np.mean(seen.losses[-50:])
-        dtype = "bfloat16" if level == "O3" else "float32"
-        assert {tf.as_dtype(variable.dtype).name for variable in made.model.trainable_variables} == {dtype}
-    assert abs(ends["O3"] / ends["O2"] - 1) < 0.02, ends
