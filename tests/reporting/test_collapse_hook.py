@@ -172,8 +172,3 @@ def test_a_constant_beyond_16_bits_is_told_by_who_reads_it(tmp_path, monkeypatch
         train_to(8, tmp_path, masked, lambda: FixedLossScaleManager(1), precision_mode_v2="fp16")
     text = str(caught.value)
     assert re.search(r"comes from AddV2 'masked', of values rounded to 16 bits, made at \S*test_coll", text), text
-
-
-def test_a_limit_below_one_is_refused():
-    with pytest.raises(ValueError, match="most_in_a_row.*at least 1; got 0"):
-        LossScaleCollapseHook(0)

@@ -33,15 +33,6 @@ def write(path, steps, start=0):
     return history
 
 
-def test_rows_survive_the_process(path):
-    written = write(path, [(1, False), (1, True), (2, False)])
-    read = History(path)
-    assert read.entries == written.entries
-    assert read.rows[0][:5] == (1, 7.0, 4.0, False, 102.0)
-    assert read.starts == [(0, 101.0, 2)]
-    assert read.skipped_steps == 1
-
-
 def test_lines_are_plain_json(path):
     write(path, [(1, False)])
     with open(path, encoding="utf-8") as lines:
@@ -78,44 +69,26 @@ def test_reading_creates_nothing(path, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_resume_drops_what_came_after_the_checkpoint(path):
-    write(path, [(1, False), (2, False), (3, False), (4, False)])
+@pytest.mark.parametrize(
+    "written, start, kept",
+    [
+        ([(1, False), (2, False), (3, False), (4, False)], 2, [(1, False), (2, False)]),
+        ([(1, False), (1, True), (2, False), (2, True), (3, False)], 2, [(1, False), (1, True), (2, False)]),
+        ([(1, False), (2, False)], 2, [(1, False), (2, False)]),
+        ([(1, False), (11, False), (21, False)], 15, [(1, False), (11, False)]),
+        ([(0, True), (1, False)], 0, []),
+    ],
+    ids=["a step", "a skipped step", "nothing", "between recorded steps", "an older run"],
+)
+def test_resume_drops_what_came_after_the_checkpoint(path, written, start, kept):
+    write(path, written)
     history = History(path)
-    history.begin_session(2)
-    history.append(3, 1.0, 4.0, False)
+    assert history.count_skipped_steps_until(start) == sum(is_skipped for _, is_skipped in kept)
+    history.begin_session(start)
+    history.append(start + 1, 1.0, 4.0, False)
     history.close()
-    assert steps_of(History(path)) == [(1, False), (2, False), (3, False)]
-    assert [start.step for start in History(path).starts] == [0, 2]
-
-
-def test_resume_drops_steps_skipped_after_the_checkpoint(path):
-    write(path, [(1, False), (1, True), (2, False), (2, True), (2, True), (3, False)])
-    history = History(path)
-    assert history.count_skipped_steps_until(2) == 1
-    history.begin_session(2)
-    assert steps_of(history) == [(1, False), (1, True), (2, False)]
-
-
-def test_resume_at_the_end_keeps_everything(path):
-    write(path, [(1, False), (2, False)])
-    history = History(path)
-    history.begin_session(2)
-    assert steps_of(history) == [(1, False), (2, False)]
-
-
-def test_resume_between_recorded_steps(path):
-    write(path, [(1, False), (11, False), (21, False)])
-    history = History(path)
-    history.begin_session(15)
-    assert steps_of(history) == [(1, False), (11, False)]
-
-
-def test_start_at_zero_forgets_an_older_run(path):
-    write(path, [(0, True), (1, False)])
-    history = History(path)
-    history.begin_session(0)
-    assert history.rows == []
-    assert len(history.starts) == 1
+    assert steps_of(History(path)) == [*kept, (start + 1, False)]
+    assert [each.step for each in History(path).starts] == ([0, start] if start else [0])
 
 
 def test_half_written_last_line_is_left_out(path, caplog):
@@ -158,16 +131,6 @@ def test_rows_need_a_session(path):
         History(path).append(1, 1.0, None, False)
 
 
-def test_hook_records_every_step(path):
-    hook = HistoryHook(History(path, Clock(0.0, per_look=1.0)))
-    run_steps([hook], [8.0, 7.0, 6.0], [False, True, False], [4.0, 4.0, 2.0])
-    assert [row[:5] for row in History(path).rows] == [
-        (1, 8.0, 4.0, False, 2.0),
-        (1, 7.0, 4.0, True, 3.0),
-        (2, 6.0, 2.0, False, 4.0),
-    ]
-
-
 def test_hook_can_be_sparse_but_never_misses_a_skipped_step(path):
     hook = HistoryHook(path, every_n_steps=3)
     run_steps([hook], [1.0] * 6, [False, False, True, False, False, False], [4.0] * 6)
@@ -185,14 +148,6 @@ def test_the_hook_can_thin_out_by_itself(path):
     ]
 
 
-def test_rate_and_precision_are_kept(path):
-    history = History(path)
-    history.begin_session(0)
-    history.append(1, 8.0, None, False, 0.25, "float16", time=5.0)
-    history.close()
-    assert History(path).rows == [(1, 8.0, None, False, 5.0, 0.25, "float16")]
-
-
 def test_other_ranks_write_nothing(path, monkeypatch, tmp_path):
     class SecondRank:
         rank, size = 1, 2
@@ -200,8 +155,3 @@ def test_other_ranks_write_nothing(path, monkeypatch, tmp_path):
     monkeypatch.setattr(collective, "current", SecondRank)
     run_steps([HistoryHook(path)], [1.0], [False], [4.0])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_hook_refuses_an_interval_below_one(path):
-    with pytest.raises(ValueError, match="every_n_steps.*got 0"):
-        HistoryHook(path, every_n_steps=0)

@@ -12,7 +12,17 @@ import tensorflow as tf
 
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.reporting import CsvWriter, MetricsCallback, MetricsHook, MissingExtraError, MlflowWriter, WandbWriter
+from npu_bridge.reporting import (
+    CsvWriter,
+    HistoryHook,
+    MetricsCallback,
+    MetricsHook,
+    MissingExtraError,
+    MlflowWriter,
+    TensorBoardHook,
+    WandbWriter,
+)
+from npu_bridge.session.precision import PrecisionSummaryHook
 from tests.reporting.stepping import Clock, run_steps
 
 
@@ -86,10 +96,10 @@ def test_csv_goes_on_from_a_checkpoint(tmp_path):
     assert numbers_in(path)[-1]["precision"] == "float16"
 
 
-@pytest.mark.parametrize("kind", [MetricsHook, MetricsCallback])
+@pytest.mark.parametrize("kind", [MetricsHook, MetricsCallback, HistoryHook, TensorBoardHook, PrecisionSummaryHook])
 def test_intervals_are_checked(kind, tmp_path):
     with pytest.raises(ValueError, match=f"{kind.__name__}: every_n_steps is out of range.*got 0"):
-        kind(CsvWriter(tmp_path / "numbers.csv"), 0)
+        kind(str(tmp_path / "numbers"), 0)
 
 
 @pytest.mark.parametrize("kind, package", [(MlflowWriter, "mlflow"), (WandbWriter, "wandb")])

@@ -43,15 +43,6 @@ def test_loss_and_scale_with_overflows_and_a_restart(history, tmp_path):
     assert size_of(path) == (1200, 744)
 
 
-def test_without_loss_scaling_there_is_one_curve(history, tmp_path):
-    history.begin_session(0)
-    for step in range(1, 10):
-        history.append(step, 1.0, None, False)
-    path = str(tmp_path / "training.png")
-    draw_training(history, path)
-    assert size_of(path) == (1200, 528)
-
-
 def test_a_link_is_replaced_and_what_it_leads_to_stays(history, tmp_path):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "training.png").symlink_to(tmp_path / "mine")
@@ -90,9 +81,6 @@ def test_smoothing_keeps_a_straight_line_and_does_not_lag():
 def test_smoothing_passes_over_what_is_not_finite():
     np.testing.assert_allclose(smooth([1.0, math.nan, 1.0], half_width=1), [1.0, 1.0, 1.0])
     assert np.isnan(smooth([math.nan], half_width=2)).all()
-
-
-def test_smoothing_with_no_reach_changes_nothing():
     np.testing.assert_array_equal(smooth([3.0, 1.0, 2.0], half_width=0), [3.0, 1.0, 2.0])
 
 

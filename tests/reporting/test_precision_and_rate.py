@@ -82,11 +82,6 @@ def test_a_training_without_a_switch_writes_no_scalar(tmp_path):
     assert scalars(tmp_path / "plain") == scalars(tmp_path / "mixed") == []
 
 
-def test_every_n_steps_is_at_least_one():
-    with pytest.raises(ValueError, match="every_n_steps"):
-        PrecisionSummaryHook("out", 0)
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_family_tells_its_rate(name, graph):
     model = TwoLayers()

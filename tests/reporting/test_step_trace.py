@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,11 +57,6 @@ def test_exposed_is_what_is_waited_for_after_the_backward_pass_while_nothing_is_
 
 def test_gaps_are_filled_up_to_the_given_length():
     assert merge_intervals([(0, 1), (2, 3), (5, 6)], gap=1) == [(0, 3), (5, 6)]
-
-
-def test_a_trace_goes_through_json():
-    step = trace((Transfer("a_fragment_0", 1.0, 2.0, 3.0, 0), Transfer("d", 2.0, 2.0, 2.5, None, True)), ((0.0, 1.0),))
-    assert StepTrace.from_facts(json.loads(json.dumps(step.as_facts()))) == step
 
 
 def test_a_transfer_waits_for_the_last_rank_and_for_the_one_before():
