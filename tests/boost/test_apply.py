@@ -64,25 +64,6 @@ def test_a_model_at_level_1(capsys):
     assert set(history) == {"loss", "accuracy"} and np.all(np.isfinite(history["loss"]))
 
 
-@pytest.mark.slow("gradients/test_goldens.py trains with these stages together")
-def test_freezing_accumulation_and_centralisation_by_one_call(capsys):
-    """Accumulation inside of freezing works, too."""
-    config = manual(
-        "less_bn",
-        "grad_freeze",
-        "grad_accumulation",
-        less_bn={"fn_flag": False},
-        grad_freeze={"param_groups": 2, "freeze_type": 0, "freeze_p": 0.5, "total_steps": 8},
-        grad_accumulation={"grad_accumulation_step": 2},
-    )
-    made = boost.apply(compiled(), config=config)
-    text = stages.explain(made.optimizer)
-    assert text.index("Freeze") < text.index("Accumulate") < text.index("CentralizeGradients")
-    made.fit(*batch(), batch_size=2, epochs=2, verbose=0)
-    assert int(made.optimizer.iterations) == 4
-    assert "one update for every 2 batches" in capsys.readouterr().out
-
-
 def test_draws_of_freezing_are_the_same_on_every_rank_and_in_every_run():
     """They come from a generator with a seed, not from that of the process."""
     made = []

@@ -207,23 +207,6 @@ def test_keras_optimizers_update_together_too():
         tf1.LAMB(fused=1)
 
 
-@pytest.mark.slow("fused optimizers of Keras have a fast case")
-def test_in_an_npu_keras_optimizer():
-    def trained(fused):
-        tf.keras.backend.clear_session()  # so that layers have the same names
-        tf.keras.utils.set_random_seed(1)
-        model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(4,)), tf.keras.layers.Dense(1)])
-        optimizer = keras.LAMB(0.01, weight_decay=0.1, fused=fused)
-        model.compile(npu_keras_optimizer(optimizer, FixedLossScaleManager(8.0), is_distributed=False), "mse")
-        model.fit(np.random.RandomState(0).randn(16, 4), np.ones([16, 1]), batch_size=8, epochs=3, verbose=0)
-        return {weight.name: weight.numpy() for weight in model.weights}, optimizer.get_states()
-
-    (weights, states), (expected, expected_states) = trained(True), trained(False)
-    assert states["step_counter"] == 6
-    _assert_alike(weights, expected)
-    _assert_alike_in_states(states, expected_states)
-
-
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
@@ -238,15 +221,6 @@ def test_what_is_joined(rule, expected):
         pending = [fused_module.PendingUpdate(v, tf.zeros(v.shape), {"m": v, "v": v}, treatment) for v in variables]
         joined = fused_module._group_into_batches(pending)
     assert [[one.variable.op.name for one in batch] for batch in joined] == expected
-
-
-@pytest.mark.slow("every rule")
-def test_rules_that_do_not_read_parameters_say_so():
-    """`parameter` is None for them where variables are joined."""
-    for rule in rules.ALL:
-        if rule.is_elementwise_or_norms:
-            given = {"learning_rate": 0.1}
-            Training(lambda rule=rule, given=given: getattr(tf1, rule.__name__)(**given, fused=True)).run(_gradients(1))
 
 
 @pytest.mark.few_fast(1, "other generations of Keras")

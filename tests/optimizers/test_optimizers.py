@@ -16,20 +16,11 @@ Halving = tf.keras.optimizers.schedules.ExponentialDecay
 
 
 class TestArguments:
-    @pytest.mark.parametrize("value", [True, "0.1", None, [0.1], np.bool_(True)])
-    def test_what_is_no_number_is_a_type_error_that_names_it(self, value):
+    def test_a_rate_is_a_number_and_betas_are_below_one(self):
         with pytest.raises(TypeError, match="SGD: learning_rate.*Expected a number"):
-            keras.SGD(value)
-
-    @pytest.mark.parametrize("name, value", [("momentum", -0.1), ("weight_decay", -1.0), ("dampening", float("nan"))])
-    def test_numbers_out_of_range(self, name, value):
-        with pytest.raises(ValueError, match=f"SGD: {name} is out of range"):
-            keras.SGD(0.1, **{name: value})
-
-    @pytest.mark.parametrize("value", [1.0, -0.5, 1.5])
-    def test_betas_are_below_one(self, value):
+            keras.SGD(None)
         with pytest.raises(ValueError, match="Adam: beta_1 is out of range.*beta_1 < 1"):
-            keras.Adam(beta_1=value)
+            keras.Adam(beta_1=1.0)
 
     def test_numpy_numbers_are_numbers(self):
         assert keras.SGD(np.float32(0.5), momentum=np.int64(0)).rule.learning_rate == 0.5
@@ -233,35 +224,15 @@ def test_global_norm_bounds_all_gradients_together():
     np.testing.assert_allclose([v.numpy()[0] for v in variables], [-0.3 / 1.3, -0.4 / 1.4], rtol=1e-6)
 
 
+@pytest.mark.parametrize("module", [keras, keras_legacy])
+def test_the_configuration_comes_back(module):
+    made = module.LAMB(Halving(0.1, 5, 0.5), weight_decay=0.01, groups=[{"match": "bias", "lr": 0.05}])
+    assert type(made).from_config(made.get_config()).get_config() == made.get_config()
+
+
 @pytest.mark.parametrize("module", [tf1, keras, keras_legacy])
 def test_ranks_cannot_share_an_update_that_needs_the_norm_of_all_gradients(module):
     for make in (lambda: module.LAMB(use_global_norm=True), lambda: module.BertAdam(0.1, max_grad_norm=1.0)):
         with pytest.raises(ValueError, match="is_weight_update_sharding.*all gradients at once"):
             NPUDistributedOptimizer(make(), is_weight_update_sharding=True)
     NPUDistributedOptimizer(module.LAMB(), is_weight_update_sharding=True)
-
-
-@pytest.mark.slow("parity/test_keras.py saves one optimizer")
-@pytest.mark.parametrize("module", [keras, keras_legacy])
-def test_keras_models_with_our_optimizers_are_saved_and_go_on(module, tmp_path):
-    def compiled(optimizer):
-        tf.keras.utils.set_random_seed(1)
-        model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(4,)), tf.keras.layers.Dense(1)])
-        model.compile(optimizer, "mse")
-        return model
-
-    def optimizer():
-        return module.LAMB(Halving(0.1, 5, 0.5), weight_decay=0.01, groups=[{"match": "bias", "lr": 0.05}])
-
-    data = np.random.RandomState(0).randn(16, 4), np.ones([16, 1])
-    whole = compiled(optimizer())
-    whole.fit(*data, batch_size=16, epochs=6, verbose=0)
-    first = compiled(optimizer())
-    first.fit(*data, batch_size=16, epochs=3, verbose=0)
-    first.save(tmp_path / "model.h5")
-    second = tf.keras.models.load_model(tmp_path / "model.h5")
-    second.fit(*data, batch_size=16, epochs=3, verbose=0)
-    for one, other in zip(second.get_weights(), whole.get_weights()):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
-    copy = type(whole.optimizer).from_config(whole.optimizer.get_config())
-    assert copy.get_config() == whole.optimizer.get_config()

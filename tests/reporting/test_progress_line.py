@@ -25,8 +25,8 @@ from npu_bridge.reporting.progress_line import (
     [
         (
             Progress(120, 300, 5.81234, 65536.0, 3, 12.41, precision="bfloat16", learning_rate=1.25e-4),
-            "step 120/300 (40 %) | bfloat16 | loss 5.8123 | learning rate 0.000125 | loss scale 2^16 | skipped 3 steps | "
-            "12.4 steps/s | ETA 15 s",
+            "step 120/300 (40 %) | bfloat16 | loss 5.8123 | learning rate 0.000125 | loss scale 2^16 | "
+            "skipped 3 steps | 12.4 steps/s | ETA 15 s",
         ),
         (Progress(7), "step 7"),
         (Progress(7, loss=2.0, steps_per_sec=4.0), "step 7 | loss 2.0000 | 4.00 steps/s"),
