@@ -206,24 +206,14 @@ def test_parts_of_a_model_are_named_by_expressions_or_variables():
     [
         ({"kind": "intervall"}, ValueError, "Did you mean 'interval'"),
         ({"kind": 1}, ValueError, "kind has an unknown value"),
-        ({"full_share": 0}, ValueError, "0 < full_share <= 1; got 0"),
-        ({"full_share": 1.1}, ValueError, "got 1.1"),
-        ({"full_share": float("nan")}, ValueError, "nan"),
-        ({"full_share": "0.7"}, TypeError, "'0.7' (str)"),
-        ({"groups": 0}, ValueError, "got 0"),
-        ({"groups": 2.0}, TypeError, "2.0 (float)"),
-        ({"groups": True}, TypeError, "True (bool)"),
         ({"groups": "layer"}, TypeError, "'layer' (str)"),
         ({"groups": ["layer"]}, TypeError, "Write [["),
         ({"groups": [[]]}, ValueError, "an empty list"),
         ({"groups": [["("]]}, ValueError, "cannot be read"),
         ({"groups": [[4]]}, TypeError, "4 (int)"),
-        ({"total_steps": 0}, ValueError, "got 0"),
-        ({"seed": -1}, ValueError, "got -1"),
         ({"kind": "explicit"}, ValueError, "sequence=None"),
         ({"sequence": [0]}, ValueError, "kind='interval'"),
         ({"kind": "explicit", "sequence": [0, 1.0]}, TypeError, "entry 1 of sequence is not an integer"),
-        ({"kind": "explicit", "sequence": [0, True]}, TypeError, "True (bool)"),
         ({"kind": "explicit", "sequence": [0, 10]}, ValueError, "each 0 to 9; got 10"),
         ({"kind": "explicit", "sequence": []}, ValueError, "empty"),
         ({"kind": "explicit", "sequence": 5}, TypeError, "not a list"),
@@ -251,25 +241,6 @@ def test_a_table_of_a_file_makes_a_schedule_and_is_explained(tmp_path):
         NPURunConfig.from_file(path)
     with pytest.raises(TypeError, match="FreezeSchedule"):
         stages.Freeze(10)
-
-
-def test_a_keras_model_is_saved_with_its_schedule_and_goes_on(tmp_path, keras_batches):
-    def new_model():
-        names = ("first", "second")
-        dense = [tf.keras.layers.Dense(3, name=name, kernel_initializer="ones", activation="tanh") for name in names]
-        model = tf.keras.Sequential([tf.keras.Input([3]), *dense])
-        model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.1, 0.9), stages=[stages.Freeze(SHORT)]), loss="mse")
-        return model
-
-    def fit(model, start, stop):
-        model.fit(*(part[start:stop] for part in keras_batches), batch_size=4, shuffle=False, verbose=0)
-        return model
-
-    whole, half = fit(new_model(), 0, 24), fit(new_model(), 0, 8)
-    half.save(tmp_path / "model.keras")
-    loaded = fit(tf.keras.models.load_model(tmp_path / "model.keras"), 8, 24)
-    for ours, expected in zip(loaded.get_weights(), whole.get_weights()):
-        np.testing.assert_array_equal(ours, expected)
 
 
 def test_stages_that_need_every_variable_in_every_step_are_refused_beside_it():
@@ -354,8 +325,3 @@ def test_what_would_change_frozen_variables_is_refused():
     pipeline.combine(step, [(tf.ones([1]), first), (tf.ones([1]), second)])
     with pytest.raises(ValueError, match="group 1 trains no variable on which the loss depends"):
         pipeline.combine(pipeline.begin(), [(tf.ones([1]), first), (None, second)])
-    with tf.Graph().as_default():
-        variables = [tf1.get_variable(name, [1]) for name in ("first", "second")]
-        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=[stages.Freeze(SHORT)])
-        with pytest.raises(ValueError, match="compute_gradients"):
-            optimizer.apply_gradients([(tf.ones([1]), variable) for variable in variables])

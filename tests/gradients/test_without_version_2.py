@@ -16,7 +16,7 @@ BEGIN = """
     from npu_bridge.npu_init import *
     import numpy as np
     import tensorflow
-    from npu_bridge import amp, boost
+    from npu_bridge import amp
     from npu_bridge.optimizers import keras, keras_legacy, tf1
     tensorflow.compat.v1.disable_v2_behavior()
     assert type(tensorflow.zeros([2]).shape[0]).__name__ == "Dimension"
@@ -71,27 +71,11 @@ OF_HCCL = """
         with v1.Session() as session:
             assert [value.shape for value in session.run(parts, {rows: x[:, :2]})] == [(4, 2), (4, 2)]
 """
-OF_BOOST = """
-    with tensorflow.Graph().as_default():
-        weight = v1.get_variable("weight", [3, 2])
-        loss = tensorflow.reduce_sum(tensorflow.square(weight - 1))
-        basis = boost.Basis(np.eye(6, dtype="float32"))
-        steps = []
-        for wrap in (lambda newton: newton, NPUDistributedOptimizer, NPUOptimizer):
-            newton = boost.SubspaceNewton(basis, alpha=0.0, name=f"newton_{len(steps)}")
-            steps.append(wrap(newton).minimize(loss, v1.train.get_or_create_global_step()))
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            before = session.run(loss)
-            for step in steps * 5:
-                session.run(step)
-            assert session.run(loss) < before / 10
-"""
 
 
 @pytest.mark.skipif(not HAS_ESTIMATORS, reason="Keras 2 of this TensorFlow is the same; one is enough")
 @pytest.mark.slow("a start of TensorFlow each; the case below has some of these shapes")
-@pytest.mark.parametrize("calls", [OF_AMP, OF_KERAS, OF_HCCL, OF_BOOST], ids=["amp", "keras", "hccl", "boost"])
+@pytest.mark.parametrize("calls", [OF_AMP, OF_KERAS, OF_HCCL], ids=["amp", "keras", "hccl"])
 def test_scripts_without_version_2(tmp_path, calls):
     write_script(tmp_path, BEGIN.replace("\n    ", "\n") + calls.replace("\n    ", "\n") + "\nprint('done')\n")
     code, output, errors = run(tmp_path)

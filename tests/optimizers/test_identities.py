@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.optimizers import keras
-from tests.goldens.two_layers import beside_addons, tfa
+from tests.goldens.two_layers import tfa
 
 _DECAYING = tf.keras.optimizers.schedules.ExponentialDecay(0.05, 4, 0.5)
 _v1 = tf.compat.v1.train
@@ -115,11 +115,3 @@ def test_where_adams_epsilon_stands_matters_for_tiny_gradients_only():
     tiny = [gradient * 1e-7 for gradient in _gradients(12, smallest=0)]
     assert _difference(placed("tf"), placed("corrected")) < 1e-3
     assert _difference(placed("tf"), placed("corrected"), tiny) > 1e-2
-
-
-@beside_addons
-def test_lamb_stays_with_tensorflow_addons_for_100_steps_in_float32():
-    gradients = _gradients(100)
-    ours = _trained(keras.LAMB(0.01, weight_decay=0.01), gradients, np.float32)
-    theirs = _trained(tfa.optimizers.LAMB(0.01, weight_decay=0.01), gradients, np.float32)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

