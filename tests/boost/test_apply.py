@@ -10,7 +10,6 @@ from npu_bridge import amp, boost, collective, stages
 from npu_bridge.boost.subspace_model import make_basis
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.gradients import AllReduce
-from tests.goldens.models import adasum_tree
 
 tf1 = tf.compat.v1
 layers = tf.keras.layers
@@ -143,7 +142,6 @@ def test_enable_all_leaves_out_what_cannot_be(capsys):
         (lambda: tf.keras.optimizers.SGD(), {"config": manual("dim_reduce")}, ValueError, "evaluates the loss"),
         (compiled, {"config": manual("dim_reduce")}, ValueError, "dim_reduce has no basis"),
         (compiled, {"config": manual("loss_scale_group")}, ValueError, "needs the groups"),
-        (compiled, {"level": "O4"}, ValueError, "unknown level"),
     ],
 )
 def test_what_is_refused(what, arguments, kind, text):
@@ -151,12 +149,16 @@ def test_what_is_refused(what, arguments, kind, text):
         boost.apply(what(), **arguments)
 
 
+def keep_checkpoints(model, folder, count, data=None):
+    for number in range(count):
+        model.fit(*(data or batch()), batch_size=4, verbose=0)
+        tf.train.Checkpoint(model=model).write(str(folder / f"weights_{number}"))
+
+
 @pytest.mark.slow("a training for each folder")
 def test_a_basis_has_a_folder_of_its_own_and_is_found_where_it_was_kept_before(tmp_path):
     model = compiled()
-    for number in range(3):
-        model.fit(*batch(), batch_size=4, verbose=0)
-        tf.train.Checkpoint(model=model).write(str(tmp_path / f"weights_{number}"))
+    keep_checkpoints(model, tmp_path, 3)
     settings = {"pca_mat_path": None, "weight_load_dir": str(tmp_path), "n_components": 2, "timeout": 1}
     users = sorted(tmp_path.iterdir())
     rows = make_basis(settings, model.trainable_variables).rows
@@ -177,9 +179,7 @@ def test_a_basis_has_a_folder_of_its_own_and_is_found_where_it_was_kept_before(t
 @pytest.mark.slow("a whole training; its steps are compared with numpy by test_subspace_newton.py")
 def test_dim_reduce_trains_a_model_from_a_basis_of_its_checkpoints(tmp_path, capsys):
     model = compiled()
-    for number in range(4):
-        model.fit(*batch(), batch_size=4, verbose=0)
-        tf.train.Checkpoint(model=model).write(str(tmp_path / f"weights_{number}"))
+    keep_checkpoints(model, tmp_path, 4)
     config = manual("dim_reduce", dim_reduce={"n_components": 3, "weight_load_dir": str(tmp_path)})
     made = boost.apply(model, config=config)
     assert made is model and "steps along 3 directions" in capsys.readouterr().out
@@ -286,74 +286,6 @@ def test_three_groups_are_not_combined_in_pairs(on_ranks):
     assert not any(is_adasum for _, ((_, is_adasum, _), _) in on_ranks(3, of_two_ranks))
 
 
-# Two blocks of three variables; the first update trains both, the second one the last block alone.
-NAMES = [f"layer_{layer}/part_{part}" for layer in (0, 1) for part in (0, 1, 2)]
-FREEZING = {"param_groups": 2, "freeze_type": 0, "freeze_p": 0.5, "total_steps": 4}
-SLOPES = [np.random.default_rng(rank).normal(size=(4, len(NAMES), 2)).astype(np.float32) for rank in (0, 1)]
-
-
-class Slopes(tf.keras.Model):
-    """A loss that is linear in its weights, for a batch of one."""
-
-    def __init__(self):
-        super().__init__()
-        self.parts = [self.add_weight(name, [2], initializer="zeros") for name in NAMES]
-
-    def call(self, inputs):
-        return tf.reshape(tf.reduce_sum(tf.stack(self.parts) * inputs[0]), [1, 1])
-
-
-def trained_by_adasum(way, features, slopes):
-    """Weights after each update with SGD(1) and features of boost."""
-    config = manual(*features, grad_freeze=FREEZING, common={"device_number": 1})
-    if way.startswith("fit"):
-        model, trace = Slopes(), []
-        kind = tf.keras.optimizers.legacy if way == "fit, legacy" else tf.keras.optimizers
-        model.compile(kind.SGD(1.0), loss=lambda _, loss: loss)
-        model = boost.apply(model, config=config)
-        note = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: trace.append(model.get_weights()))
-        model.fit(slopes, np.zeros([len(slopes), 1]), batch_size=1, shuffle=False, verbose=0, callbacks=[note])
-        return trace
-    if way == "graph":
-        with tf.Graph().as_default(), tf1.Session() as session:
-            variables = [tf1.get_variable(name, [2], initializer=tf1.zeros_initializer()) for name in NAMES]
-            fed = tf1.placeholder(tf.float32, slopes.shape[1:])
-            optimizer = boost.apply(tf1.train.GradientDescentOptimizer(1.0), config=config)
-            train_op = optimizer.minimize(tf.reduce_sum(tf.stack(variables) * fed))
-            session.run(tf1.global_variables_initializer())
-            return [session.run([train_op, variables], {fed: each}) and session.run(variables) for each in slopes]
-    optimizer = boost.apply(tf.keras.optimizers.legacy.SGD(1.0), config=config)
-    variables, trace = [tf.Variable(tf.zeros([2]), name=name) for name in NAMES], []
-    for each in slopes:
-        optimizer.minimize(lambda each=each: tf.reduce_sum(tf.stack(variables) * each), variables)
-        trace.append([variable.numpy() for variable in variables])
-    return trace
-
-
-def trained_by_adasum_in_all_ways():
-    slopes = SLOPES[collective.current().rank]
-    return {
-        (way, features): trained_by_adasum(way, features, slopes)
-        for way in ("fit, current", "fit, legacy", "graph", "eager, legacy")
-        for features in (("adasum",), ("grad_freeze", "adasum"))
-    }
-
-
-@pytest.mark.slow("four ranks share two cores")
-@pytest.mark.ranks(2)
-def test_adasum_combines_updates_of_servers_also_where_layers_are_frozen(on_ranks):
-    sequence = stages.FreezeSchedule(groups=2, kind="continuous", full_share=0.5, total_steps=4).sequence
-    assert {0, 1} <= set(sequence[:4])
-    mine, other = on_ranks(2, trained_by_adasum_in_all_ways)
-    for case, trace in mine.items():
-        expected = np.zeros([len(NAMES), 2])
-        for step, values in enumerate(trace):
-            for number in range(3 if "grad_freeze" in case[1] and sequence[step] else 0, len(NAMES)):
-                expected[number] -= adasum_tree([slopes[step, number].astype(np.float64) for slopes in SLOPES])
-            np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6, err_msg=f"{case}, step {step}")
-            np.testing.assert_array_equal(values, other[case][step])
-
-
 def small_model():
     tf.keras.utils.set_random_seed(3)
     first = layers.Dense(4, activation="tanh", input_shape=[3], name="first")
@@ -373,9 +305,7 @@ def in_a_subspace(folder):
 @pytest.mark.ranks(2)
 def test_ranks_take_the_same_steps_in_a_subspace_that_one_of_them_computes(on_ranks, tmp_path):
     model = small_model()
-    for number in range(4):
-        model.fit(np.eye(4, 3, dtype=np.float32), np.arange(4) % 2, verbose=0)
-        tf.train.Checkpoint(model=model).write(str(tmp_path / f"weights_{number}"))
+    keep_checkpoints(model, tmp_path, 4, (np.eye(4, 3, dtype=np.float32), np.arange(4) % 2))
     mine, other = on_ranks(2, in_a_subspace, str(tmp_path))
     for left, right, start in zip(mine, other, small_model().get_weights()):
         np.testing.assert_array_equal(left, right)

@@ -104,7 +104,6 @@ def test_levels_and_presets_are_not_mutated_by_a_configuration():
         ({"less_bn": {"whatever": 1}}, ValueError, r"one of fn_flag, gc_flag; got 'whatever' \(str\)\. Remove it"),
         ({"boost": True}, TypeError, r"section boost is not a mapping"),
         ([], TypeError, r"the configuration is not a mapping"),
-        ({"common": {"gradient_split_groups": 50}}, TypeError, r"a list of ascending positions.*got 50 \(int\)"),
     ],
 )
 def test_unknown_keys_are_not_silent(config, kind, text):

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 from corpus import read_documents
-from vocabulary import (
-    SPECIAL_PIECES,
-    UNKNOWN_ID,
-    WORD_START,
-    Vocabulary,
-    build_vocabulary,
-    load_or_build,
-)
+from vocabulary import SPECIAL_PIECES, UNKNOWN_ID, WORD_START, Vocabulary, build_vocabulary, load_or_build
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +61,7 @@ def test_vocabulary_of_another_configuration_is_refused(tmp_path, documents):
 
 
 @pytest.mark.parametrize(
-    ("pieces", "message"),
-    [(["a", "b"], "begins with"), ([*SPECIAL_PIECES, "a", "a"], "occur twice")],
+    ("pieces", "message"), [(["a", "b"], "begins with"), ([*SPECIAL_PIECES, "a", "a"], "occur twice")]
 )
 def test_malformed_lists_are_refused(pieces, message):
     with pytest.raises(ValueError, match=message):

@@ -8,11 +8,7 @@ import tensorflow as tf
 
 from npu_bridge import amp
 from npu_bridge.base.flat_tensors import (
-    concatenate_flat,
     contiguous_slice,
-    map_elementwise,
-    replace_pieces_by_flat_tensors,
-    split_flat,
 )
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
@@ -138,26 +134,6 @@ def test_one_division_one_check_and_no_second_join_on_the_way_to_a_fused_update(
     assert combined["joins"] == combined["joins there"] == 2
     clipped = counts([ClipByValue(0.1), ClipByGlobalNorm(0.5)], combine_grad=True)
     assert clipped["joins"] == 2
-
-
-def test_pieces_know_where_they_lie():
-    tensors = [tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant(5.0), tf.constant([6.0, 7.0])]
-    flat = concatenate_flat(tensors)
-    pieces = split_flat(flat, [tensor.shape for tensor in tensors])
-    for piece, tensor in zip(pieces, tensors):
-        np.testing.assert_array_equal(piece, tensor)
-    assert contiguous_slice(pieces) is flat and replace_pieces_by_flat_tensors([*pieces, tensors[1]])[0] is flat
-    np.testing.assert_array_equal(contiguous_slice(pieces[1:]), [5.0, 6.0, 7.0])
-    for others in ([pieces[0], pieces[2]], pieces[::-1], [pieces[0], tf.identity(pieces[1])], tensors, []):
-        assert contiguous_slice(others) is None
-    assert len(replace_pieces_by_flat_tensors(pieces[:2])) == 2
-    called = []
-    doubled = map_elementwise(
-        [pieces[2], tensors[1], pieces[0], pieces[1]], lambda values: called.append(values) or values * 2
-    )
-    assert len(called) == 2 and contiguous_slice([doubled[2], doubled[3], doubled[0]]) is not None
-    np.testing.assert_array_equal(doubled[0], [12.0, 14.0])
-    np.testing.assert_array_equal(doubled[2], [[2.0, 4.0], [6.0, 8.0]])
 
 
 def test_the_check_names_the_first_variable_that_differs():

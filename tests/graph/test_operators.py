@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from npu_bridge.graph.operators import computed_ops, consumers, list_elements, needed_ops, producers, sources_among
+from npu_bridge.graph.operators import computed_ops, list_elements, needed_ops, sources_among
 
 tf1 = tf.compat.v1
 
@@ -20,16 +20,6 @@ def chain():
     with tf.control_dependencies([tf.constant(0.0, name="before")]):
         second = tf.subtract(first, first, name="second")
     return first, second, tf.negative(second, name="third")
-
-
-def test_neighbours_of_operators():
-    first, second, third = chain()
-    assert [op.name for op in needed_ops(second.op)] == ["first", "first", "before"]
-    assert [op.name for op in needed_ops(second.op, {"first:0"})] == ["before"]
-    assert producers([third, second.op, first], {"first:0"}) == [third.op, second.op]
-    assert consumers(first.op) == [second.op, second.op]
-    tf.exp(first, name="later")
-    assert {op.name for op in consumers(first.op)} == {"second", "later"}
 
 
 def test_every_operator_comes_after_those_it_needs():

@@ -52,17 +52,9 @@ def test_without_offsets_it_is_a_convolution(stride, dilation, pads, data_format
     order = [0, 3, 1, 2] if data_format == "NCHW" else [0, 1, 2, 3]
     in_order = {"NHWC": lambda value: [1, value, value, 1], "NCHW": lambda value: [1, 1, value, value]}[data_format]
 
-    def operator(x, kernel, offsets):
-        return deformable_conv2d(
-            x,
-            kernel,
-            offsets,
-            in_order(stride),
-            list(pads),
-            data_format=data_format,
-            dilations=in_order(dilation),
-            deformable_groups=2,
-        )
+    def operator(*given):
+        options = {"data_format": data_format, "dilations": in_order(dilation), "deformable_groups": 2}
+        return deformable_conv2d(*given, in_order(stride), list(pads), **options)
 
     close(computed(operator, x.transpose(order), kernel, offsets.transpose(order)), expected.transpose(order))
 
@@ -113,21 +105,14 @@ def test_deformable_convolution_has_gradients():
     differentiable(deformable_conv2d, x[:1, :3, :3], kernel, offsets[:1, :2, :1].round() * 0.5 + 0.3)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"modulated": False},
-        {"data_format": "NDHWC"},
-        {"strides": [1, 1]},
-        {"strides": [1, 2, 2, 1]},
-        {"groups": 3},
-        {"groups": 2},
-        {"deformable_groups": 2},
-    ],
-)
-def test_deformable_convolution_checks_its_arguments(change):
+WRONG = [("modulated", False), ("data_format", "NDHWC"), ("strides", [1, 1]), ("strides", [1, 2, 2, 1])]
+WRONG += [("groups", 3), ("groups", 2), ("deformable_groups", 2)]
+
+
+@pytest.mark.parametrize("name, value", WRONG)
+def test_deformable_convolution_checks_its_arguments(name, value):
     with pytest.raises(ValueError, match="deformable_conv2d: .*Expected .* got "):
-        deformable_conv2d(*deformable_case(1, 1), **change)
+        deformable_conv2d(*deformable_case(1, 1), **{name: value})
 
 
 def test_decoding_to_a_size():

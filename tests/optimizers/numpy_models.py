@@ -131,10 +131,7 @@ CASES = {
     ),
     "Adagrad": (adagrad, [{"weight_decay": 0.01}, {"initial_accumulator": 0.1, "epsilon_inside": False}]),
     "Adadelta": (adadelta, [{}, {"rho": 0.95, "weight_decay": 0.01}]),
-    "Adam": (
-        adam,
-        [{}, {"epsilon_placement": "corrected", "weight_decay": 0.01}, {"amsgrad": True, "epsilon": 1e-4}],
-    ),
+    "Adam": (adam, [{}, {"epsilon_placement": "corrected", "weight_decay": 0.01}, {"amsgrad": True, "epsilon": 1e-4}]),
     "AdamW": (adam, [{}, {"weight_decay": 0.1, "epsilon_placement": "corrected", "amsgrad": True}]),
     "LAMB": (lamb, [{}, {"weight_decay": 0.1}, {"bias_correction": False, "weight_norm_cap": 0.5}]),
     "BertAdam": (

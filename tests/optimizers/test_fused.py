@@ -10,8 +10,7 @@ from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.optimizers import fused as fused_module
-from npu_bridge.optimizers import keras, keras_legacy, rules, tf1
-from npu_bridge.optimizers.groups import ParameterGroups
+from npu_bridge.optimizers import keras, keras_legacy, tf1
 from tests.optimizers import numpy_models
 
 v1 = tf.compat.v1
@@ -205,22 +204,6 @@ def test_keras_optimizers_update_together_too():
         keras_legacy.LAMB(fused=True)
     with pytest.raises(TypeError, match="LAMB: fused is not a boolean"):
         tf1.LAMB(fused=1)
-
-
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        (rules.LAMB(0.1), [["v0", "v7"], ["v1"], ["v2"], ["v3"], ["v4", "v8"], ["v5"], ["v6"]]),
-        (rules.Adam(0.1), [["v0", "v1", "v2", "v3", "v4"], ["v5"], ["v6"], ["v7", "v8"]]),
-    ],
-)
-def test_what_is_joined(rule, expected):
-    with tf.Graph().as_default():
-        variables = [v1.get_variable(f"v{i}", shape, use_resource=True) for i, shape in enumerate(SHAPES)]
-        treatment = ParameterGroups(rule).treatment_of(variables[0])
-        pending = [fused_module.PendingUpdate(v, tf.zeros(v.shape), {"m": v, "v": v}, treatment) for v in variables]
-        joined = fused_module._group_into_batches(pending)
-    assert [[one.variable.op.name for one in batch] for batch in joined] == expected
 
 
 @pytest.mark.few_fast(1, "other generations of Keras")

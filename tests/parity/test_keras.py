@@ -10,10 +10,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
-from npu_bridge.estimator.npu.npu_loss_scale_manager import (
-    ExponentialUpdateLossScaleManager,
-    FixedLossScaleManager,
-)
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPUOptimizer
 from tests.goldens.keras_models import OPTIMIZERS, fit, make_data, make_model, state_of
 from tests.goldens.two_layers import assert_same_bits

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.estimator.npu.npu_loss_scale_manager import (
-    ExponentialUpdateLossScaleManager,
-    FixedLossScaleManager,
-)
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import collections

@@ -18,15 +18,18 @@ class Terminal(io.StringIO):
         return True
 
 
-def lines_of(hook_stream):
-    return hook_stream.getvalue().splitlines()
+def lines_of(losses, skipped=None, scales=None, *, clock=None, between=None, **options):
+    """The lines of a training's hook, which is made with these options, and the hook."""
+    out = io.StringIO()
+    hook = ProgressHook(stream=out, clock=clock or Clock(), **options)
+    run_steps([hook], losses, skipped, scales, between)
+    return out.getvalue().splitlines(), hook
 
 
 def test_plain_lines():
-    out = io.StringIO()
-    hook = ProgressHook(total_steps=4, every_n_steps=2, stream=out, clock=Clock(per_look=0.5))
-    run_steps([hook], [8.0, 7.0, 6.0, 5.0], [False] * 4, [1024.0] * 4)
-    assert lines_of(out) == [
+    options = {"total_steps": 4, "every_n_steps": 2, "clock": Clock(per_look=0.5)}
+    lines, _ = lines_of([8.0, 7.0, 6.0, 5.0], [False] * 4, [1024.0] * 4, **options)
+    assert lines == [
         "step 1/4 (25 %) | loss 8.0000 | loss scale 2^10 | skipped 0 steps",
         "step 3/4 (75 %) | loss 6.0000 | loss scale 2^10 | skipped 0 steps",
         "step 4/4 (100 %) | loss 5.0000 | loss scale 2^10 | skipped 0 steps | 2.00 steps/s | ETA 0 s",
@@ -34,10 +37,10 @@ def test_plain_lines():
 
 
 def test_first_skipped_step_is_announced_once():
-    out = io.StringIO()
-    hook = ProgressHook(total_steps=2, every_n_steps=10, stream=out, clock=Clock(per_look=1.0))
-    run_steps([hook], [8.0, 8.0, 8.0, 7.0], [True, True, False, False], [2048.0, 2048.0, 1024.0, 1024.0])
-    assert lines_of(out) == [
+    options = {"total_steps": 2, "every_n_steps": 10, "clock": Clock(per_look=1.0)}
+    scales = [2048.0, 2048.0, 1024.0, 1024.0]
+    lines, _ = lines_of([8.0, 8.0, 8.0, 7.0], [True, True, False, False], scales, **options)
+    assert lines == [
         "step skipped: gradients overflowed at loss scale 2^11; normal while a dynamic scale settles",
         "step 0/2 (0 %) | loss 8.0000 | loss scale 2^11 | skipped 1 step",
         "step 2/2 (100 %) | loss 7.0000 | loss scale 2^10 | skipped 2 steps | 1.00 steps/s | ETA 0 s",
@@ -63,63 +66,47 @@ def test_terminal_is_not_redrawn_faster_than_one_can_read():
 
 
 def test_plain_lines_come_at_least_every_half_minute():
-    out = io.StringIO()
     clock = Clock()
-    hook = ProgressHook(total_steps=100000, stream=out, clock=clock)
 
     def wait(number):
         clock.now += 11.0
 
-    run_steps([hook], [1.0] * 7, between=wait)
-    assert [line.split("/")[0] for line in lines_of(out)] == ["step 1", "step 4", "step 7"]
+    lines, _ = lines_of([1.0] * 7, total_steps=100000, clock=clock, between=wait)
+    assert [line.split("/")[0] for line in lines] == ["step 1", "step 4", "step 7"]
 
 
 def test_counters_are_readable():
-    hook = ProgressHook(stream=io.StringIO(), clock=Clock(per_look=0.25))
-    run_steps([hook], [8.0, 7.0, 6.0, 5.0], [False, True, False, False], [4.0, 4.0, 2.0, 2.0])
+    skipped, scales = [False, True, False, False], [4.0, 4.0, 2.0, 2.0]
+    _, hook = lines_of([8.0, 7.0, 6.0, 5.0], skipped, scales, clock=Clock(per_look=0.25))
     assert (hook.first_loss, hook.last_loss, hook.loss_scale) == (8.0, 5.0, 2.0)
     assert (hook.step, hook.skipped_steps) == (3, 1)
     assert hook.steps_per_sec == pytest.approx(4.0)
 
 
 def test_nan_loss_is_shown_as_it_is():
-    out = io.StringIO()
-    hook = ProgressHook(stream=out, clock=Clock())
-    run_steps([hook], [math.nan])
-    assert lines_of(out) == ["step 1 | loss nan"]
+    lines, hook = lines_of([math.nan])
+    assert lines == ["step 1 | loss nan"]
     assert math.isnan(hook.last_loss)
 
 
-def test_without_collections_only_the_step_is_shown():
+@pytest.mark.parametrize("losses, line", [([], "step 1"), ([2.5, 1.0], "step 1 | loss 2.5000")])
+def test_without_an_optimizer_of_ours_the_first_listed_loss_is_shown_if_there_is_one(losses, line):
     out = io.StringIO()
     hook = ProgressHook(stream=out, clock=Clock())
     with tf.Graph().as_default():
+        for loss in losses:
+            tf.compat.v1.losses.add_loss(tf.constant(loss))
         train_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_or_create_global_step(), 1)
         with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
             session.run(train_op)
-    assert lines_of(out) == ["step 1"]
+    assert out.getvalue().splitlines() == [line] and hook.last_loss == (losses[0] if losses else None)
 
 
 def test_loss_by_name():
-    hook = ProgressHook(loss="the_loss", stream=io.StringIO(), clock=Clock())
-    run_steps([hook], [3.0])
+    _, hook = lines_of([3.0], loss="the_loss")
     assert hook.last_loss == 3.0
-
-
-def test_unknown_loss_name_is_an_error_that_says_how_to_fix():
-    hook = ProgressHook(loss="no_such_loss", stream=io.StringIO())
     with pytest.raises(ValueError, match=r"'no_such_loss'.*tf.identity"):
-        run_steps([hook], [3.0])
-
-
-def test_first_listed_loss_is_used_without_an_optimizer_of_ours():
-    hook = ProgressHook(stream=io.StringIO(), clock=Clock())
-    with tf.Graph().as_default():
-        tf.compat.v1.losses.add_loss(tf.constant(2.5))
-        train_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_or_create_global_step(), 1)
-        with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
-            session.run(train_op)
-    assert hook.last_loss == 2.5
+        lines_of([3.0], loss="no_such_loss")
 
 
 def test_one_hook_serves_two_graphs():

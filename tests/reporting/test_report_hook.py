@@ -131,17 +131,6 @@ def test_keras_has_a_callback(tmp_path):
     assert 'data-last-step="3"' in (tmp_path / "report.html").read_text()
 
 
-def places():
-    return places_of_ranks()
-
-
-@pytest.mark.ranks(2)
-def test_ranks_know_each_others_places(on_ranks):
-    found = on_ranks(2, places)
-    assert found[0] == found[1] and len({place["process"] for place in found[0]}) == 2
-    assert found[0][0]["host"] == found[0][1]["host"]
-
-
 def printed(folder):
     """On a rank: what a training with a page prints."""
     with contextlib.redirect_stdout(io.StringIO()) as output:

@@ -91,31 +91,27 @@ def test_updates_inside_functions_are_found(graph, record):
     assert record(range(0, 2), tf1.global_variables_initializer(), train, train) == ([0, 1], 1)
 
 
-def test_of_a_loop_the_last_step_is_recorded(graph, tmp_path):
+def train_twice(graph, recorder, loop=1):
+    """Two runs of some steps under a recorder; gives the global step after them."""
     train = name_step(minimized())
-    watch = TrainingHookEngine([StepRecorder(range(3, 6), str(tmp_path / "trace.json"), rank=0)])
     with tf1.Session(graph=graph) as session:
         session.run(tf1.global_variables_initializer())
-        train_in_loops(session, 4)
-        add_engine(session, watch)
+        train_in_loops(session, loop)
+        add_engine(session, TrainingHookEngine([recorder]))
         for _ in range(2):
             session.run(train)
-        assert session.run(tf1.train.get_global_step()) == 8
+        return session.run(tf1.train.get_global_step())
+
+
+def test_of_a_loop_the_last_step_is_recorded(graph, tmp_path):
+    assert train_twice(graph, StepRecorder(range(3, 6), str(tmp_path / "trace.json"), rank=0), loop=4) == 8
     (step,) = json.loads((tmp_path / "trace.json").read_text())["npu_bridge"]["steps"]
-    assert step["step"] == 3
-    assert step["updates"]
+    assert step["step"] == 3 and step["updates"]
 
 
 def test_a_range_between_the_last_steps_of_loops_is_told_which_steps_there_are(graph, tmp_path):
-    train = name_step(minimized())
     recording = Recording(4, 6, str(tmp_path))
-    watch = TrainingHookEngine([StepRecorder(recording.steps, recording.path_of(0), rank=0)])
-    with tf1.Session(graph=graph) as session:
-        session.run(tf1.global_variables_initializer())
-        train_in_loops(session, 4)
-        add_engine(session, watch)
-        for _ in range(2):
-            session.run(train)
+    train_twice(graph, StepRecorder(recording.steps, recording.path_of(0), rank=0), loop=4)
     said = recording.draw_tail(1)
     assert said.startswith("timeline: nothing was recorded of steps 4-5. Only the last step of a run of 4 steps")
     assert "got steps 3 to 7 at intervals of 4" in said and "--timeline 7:8" in said
@@ -143,12 +139,5 @@ def test_a_restart_beyond_the_steps_keeps_what_was_recorded(graph, record, tmp_p
 
 def test_what_cannot_be_written_does_not_end_the_training(graph, tmp_path, caplog):
     (tmp_path / "file").touch()
-    watch = TrainingHookEngine([StepRecorder(range(0, 1), str(tmp_path / "file" / "trace.json"), rank=3)])
-    train = minimized()
-    with tf1.Session(graph=graph) as session:
-        session.run(tf1.global_variables_initializer())
-        add_engine(session, watch)
-        for _ in range(2):
-            session.run(train)
-        assert session.run(tf1.train.get_global_step()) == 2
+    assert train_twice(graph, StepRecorder(range(0, 1), str(tmp_path / "file" / "trace.json"), rank=3)) == 2
     assert caplog.text.count("the timeline of rank 3 in") == caplog.text.count("is not written any more") == 1

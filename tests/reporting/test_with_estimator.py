@@ -12,7 +12,7 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.reporting import History, HistoryHook, ProgressHook, summarize
+from npu_bridge.reporting import History, HistoryHook, ProgressHook
 from tests.reporting.stepping import Clock
 
 
@@ -62,17 +62,6 @@ def test_skipped_steps_of_a_settling_scale(estimator, tmp_path):
         "step 0/3 (0 %) | loss 512.00 | learning rate 9.537e-07 | loss scale 2^120 | skipped 1 step",
         "step 3/3 (100 %) | loss 510.00 | learning rate 9.537e-07 | loss scale 2^117 | skipped 6 steps",
     ]
-
-
-def test_same_hooks_train_twice_and_the_history_goes_on(estimator, tmp_path):
-    progress = ProgressHook(stream=io.StringIO(), clock=Clock())
-    recorder = HistoryHook(str(tmp_path / "history.jsonl"))
-    estimator.train(input_fn, hooks=[progress, recorder], max_steps=2)
-    estimator.train(input_fn, hooks=[progress, recorder], max_steps=4)
-    assert progress.step == 4
-    summary = summarize(History(recorder.history.path))
-    assert (summary.steps, summary.skipped_steps, summary.loss_scale) == (4, 6, 2.0**117)
-    assert [start.step for start in History(recorder.history.path).starts] == [0, 2]
 
 
 class LeavesOut(tf.estimator.SessionRunHook):

@@ -140,31 +140,14 @@ def facts(tmp_path_factory):
     return json.loads(output.split("FACTS ")[1].splitlines()[0])
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "as tf",
-        "compat.v1",
-        "tensorflow_core",
-        "from compat",
-        "from tensorflow",
-        "tensorflow.python",
-        "deep as",
-        "core",
-        "npu_init",
-    ]
-    + [
-        "npu_init as",
-        "contrib",
-        "import_module",
-        "__import__",
-        "autograph",
-        "in a class",
-        "namespace package",
-        "flags",
-        "except",
-    ],
+FORMS = (
+    *("as tf", "compat.v1", "tensorflow_core", "from compat", "from tensorflow", "tensorflow.python", "deep as"),
+    *("core", "npu_init", "npu_init as", "contrib", "import_module", "__import__", "autograph", "in a class"),
+    *("namespace package", "flags", "except"),
 )
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_form_binds_tensorflow_1(facts, form):
     assert facts[form] is True
 
@@ -232,20 +215,3 @@ def test_the_project_around_the_script_sees_tensorflow_1_through_pythonpath(tmp_
     code, output = npu_run("tools/train.py", cwd=tmp_path, PYTHONPATH=paths)
     assert code == 0, output
     assert "SEES 1.15.0 2." in output
-
-
-@pytest.mark.slow("another order of the same paths")
-def test_the_current_folder_is_the_users_where_the_script_adds_it(tmp_path):
-    for name in ("main", "nets"):
-        (tmp_path / name).mkdir()
-    write_script(
-        tmp_path / "main", "import os, sys\nsys.path.append(os.getcwd())\nfrom nets import model\nmodel.say()\n"
-    )
-    model = (
-        "from tensorflow.contrib import slim\nimport tensorflow as tf\ndef say():\n    print('SEES', tf.__version__)\n"
-    )
-    write_script(tmp_path / "nets", model, "model.py")
-    root = Path(__file__).resolve().parents[2]
-    code, output = npu_run("main/train.py", cwd=tmp_path, PYTHONPATH=str(root))
-    assert code == 0, output
-    assert "SEES 1.15.0" in output

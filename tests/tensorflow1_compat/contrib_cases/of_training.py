@@ -11,15 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tensorflow1_compat import threadpool
-from tensorflow1_compat.contrib import (
-    cluster_resolver,
-    estimator,
-    learn,
-    opt,
-    predictor,
-    tpu,
-    training,
-)
+from tensorflow1_compat.contrib import cluster_resolver, estimator, learn, opt, predictor, tpu, training
 from tensorflow1_compat.contrib.learn.datasets import base, mnist
 from tests.tensorflow1_compat.contrib_cases.common import close, value
 
