@@ -30,13 +30,6 @@ def test_folders_are_read_in_a_fixed_order(tmp_path):
     assert read_documents([str(tmp_path / "c.bin")]) == ["c.bin"]
 
 
-def test_missing_and_empty_paths_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="does not exist"):
-        read_documents([str(tmp_path / "nothing")])
-    with pytest.raises(ValueError, match="holds no file"):
-        read_documents([str(tmp_path)])
-
-
 def test_sentences():
     assert split_sentences("Title\n*****\n\nOne is here. Two\nis here!\n\nThree") == [
         "Title",
@@ -65,11 +58,18 @@ def test_rows_have_two_segments_around_one_middle_mark(documents, vocabulary):
         assert (segments == [0] * (first + 1) + [1] * (last - first) + [0] * (63 - last)).all()
 
 
-def test_too_little_text_is_refused(vocabulary):
-    with pytest.raises(ValueError, match="too short"):
-        make_rows(["a b"], vocabulary, 64)
-    with pytest.raises(ValueError, match="got 8"):
-        make_rows(["a b"], vocabulary, 8)
+@pytest.mark.parametrize(
+    "read, message",
+    [
+        (lambda folder, _: read_documents([str(folder / "nothing")]), "does not exist"),
+        (lambda folder, _: read_documents([str(folder)]), "holds no file"),
+        (lambda _, vocabulary: make_rows(["a b"], vocabulary, 64), "too short"),
+        (lambda _, vocabulary: make_rows(["a b"], vocabulary, 8), "got 8"),
+    ],
+)
+def test_missing_paths_and_too_little_text_are_refused(read, message, tmp_path, vocabulary):
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, vocabulary)
 
 
 def test_held_out_rows_are_not_trained_on(documents, vocabulary):

@@ -61,15 +61,14 @@ def test_vocabulary_of_another_configuration_is_refused(tmp_path, documents):
 
 
 @pytest.mark.parametrize(
-    ("pieces", "message"), [(["a", "b"], "begins with"), ([*SPECIAL_PIECES, "a", "a"], "occur twice")]
+    "make, message",
+    [
+        (lambda: Vocabulary(["a", "b"]), "begins with"),
+        (lambda: Vocabulary([*SPECIAL_PIECES, "a", "a"]), "occur twice"),
+        (lambda: build_vocabulary([" "], 100), "no words"),
+        (lambda: build_vocabulary(["text"], 5), "got 5"),
+    ],
 )
-def test_malformed_lists_are_refused(pieces, message):
+def test_what_makes_no_vocabulary_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
-        Vocabulary(pieces)
-
-
-def test_empty_corpus_and_tiny_size_are_refused():
-    with pytest.raises(ValueError, match="no words"):
-        build_vocabulary([" "], 100)
-    with pytest.raises(ValueError, match="got 5"):
-        build_vocabulary(["text"], 5)
+        make()

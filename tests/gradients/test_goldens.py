@@ -17,7 +17,6 @@ def test_training_is_that_of_the_model_in_numpy(way, name):
 
 
 def test_the_forms_of_accumulation_differ():
-    """In windows, updates and scales, where something overflows."""
     ends = [models.in_numpy(cases.GOLDENS[form], 1).trace[-1] for form in ("boost", "boost, sums", "apex")]
     assert len({str((end.updates, end.values[0]["kernel"])) for end in ends}) == 3
 

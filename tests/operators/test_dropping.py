@@ -17,8 +17,10 @@ AWAY = 6 * 0.5 / 100
 
 
 @pytest.mark.parametrize("dropout", [npu_ops.dropout, npu_aicore_ops.dropout_v3])
-@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64])
-@pytest.mark.parametrize("keep_prob", [0.8, np.float32(0.8), tf.constant(0.8)])
+@pytest.mark.parametrize(
+    "dtype, keep_prob",
+    [(tf.float16, 0.8), (tf.bfloat16, np.float32(0.8)), (tf.float32, tf.constant(0.8)), (tf.float64, tf.constant(0.8))],
+)
 def test_kept_elements_are_scaled(dropout, dtype, keep_prob):
     dropped = dropout(tf.cast(ONES, dtype), keep_prob)
     assert dropped.dtype == dtype and dropped.shape == ONES.shape

@@ -134,17 +134,14 @@ class TestGroups:
     def _variables(self):
         return [tf.Variable([1.0], name=name) for name in ("dense/kernel", "dense/bias", "head/kernel")]
 
-    def test_the_first_match_wins(self):
+    @pytest.mark.parametrize("is_named", [True, False])
+    def test_the_first_match_wins_and_variables_can_be_named_themselves(self, is_named):
         variables = self._variables()
-        optimizer = keras.SGD(0.5, weight_decay=1.0, groups=self.GROUPS)
+        groups = [{"match": variables[2:], "learning_rate": 0.0}] if is_named else self.GROUPS
+        optimizer = keras.SGD(0.5, weight_decay=1.0, groups=groups)
         optimizer.apply_gradients([(tf.constant([0.0]), variable) for variable in variables])
-        assert [variable.numpy()[0] for variable in variables] == [0.5, 1.0, 0.75]
-
-    def test_variables_can_be_named_themselves(self):
-        variables = self._variables()
-        optimizer = keras.SGD(0.5, groups=[{"match": variables[2:], "learning_rate": 0.0}])
-        optimizer.apply_gradients([(tf.constant([1.0]), variable) for variable in variables])
-        assert [variable.numpy()[0] for variable in variables] == [0.5, 0.5, 1.0]
+        expected = [0.5, 0.5, 1.0] if is_named else [0.5, 1.0, 0.75]
+        assert [variable.numpy()[0] for variable in variables] == expected
 
     def test_a_group_without_variables_lists_near_names(self):
         optimizer = keras.SGD(0.5, groups=[{"match": "dense/kernle", "lr": 0.1}])

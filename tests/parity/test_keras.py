@@ -57,8 +57,6 @@ def test_every_bit_is_that_of_the_bare_optimizer(name):
 
 @EACH_GENERATION
 def test_on_one_process_the_function_is_that_of_the_bare_optimizer(name):
-    """The same operators, one for one: no overhead is possible."""
-
     def operators_of(optimizer):
         variable = tf.Variable([1.0, 2.0])
         step = tf.function(lambda: (optimizer.minimize(lambda: tf.reduce_sum(variable**2), [variable]), 0)[1])

@@ -69,8 +69,6 @@ def make_bare(name):
 @pytest.mark.parametrize("name", TF1_OPTIMIZERS)
 @pytest.mark.parametrize("wrap", [NPUOptimizer, NPUDistributedOptimizer], ids=lambda wrap: wrap.__name__)
 def test_without_loss_scale_the_graph_is_that_of_the_bare_optimizer(name, wrap):
-    """The same graph, node for node: no overhead and no other result are possible."""
-
     def graph_of(optimizer):
         with tf.Graph().as_default() as graph:
             model = two_layers.TwoLayers()

@@ -76,27 +76,10 @@ def test_a_scale_on_its_way_down_may_skip_as_long_as_it_likes(skips_per_move):
     assert train(too_steep, falling_from(2.0**120, skips_per_move), LossScaleCollapseHook(3), 140) > 0
 
 
-def test_an_estimator_has_one_and_takes_another(tmp_path):
-    def model_fn(features, mode):
-        weight = tf1.get_variable("weight", [2], initializer=tf1.zeros_initializer())
-        loss = root_of_zero(weight, features)
-        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), FixedLossScaleManager(2), is_loss_scale=True)
-        train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
-
-    def input_fn():
-        return tf.data.Dataset.from_tensors([1.0, 1.0]).repeat(200)
-
-    estimator = NPUEstimator(model_fn, str(tmp_path), NPURunConfig())
-    with pytest.raises(LossScaleCollapseError, match="100 steps in a row"):
-        estimator.train(input_fn)
-    estimator.train(input_fn, hooks=[LossScaleCollapseHook(1000)])  # to the end of the data
-
-
 NAN_AT = 3
 
 
-def train_to(max_steps, folder, loss_of, manager=None, **options):
+def train_to(max_steps, folder, loss_of, manager=None, hooks=(), **options):
     """Trains an estimator on numbers of which one batch may be NaN; gives the global step it comes to."""
 
     def model_fn(features, mode):
@@ -116,7 +99,7 @@ def train_to(max_steps, folder, loss_of, manager=None, **options):
 
     config = NPURunConfig(log_step_count_steps=None, save_checkpoints_steps=100, **options)
     estimator = NPUEstimator(model_fn, str(folder), config)
-    estimator.train(input_fn, max_steps=max_steps)
+    estimator.train(input_fn, hooks=list(hooks), max_steps=max_steps)
     return estimator.get_variable_value("global_step"), estimator.get_variable_value("weight")
 
 
@@ -144,31 +127,30 @@ def test_a_nan_loss_of_a_step_that_is_not_skipped_ends_the_training(tmp_path):
         train_to(8, tmp_path / "stock", times_batch)
 
 
-def test_a_nan_loss_that_stays_ends_at_the_lowest_scale(tmp_path):
-    with pytest.raises(LossScaleCollapseError, match="100 steps in a row.*The loss itself is nan"):
-        train_to(8, tmp_path, lambda weight, batch: weight * batch + tf.sqrt(-weight), falling_from(16.0))
+@pytest.mark.parametrize("hooks, most", [([], 100), ([LossScaleCollapseHook(150)], 150)], ids=["its own", "another"])
+def test_a_nan_loss_that_stays_ends_at_the_lowest_scale_by_the_hook_of_an_estimator(tmp_path, hooks, most):
+    with pytest.raises(LossScaleCollapseError, match=f"{most} steps in a row.*The loss itself is nan"):
+        train_to(8, tmp_path, lambda weight, batch: weight * batch + tf.sqrt(-weight), falling_from(16.0), hooks)
 
 
-@pytest.mark.parametrize("imitates", ["1", "0"], ids=["imitated", "kernels"])
-def test_an_operator_that_overflows_in_16_bits_is_named(imitates, tmp_path, monkeypatch):
+def power(weight, batch):
+    return tf.reduce_mean(tf.square(tf.square(tf.fill([2], 1000.0) * weight * batch, name="power")))
+
+
+def masked(weight, batch):
+    return tf.reduce_mean(tf.square(tf.add(weight * batch, [-1e9, 0.0], name="masked")))
+
+
+@pytest.mark.parametrize(
+    "imitates, loss_of, place",
+    [
+        ("1", power, r"Square 'power', made at \S*test_collapse_hook\.py:\d+\. No loss"),
+        ("0", power, r"Square 'power', made at \S*test_collapse_hook\.py:\d+\. No loss"),
+        ("1", masked, r"AddV2 'masked', of values rounded to 16 bits, made at \S*test_coll"),
+    ],
+    ids=["imitated", "kernels", "a constant beyond 16 bits"],
+)
+def test_what_overflows_in_16_bits_is_named(imitates, loss_of, place, tmp_path, monkeypatch):
     monkeypatch.setenv("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_EMULATE_FP16", imitates)
-
-    def power(weight, batch):
-        return tf.reduce_mean(tf.square(tf.square(tf.fill([2], 1000.0) * weight * batch, name="power")))
-
-    with pytest.raises(LossScaleCollapseError) as caught:
-        train_to(8, tmp_path, power, lambda: FixedLossScaleManager(1), precision_mode_v2="fp16")
-    text = str(caught.value)
-    assert re.search(r"comes from Square 'power', made at \S*test_collapse_hook\.py:\d+\. No loss", text), text
-
-
-def test_a_constant_beyond_16_bits_is_told_by_who_reads_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_EMULATE_FP16", "1")
-
-    def masked(weight, batch):
-        return tf.reduce_mean(tf.square(tf.add(weight * batch, [-1e9, 0.0], name="masked")))
-
-    with pytest.raises(LossScaleCollapseError) as caught:
-        train_to(8, tmp_path, masked, lambda: FixedLossScaleManager(1), precision_mode_v2="fp16")
-    text = str(caught.value)
-    assert re.search(r"comes from AddV2 'masked', of values rounded to 16 bits, made at \S*test_coll", text), text
+    with pytest.raises(LossScaleCollapseError, match=f"comes from {place}"):
+        train_to(8, tmp_path, loss_of, lambda: FixedLossScaleManager(1), precision_mode_v2="fp16")

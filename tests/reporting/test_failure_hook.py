@@ -39,12 +39,8 @@ def test_an_error_is_in_the_report_with_the_persons_own_frames(tmp_path, capsys)
     with pytest.raises(ValueError, match="planted"):
         run_steps([ReportHook(str(tmp_path))], LOSSES, between=failing(ValueError))
     failure, page = report_of(tmp_path)
-    assert [failure[name] for name in ("type", "message", "step", "rank")] == [
-        "ValueError",
-        "a <b> that is planted",
-        3,
-        0,
-    ]
+    told = [failure[name] for name in ("type", "message", "step", "rank")]
+    assert told == ["ValueError", "a <b> that is planted", 3, 0]
     assert [frame[2] for frame in failure["frames"]][-2:] == ["run_steps", "between"]
     assert not [frame for frame in failure["frames"] if "site-packages" in frame[0] or "npu_bridge/" in frame[0]]
     assert "3 steps, stopped by ValueError</h1>" in page and "Stopped by ValueError at step 3</h2>" in page
@@ -118,13 +114,8 @@ def test_the_first_error_with_a_cause_of_its_own_stays(tmp_path):
     lost, own, late = (
         describe_failure(RuntimeError(text), 3, rank, rank == 0) for rank, text in enumerate(["lost", "own", "late"])
     )
-    assert [note_failure(str(tmp_path), each) for each in (lost, lost, own, late, lost)] == [
-        True,
-        False,
-        True,
-        False,
-        False,
-    ]
+    are_noted = [note_failure(str(tmp_path), each) for each in (lost, lost, own, late, lost)]
+    assert are_noted == [True, False, True, False, False]
     assert "Stopped by RuntimeError at step 3" in (write_page(str(tmp_path)) and report_of(tmp_path)[1])
     assert not note_failure(str(tmp_path / "nowhere"), own)
 

@@ -76,13 +76,8 @@ def test_training_goes_on_and_writes_again_when_there_is_room(tmp_path, small_di
         run_steps(hooks, [float(STEPS - number) for number in range(STEPS)], between=between)
     assert len(done) == STEPS
     said = [record.getMessage() for record in caplog.records if record.name.startswith("npu_bridge")]
-    for what in (
-        "the history",
-        "the file of numbers",
-        "the output of FailingWriter",
-        "the file of events in",
-        "the dump",
-    ):
+    files = ("the history", "the file of numbers", "the file of events in", "the dump")
+    for what in (*files, "the output of FailingWriter"):
         stopped = [text for text in said if text.startswith(what) and "is not written any more: " in text]
         again = [text for text in said if text.startswith(what) and text.endswith(" is written again")]
         assert (len(stopped), len(again)) == (1, 1), (what, said)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.reporting import ProgressHook
+from npu_bridge.reporting.progress_hook import StepRate
 from tests.reporting.stepping import Clock, run_steps
 
 
@@ -127,3 +128,10 @@ def test_other_ranks_count_but_stay_silent(monkeypatch):
     run_steps([hook], [8.0, 7.0], [True, False], [4.0] * 2)
     assert out.getvalue() == ""
     assert (hook.skipped_steps, hook.last_loss) == (1, 7.0)
+
+
+def test_recent_pace_forgets_what_is_outside_its_window():
+    pace = StepRate(window=2)
+    for steps, now in [(0, 0.0), (10, 10.0), (20, 11.0), (40, 12.0)]:
+        pace.record_steps(steps, now)
+    assert pace.recent_rate == 15.0 and pace.overall_steps_per_sec == 40 / 12

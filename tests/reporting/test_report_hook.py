@@ -22,6 +22,7 @@ from npu_bridge.npu_init import (
     npu_keras_optimizer,
 )
 from npu_bridge.reporting import History, HistoryHook, ReportCallback, ReportHook
+from npu_bridge.reporting.keras_numbers import OptimizerNumbers
 from npu_bridge.reporting.report_hook import places_of_ranks
 from tests.reporting.stepping import run_steps
 
@@ -129,6 +130,12 @@ def test_keras_has_a_callback(tmp_path):
     ]
     assert {row.learning_rate for row in rows} == {0.25}
     assert 'data-last-step="3"' in (tmp_path / "report.html").read_text()
+
+
+def test_a_tf_train_optimizer_inside_keras_has_no_rate_to_read():
+    with tf.Graph().as_default():
+        numbers = OptimizerNumbers.of(tf.keras.optimizers.get(tf1.train.AdamOptimizer(0.5)))
+        assert numbers == OptimizerNumbers(step=0, loss_scale=None, skipped_steps=None, learning_rate=None)
 
 
 def printed(folder):

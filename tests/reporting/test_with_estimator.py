@@ -43,17 +43,9 @@ def test_skipped_steps_of_a_settling_scale(estimator, tmp_path):
     estimator.train(input_fn, hooks=[progress, recorder], max_steps=3)
 
     history = History(recorder.history.path)
-    assert [(row.step, row.loss_scale, row.skipped) for row in history.rows] == [
-        (0, 2.0**120, True),
-        (0, 2.0**120, True),
-        (0, 2.0**119, True),
-        (0, 2.0**119, True),
-        (0, 2.0**118, True),
-        (0, 2.0**118, True),
-        (1, 2.0**117, False),
-        (2, 2.0**117, False),
-        (3, 2.0**117, False),
-    ]
+    skipped = [(0, 2.0**exponent, True) for exponent in (120, 120, 119, 119, 118, 118)]
+    applied = [(step, 2.0**117, False) for step in (1, 2, 3)]
+    assert [(row.step, row.loss_scale, row.skipped) for row in history.rows] == [*skipped, *applied]
     assert [row.loss for row in history.rows][:7] == [512.0] * 7  # unscaled, and unmoved while skipping
     assert [row.loss for row in history.rows][7:] == [511.0, 510.0]
     assert progress.skipped_steps == 6

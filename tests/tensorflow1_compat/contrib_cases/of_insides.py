@@ -12,7 +12,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from tensorflow1_compat import old_attributes, proxies
-from tensorflow1_compat.contrib import crf, image, lookup, opt, rnn, sparsemax, testing, training
+from tensorflow1_compat.contrib import image, lookup, opt, sparsemax, testing, training
 from tensorflow1_compat.installed import find_missing
 from tests.tensorflow1_compat.contrib_cases.common import close, value
 
@@ -171,27 +171,6 @@ def case_event_files():
         (event,) = testing.latest_summaries(folder)
         assert event.step == 3 and event.summary.value[0].simple_value == 2
         assert len(testing.latest_events(folder)) > 1
-
-
-def case_transitions_end_with_the_sequence():
-    transitions = tf.constant([[1.0, 2.0], [4.0, 8.0]])
-    close(value(crf.crf_binary_score(tf.constant([[0, 1, 1]]), tf.constant([2]), transitions)), [2.0])
-
-
-def case_pictures_turn_to_the_left():
-    close(value(image.rotate(tf.constant([[1.0, 2.0], [3.0, 4.0]]), np.pi / 2)), [[2.0, 4.0], [1.0, 3.0]])
-
-
-def case_a_highway_begins_with_its_input():
-    class Ones(tf.nn.rnn_cell.RNNCell):
-        state_size = output_size = 2
-
-        def __call__(self, inputs, state, scope=None):
-            return tf.ones_like(inputs), state
-
-    highway = rnn.HighwayWrapper(Ones(), couple_carry_transform_gates=False, carry_bias_init=1.0)
-    outputs, _ = highway(tf.zeros([1, 2]), tf.zeros([1, 2]))
-    close(value(outputs), [[1 / (1 + np.e)] * 2])
 
 
 def case_a_list_of_hyper_parameters_needs_brackets():
