@@ -30,19 +30,5 @@ def test_what_moved_and_what_still_waits_is_told_with_the_bytes_of_every_fragmen
     }
 
 
-def test_where_nothing_was_changed_one_line_says_why_and_what_to_do():
-    report = TailingReport(
-        fragments=[Fragment(["sum"], 4)],
-        unchanged_because="gradients travel inside a loop",
-        advice="Reduce them outside of it",
-    )
-    assert report.text() == (
-        "is_tailing_optimization leaves this graph and its results unchanged: gradients travel inside a loop. "
-        "Reduce them outside of it"
-    )
-    assert not report.has_changed and report.has_found_gradients
-    assert json.loads(report.json())["unchanged_because"] == "gradients travel inside a loop"
-
-
 def test_a_graph_without_gradients_is_nothing_to_tell():
     assert not TailingReport(unchanged_because=NO_GRADIENTS).has_found_gradients
