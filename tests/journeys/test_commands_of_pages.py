@@ -36,7 +36,7 @@ LIMIT_SECS = 300
 # Command: the test file that runs it, perhaps with a smaller model or other hosts, and what stands there.
 RUN_BY_OTHER_TESTS = {
     "make train": ("journeys/test_readme.py", ['"make", "train", "RANKS=2"']),
-    "make venv": ("journeys/test_readme.py", ['"make", "venv"']),
+    "make venv": ("journeys/test_setup.py", ['machine.make("venv")']),
     "npu-run -np 2 train.py": ("journeys/test_code_of_pages.py", ['["npu-run", "-np", "2"]', '[*command, "train.py"]']),
     "npu-run -H host1:4,host2:4 train.py": ("npu_run/test_remote_ranks.py", ['"-H", f"{ONE}:1,{OTHER}:1", "train.py"']),
     "npu-run doctor": ("npu_run/test_doctor.py", ['start("doctor", *options']),

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL_TOOLS = ("sh", "cat", "cksum", "dirname", "sed")
+REAL_PYTHON = f'exec "{sys.executable}" "$@"'
 INSTALLER = """
 import pathlib, sys
 with open("installs", "a") as log:
@@ -43,16 +44,17 @@ class Machine:
         for name in SHELL_TOOLS:
             (self.path / name).symlink_to(shutil.which(name))
 
-    def add(self, name: str, script: str = "exit 0") -> None:
-        """Puts a shell script on the PATH."""
-        file = self.path / name
-        file.write_text(f"#!/bin/sh\n{script}\n")
-        file.chmod(0o755)
+    def add(self, *names: str, script: str = "exit 0") -> None:
+        """Puts a shell script on the PATH under some names."""
+        for name in names:
+            file = self.path / name
+            file.write_text(f"#!/bin/sh\n{script}\n")
+            file.chmod(0o755)
 
-    def add_python(self, name: str, version: str | None = None) -> None:
-        """Puts a Python on the PATH: the real one, or one that only tells a version."""
-        pretence = f'case "$2" in *version_info*) printf {version} ;; esac'
-        self.add(name, f'exec "{sys.executable}" "$@"' if version is None else pretence)
+    def pretend_to_install(self) -> None:
+        """Puts a real Python on the PATH, and an installer that only notes its calls."""
+        self.add("python3.11", script=REAL_PYTHON)
+        (self.checkout / "tools" / "setup_env.py").write_text(INSTALLER)
 
     def keep_wheel(self, python: str) -> None:
         """Puts a wheel of Horovod where an earlier set-up with that Python would have left it."""
@@ -79,75 +81,60 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-def assert_refused(machine, part, *arguments):
+def assert_refused(machine, parts, *arguments):
     code, lines = machine.make("venv", *arguments)
     assert code != 0
     assert len(lines) == 1
-    assert lines[0].startswith("make venv: ") and part in lines[0]
+    assert lines[0].startswith("make venv: ") and all(part in lines[0] for part in parts)
     assert not (machine.checkout / ".venv").exists()
-    return lines[0]
-
-
-def test_missing_cmake(machine):
-    machine.add_python("python3.11")
-    machine.add("g++")
-    assert "apt-get install cmake" in assert_refused(machine, "cmake is missing")
 
 
 def test_missing_compiler(machine):
-    machine.add_python("python3.11")
+    machine.add("python3.11", script=REAL_PYTHON)
     machine.add("cmake")
-    assert "apt-get install g++" in assert_refused(machine, "a C++ compiler is missing")
+    assert_refused(machine, ["a C++ compiler is missing", "apt-get install g++"])
 
 
-def test_wrong_python(machine):
+def tells(version):
+    """A Python that only tells its version."""
+    return f'case "$2" in *version_info*) printf {version} ;; esac'
+
+
+LACKS_VENV = 'case "$2" in *ensurepip*) exit 1 ;; *) printf 3.11 ;; esac'
+NEEDED = "One of Python 3.11, 3.10, 3.9, 3.13, 3.12 is needed"
+NEEDED_BY_2_15 = "One of Python 3.11, 3.10, 3.9 is needed for TensorFlow 2.15; found python3 is 3.12"
+REFUSED = {  # Pythons on the PATH, arguments, what is told; there is a compiler, and no cmake
+    "no cmake": ({"python3.11": REAL_PYTHON}, [], ["cmake is missing", "apt-get install cmake"]),
+    "no Python": ({}, [], ["found no Python at all"]),
+    "one that is too new": ({"python3": tells("3.14")}, [], [NEEDED, "python3 is 3.14", "apt-get install python3.11"]),
+    "one that is too new for TensorFlow": ({"python3": tells("3.12")}, ["TF=2.15"], [NEEDED_BY_2_15]),
+    "another TensorFlow": (
+        {"python3": tells("3.12")},
+        ["TF=2.22"],
+        ["TF=2.22 is not supported. Expected 2.15, 2.16, 2.17, 2.18, 2.19, 2.20 or 2.21."],
+    ),
+    "an old one by choice": ({"python2": tells("2.7")}, ["PYTHON=python2"], ["PYTHON=python2 is Python 2.7"]),
+    "none by choice": ({"python3.11": REAL_PYTHON}, ["PYTHON=nothing"], ["PYTHON=nothing does not run"]),
+    "a name that is passed over": ({"python3.11": "exit 127", "python3.10": tells("3.10")}, [], ["cmake is missing"]),
+    "no environments": (
+        {"python3.11": LACKS_VENV},
+        [],
+        ["cannot make environments", "apt-get install python3.11-venv"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("pythons", "arguments", "told"), REFUSED.values(), ids=REFUSED)
+def test_what_is_missing_is_told_with_its_fix(machine, pythons, arguments, told):
     machine.add("g++")
-    machine.add("cmake")
-    machine.add_python("python3", "3.14")
-    line = assert_refused(machine, "found python3 is 3.14")
-    assert "One of Python 3.11, 3.10, 3.9, 3.13, 3.12 is needed" in line and "apt-get install python3.11" in line
-
-
-@pytest.mark.parametrize(
-    "chosen, python, told",
-    [
-        ("2.15", "3.12", "One of Python 3.11, 3.10, 3.9 is needed for TensorFlow 2.15; found python3 is 3.12"),
-        ("2.22", "3.12", "TF=2.22 is not supported. Expected 2.15, 2.16, 2.17, 2.18, 2.19, 2.20 or 2.21."),
-    ],
-)
-def test_wrong_tensorflow(machine, chosen, python, told):
-    machine.add_python("python3", python)
-    assert_refused(machine, told, f"TF={chosen}")
-
-
-def test_wrong_python_by_choice(machine):
-    machine.add_python("python3.11")
-    machine.add_python("python2", "2.7")
-    assert_refused(machine, "PYTHON=python2 is Python 2.7", "PYTHON=python2")
-    assert_refused(machine, "PYTHON=nothing does not run", "PYTHON=nothing")
-
-
-def test_no_python(machine):
-    assert_refused(machine, "found no Python at all")
-
-
-def test_name_of_a_python_that_does_not_run_is_passed_over(machine):
-    machine.add("python3.11", "echo 'command not found' >&2; exit 127")
-    machine.add_python("python3.10", "3.10")
-    machine.add("g++")
-    assert_refused(machine, "cmake is missing")
-
-
-def test_missing_venv_module(machine):
-    machine.add("python3.11", 'case "$2" in *ensurepip*) exit 1 ;; *) printf 3.11 ;; esac')
-    assert "apt-get install python3.11-venv" in assert_refused(machine, "cannot make environments")
+    for name, script in pythons.items():
+        machine.add(name, script=script)
+    assert_refused(machine, told, *arguments)
 
 
 def test_second_run_installs_nothing_and_an_interrupted_one_is_taken_up(machine):
-    for name in ("cmake", "g++"):
-        machine.add(name)
-    machine.add_python("python3.11")
-    (machine.checkout / "tools" / "setup_env.py").write_text(INSTALLER)
+    machine.add("cmake", "g++")
+    machine.pretend_to_install()
     installs = machine.checkout / "installs"
     interrupt = machine.checkout / "interrupt"
     interrupt.touch()
@@ -164,16 +151,14 @@ def test_second_run_installs_nothing_and_an_interrupted_one_is_taken_up(machine)
 
 
 def test_trainings_need_neither_compiler_nor_cmake_nor_the_test_tools(machine):
-    machine.add_python("python3.11")
-    (machine.checkout / "tools" / "setup_env.py").write_text(INSTALLER)
+    machine.pretend_to_install()
     assert machine.make("venv-for-train", "RANKS=1") == (0, [])
     ready = {path.name for path in (machine.checkout / ".venv").glob("ready.*")}
     assert ready == {"ready.alone"}
     code, lines = machine.make("venv")
     assert code != 0 and "a C++ compiler is missing" in lines[0]
     assert machine.make("venv-for-train", "RANKS=2") == (0, [])
-    for name in ("cmake", "g++"):
-        machine.add(name)
+    machine.add("cmake", "g++")
     assert machine.make("venv-for-train", "RANKS=1") == (0, [])
     assert (machine.checkout / "installs").read_text() == "xx"
     assert machine.make("venv") == (0, [])
@@ -182,8 +167,7 @@ def test_trainings_need_neither_compiler_nor_cmake_nor_the_test_tools(machine):
 
 
 def test_a_kept_wheel_needs_no_compiler(machine):
-    machine.add_python("python3.11")
-    (machine.checkout / "tools" / "setup_env.py").write_text(INSTALLER)
+    machine.pretend_to_install()
     machine.keep_wheel("3.8")
     assert machine.make("venv")[0] != 0
     machine.keep_wheel(f"{sys.version_info[0]}.{sys.version_info[1]}")
@@ -191,10 +175,8 @@ def test_a_kept_wheel_needs_no_compiler(machine):
 
 
 def test_moved_checkout_is_set_up_again(machine):
-    for name in ("cmake", "g++"):
-        machine.add(name)
-    machine.add_python("python3.11")
-    (machine.checkout / "tools" / "setup_env.py").write_text(INSTALLER)
+    machine.add("cmake", "g++")
+    machine.pretend_to_install()
     machine.make("venv")
     machine.checkout = machine.checkout.rename(machine.checkout.with_name("elsewhere"))
     machine.make("venv")
@@ -203,10 +185,8 @@ def test_moved_checkout_is_set_up_again(machine):
 
 @pytest.mark.parametrize("is_ready", [False, True], ids=["new", "ready"])
 def test_a_path_that_the_locale_cannot_read_is_refused(machine, is_ready):
-    machine.add_python("python3.11")
-    for name in ("cmake", "g++"):
-        machine.add(name)
-    (machine.checkout / "tools" / "setup_env.py").write_text(INSTALLER)
+    machine.add("cmake", "g++")
+    machine.pretend_to_install()
     machine.checkout = machine.checkout.rename(machine.checkout.with_name("mit Lücke"))
     if is_ready:
         assert machine.make("venv") == (0, [])

@@ -13,6 +13,7 @@ from npu_run.compare.arrays import open_npy
 from npu_run.compare.checkpoint_files import read_checkpoint
 from npu_run.compare.checkpoints import compare_checkpoints
 from npu_run.compare.sizes import compare_update_sizes, is_optimizer_slot, measure_update_sizes
+from npu_run.compare.verdict import NotComparableError
 
 SHAPES = {"layer_0/kernel": [24, 40], "layer_1/kernel": [40, 30], "head/kernel": [30, 10], "head/bias": [10]}
 
@@ -78,6 +79,17 @@ def test_a_rounding_of_zero_is_no_difference(tmp_path):
         tf.raw_ops.SaveV2(prefix=runs[-1][0], tensor_names=["b"], shape_and_slices=[""], tensors=[np.float32([bias])])
     verdict, _ = compare_checkpoints(runs[:3], runs[3:])
     assert verdict.is_inside, verdict.sentence
+
+
+def test_checkpoints_of_different_models_are_told(tmp_path):
+    runs = []
+    for names in ("abc", "ade"):
+        runs.append([{3: str(tmp_path / names)}])
+        values = [np.float32([number]) for number in range(3)]
+        tf.raw_ops.SaveV2(prefix=runs[-1][0][3], tensor_names=list(names), shape_and_slices=[""] * 3, tensors=values)
+    said = "of different models: they share 1 variables, 2 are only in A, such as b, and 2 only in B, such as d"
+    with pytest.raises(NotComparableError, match=said):
+        compare_checkpoints(*runs)
 
 
 def test_parts_are_the_same_however_a_file_is_read(tmp_path, monkeypatch):
