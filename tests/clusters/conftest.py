@@ -7,14 +7,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 
-import numpy as np
 import pytest
 
 from npu_bridge.base.environment import RANK_VARIABLES
-from tests.npu_run.elastic_scripts import SCRIPTS
-from tests.npu_run.launching import LIMIT_SECS, ROOT, kept_addresses, npu_run, write_script
+from tests.npu_run.elastic_scripts import train_undisturbed
+from tests.npu_run.launching import LIMIT_SECS, ROOT, kept_addresses, wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 LACKS_SLURM = not all(map(shutil.which, PROGRAMS)) or os.geteuid() != 0
@@ -85,14 +83,14 @@ def slurm(tmp_path_factory, slurm_ports):
         for command in commands:
             started.append(subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL))
             if command[0] == "munged":
-                wait_until((folder / "munge.socket").exists)
+                wait_for((folder / "munge.socket").exists, "munge")
 
         def run(*command, cwd=folder):
             done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=LIMIT_SECS)
             assert done.returncode == 0, done.stdout + done.stderr
             return done.stdout + done.stderr
 
-        wait_until(lambda: run("sinfo", "--noheader", "--format=%t %D").strip() == "idle 2")
+        wait_for(lambda: run("sinfo", "--noheader", "--format=%t %D").strip() == "idle 2", "two idle nodes")
         run.environment = environment
         yield run
     finally:
@@ -101,18 +99,6 @@ def slurm(tmp_path_factory, slurm_ports):
             process.wait()
 
 
-def wait_until(is_so):
-    limit = time.monotonic() + LIMIT_SECS
-    while not is_so():
-        assert time.monotonic() < limit
-        time.sleep(0.1)
-
-
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
-    place = tmp_path_factory.mktemp("undisturbed")
-    write_script(place, SCRIPTS["estimator"])
-    code, output = npu_run("train.py", "out", cwd=place)
-    assert code == 0, output
-    with np.load(place / "out.npz") as weights:
-        return dict(weights)
+    return train_undisturbed(tmp_path_factory.mktemp("undisturbed"), "estimator")

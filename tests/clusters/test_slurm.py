@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from tests.clusters.conftest import needs_slurm, wait_until
+from tests.clusters.conftest import needs_slurm
 from tests.npu_run.elastic_scripts import SCRIPTS, assert_alike
-from tests.npu_run.launching import LIMIT_SECS, ROOT, needs_horovod, write_script
+from tests.npu_run.launching import LIMIT_SECS, ROOT, needs_horovod, wait_for, write_script
 
 pytestmark = [pytest.mark.slow("jobs of a Slurm of this machine; make test-clusters"), needs_horovod, needs_slurm]
 
@@ -85,7 +85,7 @@ def test_a_batch_job_of_tasks_is_queued_again_at_an_early_signal(slurm, tmp_path
     (tmp_path / "job.sh").write_text(script)
     job = slurm("sbatch", "--parsable", "--output=job.log", "--open-mode=append", "job.sh", cwd=tmp_path).strip()
     log = tmp_path / "job.log"
-    wait_until(lambda: log.exists() and "suffers" in log.read_text())
+    wait_for(lambda: log.exists() and "suffers" in log.read_text(), "the training")
     slurm("scancel", "--signal=TERM", job)
     assert end_of(slurm, job, starts=2) == "COMPLETED", log.read_text()
     assert log.read_text().count("exit code 75. The same command resumes from there") == 1

@@ -76,6 +76,13 @@ def is_script(path):
     return '__name__ == "__main__"' in path.read_text()
 
 
+def test_the_index_of_pages_is_complete():
+    pages = {page.name for page in (REPOSITORY / "docs").glob("*.md")} - {"README.md"}
+    index = (REPOSITORY / "docs" / "README.md").read_text() + (REPOSITORY / "docs" / "options.md").read_text()
+    assert "(docs/README.md)" in README
+    assert [page for page in sorted(pages) if f"]({page})" not in index] == []
+
+
 def test_horovod_is_installed_as_the_library_says():
     page = (REPOSITORY / "docs" / "install.md").read_text()
     shown = " ".join(page.replace("\\\n", " ").split())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.npu_run.launching import npu_run, write_script
+
 # The beginning of every script; faults are rank:step:signal, each once, and signal 0 offers more slots.
 BEGINNING = """
 import os, signal, sys, time
@@ -147,6 +149,15 @@ if get_rank_id() == 0:
     np.savez(folder + ".npz", *model.get_weights())
 """,
 }
+
+
+def train_undisturbed(place, face):
+    """Trains on one rank; returns the weights."""
+    write_script(place, SCRIPTS[face])
+    code, output = npu_run("train.py", face, cwd=place)
+    assert code == 0, output
+    with np.load(place / f"{face}.npz") as weights:
+        return dict(weights)
 
 
 def assert_alike(path, expected):

@@ -23,9 +23,6 @@ COMMANDS = {
     "alone": "train.py",
     "job": "-np 2 train.py",
     "compare": "compare run run",
-    "report": "report run",
-    "plan": "plan --params 1M --bandwidth 1Gbit",
-    "check": "check train.py",
     "help": "--help",
 }
 

@@ -70,13 +70,9 @@ def test_examples_have_nothing_that_stops_them(monkeypatch):
     assert [stop for stop in stops if stop.kind != "needed"] == []  # one of them needs tensorflow-addons
 
 
-SAMPLE = ("misspelt precision_mode", "npu_bridge.hccl.hccl_ops.remote_read too many", "keras wire", "device value")
-
-
-@pytest.mark.slow("four processes load TensorFlow")
-@pytest.mark.parametrize("name", SAMPLE)
-def test_the_launcher_ends_with_the_same_words(name, tmp_path):
-    script = write_script(tmp_path, dict(planted())[name])
+@pytest.mark.slow("a process loads TensorFlow")
+def test_the_launcher_ends_with_the_same_words(tmp_path):
+    script = write_script(tmp_path, dict(planted())["keras wire"])
     (stop,) = stops_of(script)
     code, output = npu_run(script, cwd=tmp_path)
     assert code == 1 and stop.remark in output

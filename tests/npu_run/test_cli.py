@@ -93,21 +93,17 @@ def test_one_rank_shows_only_the_scripts_own_frames(tmp_path):
         (["-H", "one:2,two", "train.py"], "got 'one:2,two'"),
         (["-H", "one:2,one:2", "train.py"], "names a host twice"),
         (["-np", "5", "-H", "one:2,two:2", "train.py"], "-np 5 is more than -H one:2,two:2 offers"),
+        (["--wait", "0", "train.py"], "--wait is only for elastic jobs. Add --min-np N"),
+        (["-np", "2", "--cool-down", "60", "train.py"], "--cool-down is only for elastic jobs. Add --min-np N"),
     ],
 )
 def test_a_job_that_cannot_start_is_refused_in_one_line(tmp_path, monkeypatch, arguments, part):
-    write_script(tmp_path, "")
+    write_script(tmp_path, "raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(cli.run_script, arguments)
     assert result.exit_code == 2
     assert part in result.output
     assert len(result.output.splitlines()) == 1
-
-
-def test_number_of_ranks_must_be_positive(tmp_path):
-    result = CliRunner().invoke(cli.run_script, ["-np", "0", "train.py"])
-    assert result.exit_code == 2
-    assert "0" in result.output
 
 
 def test_missing_horovod_is_told_in_one_line_with_the_command(tmp_path):
@@ -152,8 +148,8 @@ def test_help_and_version():
     ("options", "part"),
     [
         (["-np", "99999999999"], "too many ranks"),
+        (["-np", "0"], "0 is not in the range"),
         (["--stall-secs", "nan"], "expected seconds, 0 for never; got nan"),
-        (["--stall-secs", "inf"], "expected seconds, 0 for never; got inf"),
         (["--stall-secs", "-1"], "-1"),
         (["--timeline", f"0:{'9' * 5000}"], "--timeline is not a range of steps"),
         (["-H", "-oProxyCommand=x:1"], "begins with a dash"),
@@ -173,7 +169,6 @@ def test_values_that_nobody_can_mean_are_refused(tmp_path, options, part):
         ("-np 2 trian.py", "there is no file 'trian.py' to run: did you mean train.py?"),
         ("sub/trian.py", "there is no file 'sub/trian.py' to run: did you mean sub/train.py?"),
         ("record trian.py", "there is no file 'trian.py' to run: did you mean train.py?"),
-        ("check trian.py", "there is no file 'trian.py' to run: did you mean train.py?"),
         ("-q plan", "A command comes before its options: npu-run plan ..."),
         ("--stal-secs 3 train.py", "--stall-secs"),
         ("bisect --max-run 3 train.py", "--max-runs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import signal
@@ -20,7 +21,7 @@ from npu_run.job.elastic import AvailableSlots, HostsCommand, RankBounds, determ
 from npu_run.job.hosts import JobPlan
 from npu_run.job.stop_after_step import StopAfterStep
 from npu_run.job.supervisor import Outcome, run_ranks
-from tests.npu_run.elastic_scripts import QUICK, SCRIPTS, assert_alike
+from tests.npu_run.elastic_scripts import QUICK, SCRIPTS, assert_alike, train_undisturbed
 from tests.npu_run.launching import (
     LIMIT_SECS,
     finish,
@@ -29,6 +30,7 @@ from tests.npu_run.launching import (
     npu_run,
     read_until,
     start,
+    wait_for,
     write_script,
 )
 
@@ -97,18 +99,21 @@ def test_hosts_that_go_do_not_stop_ranks_that_run():
         ("echo '<html>'", "the line is not understood"),
         ("printf '%s\\n' -oProxyCommand=x:1", "begins with a dash"),
         ("echo a:99999999", "too many ranks"),
-        ("sleep 60", "no answer within 1 s"),
+        ("sleep 600 & echo $! > sleeper; wait", "no answer within 1 s"),
     ],
 )
-def test_a_command_that_names_no_hosts_is_told_once(monkeypatch, answer, says):
+def test_a_command_that_names_no_hosts_is_told_once(monkeypatch, tmp_path, answer, says):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(elastic, "_ANSWER_SECS", 1.0 if "sleep" in answer else LIMIT_SECS)
     monkeypatch.setattr(elastic, "_POLL_SECS", 0.01)
     told: list[str] = []
     hosts = HostsCommand(answer, told.append)
-    wait_until(lambda: told)
+    wait_for(lambda: told, "a word about it")
     time.sleep(0.2)
     assert len(told) == 1 and says in told[0], told
     assert hosts() == {}
+    if "sleeper" in answer:
+        wait_for(lambda: not is_alive(int((tmp_path / "sleeper").read_text())), "the end of the command")
 
 
 def test_hosts_stay_when_the_command_fails_later(monkeypatch, tmp_path):
@@ -116,9 +121,9 @@ def test_hosts_stay_when_the_command_fails_later(monkeypatch, tmp_path):
     (tmp_path / "hosts").write_text("# up\na:2\nb slots=1\n")
     told: list[str] = []
     hosts = HostsCommand(f"cat {tmp_path}/hosts", told.append)
-    wait_until(lambda: hosts() == {"a": 2, "b": 1})
+    wait_for(lambda: hosts() == {"a": 2, "b": 1}, "the hosts")
     (tmp_path / "hosts").unlink()
-    wait_until(lambda: told)
+    wait_for(lambda: told, "a word about it")
     assert hosts() == {"a": 2, "b": 1} and told[0].endswith("the hosts it named before stay")
 
 
@@ -206,21 +211,6 @@ def test_a_job_that_was_told_to_stop_is_not_started_again():
 def test_numbers_that_do_not_fit_are_refused(numbers, says):
     with pytest.raises(LaunchError, match=re.escape(says)):
         determine_rank_bounds(*numbers)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--min-np", 5, "--max-np", 4), "--min-np 5 cannot be reached"),
-        (("--wait", 0), "--wait is only for elastic jobs. Add --min-np N"),
-        (("-np", 2, "--cool-down", 60), "--cool-down is only for elastic jobs. Add --min-np N"),
-    ],
-)
-def test_options_that_do_not_fit_start_nothing(tmp_path, options, says):
-    write_script(tmp_path, "raise SystemExit('it ran')")
-    code, output = npu_run(*options, "train.py", cwd=tmp_path)
-    assert code == 2 and "it ran" not in output
-    assert output.count("\n") == 1 and says in output, output
 
 
 # After which step.
@@ -323,23 +313,12 @@ def test_arrays_of_other_lengths_are_refused():
 def undisturbed(tmp_path_factory):
     """Returns the weights of each face after an undisturbed training on one rank."""
     place = tmp_path_factory.mktemp("undisturbed")
-    found = {}
-
-    def of(face):
-        if face not in found:
-            write_script(place, SCRIPTS[face])
-            code, output = npu_run("train.py", face, cwd=place)
-            assert code == 0, output
-            with np.load(place / f"{face}.npz") as weights:
-                found[face] = dict(weights)
-        return found[face]
-
-    return of
+    return functools.cache(lambda face: train_undisturbed(place, face))
 
 
 @pytest.fixture(scope="module")
 def undisturbed_estimator(undisturbed):
-    """The weights of one face, which several cases want."""
+    """The weights of one face, which are made before a case begins."""
     return undisturbed("estimator")
 
 
@@ -398,10 +377,9 @@ def test_a_job_shrinks_and_grows_and_trains_the_same(tmp_path, undisturbed, face
     assert_alike(tmp_path / "out.npz", undisturbed(face))
 
 
-@pytest.mark.few_fast(["1-estimator"], "several ranks and each way to train are started twice")
+@pytest.mark.few_fast(1, "several ranks and each way to train are started twice")
 @needs_horovod
-@pytest.mark.parametrize("face", SCRIPTS)
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "face"), [(1, "estimator"), (2, "session"), (2, "keras"), (2, "loop")])
 def test_a_signal_ends_a_job_after_a_whole_step(tmp_path, undisturbed, face, size):
     """A rank alone is a plain process that hears the signal itself; of several, the launcher hears it."""
     write_script(tmp_path, SCRIPTS[face])
@@ -446,61 +424,3 @@ def test_a_rank_that_hangs_after_its_last_step_does_not_hold_the_job(tmp_path):
     assert code == 75, said + output
     assert re.search(r"npu-run: no progress for \d+ s: rank 0 waiting at train.py:\d+", output), output
     assert "exit code 75. The same command resumes from there" in output
-
-
-# One slot; a second one that comes and goes; rubbish; a failure; no answer; one slot.
-FICKLE = """
-echo >> asked
-number=$(wc -l < asked)
-case $number in
-    4 | 6 | 8 | 10 | 12) echo localhost:2 ;;
-    14) echo "<html>no hosts here</html>" ;;
-    15) exit 3 ;;
-    16) sleep 600 & echo $! > sleeper; wait ;;
-    *) echo localhost:1 ;;
-esac
-"""
-UNTIL_ASKED = """
-import tensorflow as tf
-from npu_bridge.npu_init import *
-from npu_bridge.session import StopHook
-
-weight = tf.get_variable("weight", [])
-train = NPUOptimizer(tf.train.GradientDescentOptimizer(0.1)).minimize(weight**2, tf.train.get_or_create_global_step())
-with tf.train.MonitoredTrainingSession(hooks=[StopHook()]) as session:
-    while len(open("asked").readlines()) < 20:
-        session.run(train)
-print("trained to the end")
-"""
-
-
-@pytest.mark.slow("waits for hosts that come and go")
-@needs_horovod
-def test_a_training_lives_through_a_fickle_host_and_a_command_that_prints_rubbish_fails_and_hangs(tmp_path):
-    write_script(tmp_path, FICKLE, "hosts.sh")
-    write_script(tmp_path, UNTIL_ASKED)
-    # An answer comes sooner than that; and two slots are there for less than that.
-    quick = f"{QUICK}elastic._POLL_SECS, elastic._ANSWER_SECS, elastic.STEADY_SECS = 0.2, 10.0, {LIMIT_SECS}\n"
-    options = ("--tf1", "--min-np", 1, "--max-np", 2, "--hosts-from", "sh hosts.sh")
-    code, output = npu_run(*options, "train.py", cwd=tmp_path, prepare=quick)
-    assert code == 0, output
-    stay = "the hosts it named before stay"
-    expected = [
-        "npu-run: 1 rank on localhost:1",
-        "npu-run: --hosts-from sh hosts.sh: its output:1: the line is not understood. Expected each host once, as host "
-        f"slots=N; got '<html>no hosts here</html>'; {stay}",
-        f"npu-run: --hosts-from sh hosts.sh: exit code 3; {stay}",
-        f"npu-run: --hosts-from sh hosts.sh: no answer within 10 s; {stay}",
-        "trained to the end",
-    ]
-    lines = output.splitlines()
-    assert [line for line in lines if line.startswith(("npu-run: 1", "npu-run: 2", "npu-run: --h", "tra"))] == expected
-    assert "there are slots" not in output
-    wait_until(lambda: not is_alive(int((tmp_path / "sleeper").read_text())))
-
-
-def wait_until(is_so):
-    limit = time.monotonic() + LIMIT_SECS
-    while not is_so():
-        assert time.monotonic() < limit
-        time.sleep(0.01)

@@ -81,63 +81,40 @@ def test_wrong_hostfile_names_file_and_line(tmp_path, line, part):
         plan_job(None, hostfile=str(tmp_path / "hosts"))
 
 
-def test_missing_files_are_told():
-    with pytest.raises(LaunchError, match="--hostfile missing cannot be read"):
-        plan_job(None, hostfile="missing")
-    with pytest.raises(LaunchError, match="rank table missing: it cannot be read"):
-        plan_job(None, rank_table="missing")
-
-
-def test_ways_to_name_hosts_exclude_each_other():
-    with pytest.raises(LaunchError, match="-H and --rank-table exclude each other"):
-        plan_job(None, hosts="one:1", rank_table="table.json")
-
-
-def test_number_of_ranks_must_be_that_of_the_table(tmp_path):
-    with pytest.raises(LaunchError, match="which has 1 ranks"):
-        plan_job(2, rank_table=write_table(tmp_path, [("127.0.0.1", [(0, 0)])]))
-
-
-def test_remote_table_must_number_ranks_server_by_server(tmp_path):
-    path = write_table(tmp_path, [("127.0.0.1", [(0, 0), (2, 1)]), (FAR, [(1, 0)])])
-    with pytest.raises(LaunchError, match=f"Expected rank 1 on 127.0.0.1; got {FAR}"):
-        plan_job(None, rank_table=path)
+ONE_RANK = [("127.0.0.1", [(0, 0)])]
 
 
 @pytest.mark.parametrize(
-    ("variables", "size", "part"),
+    ("variables", "options", "table", "part"),
     [
-        ({"RANK_SIZE": "8"}, 2, "npu-run -np 8"),
-        ({"RANK_SIZE": "8"}, None, "npu-run -np 8"),
-        ({"CM_WORKER_SIZE": "8"}, 2, "npu-run -np 8"),
-        ({"RANK_ID": "1"}, 2, "RANK_ID=1 is set"),
-        ({"RANK_ID": "one"}, 2, "RANK_ID is not a whole number"),
-        ({"CM_CHIEF_IP": "192.0.2.1"}, 2, "the chief is not fully described"),
-        ({"RANK_SIZE": "2", "CM_WORKER_SIZE": "2"}, 2, "describe the cluster twice"),
+        ({"RANK_SIZE": "8"}, {"size": 2}, None, "npu-run -np 8"),
+        ({"RANK_SIZE": "8"}, {}, None, "npu-run -np 8"),
+        ({"CM_WORKER_SIZE": "8"}, {"size": 2}, None, "npu-run -np 8"),
+        ({"RANK_ID": "1"}, {"size": 2}, None, "RANK_ID=1 is set"),
+        ({"RANK_ID": "one"}, {"size": 2}, None, "RANK_ID is not a whole number"),
+        ({"CM_CHIEF_IP": "192.0.2.1"}, {"size": 2}, None, "the chief is not fully described"),
+        ({"RANK_SIZE": "2", "CM_WORKER_SIZE": "2"}, {"size": 2}, None, "describe the cluster twice"),
+        ({"RANK_SIZE": "2"}, {}, ONE_RANK, "RANK_SIZE differs from the table"),
+        ({"CM_WORKER_SIZE": "1"}, {}, ONE_RANK, "RANK_TABLE_FILE and CM_WORKER_SIZE"),
+        ({}, {"size": 2}, ONE_RANK, "which has 1 ranks"),
+        ({}, {}, [("127.0.0.1", [(0, 0), (2, 1)]), (FAR, [(1, 0)])], f"Expected rank 1 on 127.0.0.1; got {FAR}"),
+        ({}, {"hosts": "one:1"}, ONE_RANK, "-H and --rank-table exclude each other"),
+        ({}, {"hostfile": "missing"}, None, "--hostfile missing cannot be read"),
+        ({}, {"rank_table": "missing"}, None, "rank table missing: it cannot be read"),
     ],
 )
-def test_environment_that_contradicts_the_plan_is_refused(monkeypatch, variables, size, part):
+def test_what_contradicts_the_plan_or_is_missing_is_refused(tmp_path, monkeypatch, variables, options, table, part):
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
+    if table is not None:
+        options = {**options, "rank_table": write_table(tmp_path, table)}
     with pytest.raises(LaunchError, match=part):
-        plan_job(size)
+        plan_job(**{"size": None, **options})
 
 
 def test_rank_size_that_agrees_is_fine(monkeypatch):
     monkeypatch.setenv("RANK_SIZE", "2")
     assert plan_job(2).size == 2
-
-
-def test_rank_size_that_differs_from_the_table_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK_SIZE", "2")
-    with pytest.raises(LaunchError, match="RANK_SIZE differs from the table"):
-        plan_job(None, rank_table=write_table(tmp_path, [("127.0.0.1", [(0, 0)])]))
-
-
-def test_cluster_manager_variables_exclude_a_table(tmp_path, monkeypatch):
-    monkeypatch.setenv("CM_WORKER_SIZE", "1")
-    with pytest.raises(LaunchError, match="RANK_TABLE_FILE and CM_WORKER_SIZE"):
-        plan_job(None, rank_table=write_table(tmp_path, [("127.0.0.1", [(0, 0)])]))
 
 
 def test_a_rank_of_another_launcher_may_start_npu_run(monkeypatch):

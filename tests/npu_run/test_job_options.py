@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import struct
-import termios
-
 import pytest
 
 from npu_bridge.base.output_folders import claim_output_folder
-from npu_run.errors import LaunchError
 from npu_run.job import starts
-from npu_run.job.hosts import JobPlan
-from npu_run.job.supervisor import Outcome, run_ranks
+from npu_run.job.supervisor import Outcome
 from npu_run.outputs import MADE_BY
-from tests.npu_run.launching import LIMIT_SECS, needs_horovod, npu_run, read_screen, start, write_script
+from tests.npu_run.launching import needs_horovod, npu_run, write_script
 from tests.npu_run.test_hosts import write_table
 
 pytestmark = [pytest.mark.ranks(2), needs_horovod]
@@ -53,30 +46,6 @@ def test_one_rank_alone_has_a_log_too_and_needs_no_horovod(tmp_path):
     code, _ = npu_run("--logs", "train.py", cwd=tmp_path)
     assert code == 3
     assert log_lines(tmp_path, 0)[1] == "0 False"
-
-
-def test_rank_0_keeps_its_terminal_while_it_is_logged(tmp_path):
-    write_script(
-        tmp_path,
-        """
-        import os, sys
-        if os.environ["RANK_ID"] == "0":
-            print("terminal", sys.stdout.isatty(), os.get_terminal_size().columns)
-        """,
-    )
-    screen, terminal = os.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 111, 0, 0))
-    process = start("-np", "2", "--logs", "train.py", cwd=tmp_path, output=terminal)
-    os.close(terminal)
-    assert process.wait(timeout=LIMIT_SECS) == 0
-    assert read_screen(screen)[-1] == b"terminal True 111"
-    assert log_lines(tmp_path, 0)[1:] == ["terminal True 111"]
-
-
-def test_a_folder_of_logs_that_cannot_be_made_is_told(tmp_path):
-    (tmp_path / "logs").write_text("a file")
-    with pytest.raises(LaunchError, match="--out .*logs cannot be written"):
-        run_ranks("train.py", [], JobPlan(1, {}), log_dir=str(tmp_path / "logs"))
 
 
 def test_restarts_end_with_success_a_stop_or_when_they_are_used_up():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from types import SimpleNamespace
 
 import pytest
@@ -154,20 +157,25 @@ def test_the_last_line_is_one_of_its_own_when_a_rank_is_stopped_in_the_middle_of
     assert last.startswith("npu-run: rank 1 of 2 ended with ValueError: bad batch; exit code 1.")
 
 
-def test_rank_0_keeps_the_terminal(tmp_path):
+@pytest.mark.parametrize("options", [[], ["--logs"]], ids=["plain", "logged"])
+def test_rank_0_keeps_the_terminal(tmp_path, options):
     write_script(
         tmp_path,
         """
         import os, sys
         if os.environ["RANK_ID"] == "0":
-            print("terminal", sys.stdout.isatty(), sys.stderr.isatty())
+            print("terminal", sys.stdout.isatty(), sys.stderr.isatty(), os.get_terminal_size().columns)
         """,
     )
     screen, terminal = os.openpty()
-    process = start("-np", "2", "train.py", cwd=tmp_path, output=terminal)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 111, 0, 0))
+    process = start("-np", "2", *options, "train.py", cwd=tmp_path, output=terminal)
     os.close(terminal)
     assert process.wait(timeout=LIMIT_SECS) == 0
-    assert read_screen(screen)[-1] == b"terminal True True"
+    assert read_screen(screen)[-1] == b"terminal True True 111"
+    if options:
+        log = (tmp_path / "logs" / "rank_0.log").read_text()
+        assert log.splitlines()[1:] == ["terminal True True 111"]
 
 
 WAYS_TO_FAIL = {

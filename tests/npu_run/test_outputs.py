@@ -349,12 +349,6 @@ def test_messages_name_what_is_below_the_current_folder_from_there_and_all_else_
             pass
 
 
-def test_there_are_enough_of_them(capsys):
-    with capsys.disabled():
-        print(f" {len(CASES)} cases of folders and files", end="")
-    assert len(CASES) >= 200
-
-
 @pytest.mark.slow("starts every command twice")
 def test_a_folder_that_a_command_made_serves_it_again_and_only_once_at_a_time(tmp_path):
     """New, empty, own; what a stranger has put beside stays; two at once are refused, and a killed one is no matter."""

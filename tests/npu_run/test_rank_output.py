@@ -77,20 +77,9 @@ def test_a_line_of_many_pieces_passes_whole_and_is_short_in_the_tail(tmp_path, s
     assert len(ranks[1].tail[-1]) < 2**13
 
 
-def test_rest_is_passed_on_at_the_end(stream, ranks):
-    ranks[1].receive_output(b"last words", 0.0)
-    ranks[1].close()
-    assert stream.getvalue() == b"[rank 1] last words\n"
-
-
 def test_tail_keeps_the_last_lines(ranks):
     ranks[1].receive_output(b"".join(b"%d\n" % line for line in range(100)), 0.0)
     assert list(ranks[1].tail) == [str(line) for line in range(60, 100)]
-
-
-def test_any_bytes_pass(stream, ranks):
-    ranks[0].receive_output(b"\xff\xfe\n", 0.0)
-    assert stream.getvalue() == b"\xff\xfe\n"
 
 
 @pytest.mark.parametrize(

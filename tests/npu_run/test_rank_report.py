@@ -161,27 +161,20 @@ def test_one_failure_is_one_trace_and_its_cause_a_line():
     assert "frames" not in "".join(trace_of_script("fill({})"))
 
 
+REASON_IN_GRAPH = [
+    "UnknownError: Mismatched data types: One rank had type float32, but another rank had type float64.",
+    "\t [[{{node grad_w}}]]",
+    "  grad_w was made here:",
+    '  File "train.py", line 12, in <module>',
+]
+INDENTED_OTHERWISE = IN_GRAPH.replace("    File", "  File").replace("<module>", "<module>\n\n", 1)
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (
-            UnknownError(IN_GRAPH),
-            [
-                "UnknownError: Mismatched data types: One rank had type float32, but another rank had type float64.",
-                "\t [[{{node grad_w}}]]",
-                "  grad_w was made here:",
-                '  File "train.py", line 12, in <module>',
-            ],
-        ),
-        (
-            UnknownError(IN_GRAPH.replace("    File", "  File").replace("<module>", "<module>\n\n", 1)),
-            [
-                "UnknownError: Mismatched data types: One rank had type float32, but another rank had type float64.",
-                "\t [[{{node grad_w}}]]",
-                "  grad_w was made here:",
-                '  File "train.py", line 12, in <module>',
-            ],
-        ),
+        (UnknownError(IN_GRAPH), REASON_IN_GRAPH),
+        (UnknownError(INDENTED_OTHERWISE), REASON_IN_GRAPH),
         (UnknownError(IN_GRAPH.replace("12", "14")), ["\t [[{{node grad_w}}]]"]),  # that line is in the stack
         (
             UnknownError(IN_FUNCTION),

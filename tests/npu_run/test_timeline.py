@@ -210,16 +210,6 @@ def test_a_text_that_is_no_range_is_refused(text):
     assert f"got {text!r}" in str(refused.value)
 
 
-def test_a_wrong_range_or_folder_starts_nothing(tmp_path):
-    write_script(tmp_path, "print('started')")
-    code, output = npu_run("--timeline", "7", "train.py", cwd=tmp_path)
-    assert code == 2
-    assert "npu-run: --timeline is not a range of steps." in output
-    assert "started" not in output
-    with pytest.raises(LaunchError, match="train.py/inside cannot be written"):
-        Recording.parse("1:2", str(tmp_path / "train.py" / "inside")).announce_to_ranks(1)
-
-
 def test_ranks_get_what_the_launcher_announced_once(tmp_path, monkeypatch):
     monkeypatch.setattr(environment.os, "environ", {})
     recording = Recording.parse(" 3:9 ", str(tmp_path))

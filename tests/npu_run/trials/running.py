@@ -5,18 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import textwrap
 
 from npu_run.trials.trial import fill_in_out_folder, make_trial_environment
+from tests.npu_run.launching import write_script
 
 RANK = "import sys\nfrom npu_run.rank.main import main\nmain(sys.argv[1:])\n"
-
-
-def write_script(folder: pathlib.Path, text: str, name: str = "train.py") -> pathlib.Path:
-    """Writes a script and returns its path."""
-    path = folder / name
-    path.write_text(textwrap.dedent(text))
-    return path
 
 
 class WarmTrials:

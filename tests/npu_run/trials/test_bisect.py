@@ -7,7 +7,7 @@ import json
 import pytest
 
 from npu_run.bisect import bisect
-from tests.npu_run.trials.running import write_script
+from tests.npu_run.launching import write_script
 
 # Behind the product `loud` values are beyond 65504 until `quiet` brings them back: both have to be float32.
 FRAGILE = """

@@ -12,7 +12,7 @@ import tensorflow as tf
 from npu_bridge.base.tf_internals.names import HAS_ESTIMATORS
 from npu_run.record import record, replay
 from npu_run.trials.replay_tf1 import Replay
-from tests.npu_run.trials.running import write_script
+from tests.npu_run.launching import write_script
 
 tf1 = tf.compat.v1
 
@@ -373,23 +373,6 @@ def test_a_script_that_races_with_itself_is_told(command, tmp_path):
     write_script(tmp_path, text.replace("0.01 /", "0.02 /"))
     code, output = command(replay, "recorded", "train.py", 1)
     assert code == 1 and "not repeatable, not even on the recording machine: a step writes global_step (" in output
-
-
-@pytest.mark.slow("test_outputs.py has the rule for all commands")
-def test_the_same_folders_serve_again_and_what_others_have_put_there_stays(recorded, command, tmp_path):
-    (tmp_path / "recorded" / "notes.txt").write_text("mine")
-    assert command(record, "--steps", 2, "train.py", 1)[0] == 0
-    names = {path.name for path in (tmp_path / "recorded" / "rank_0").iterdir()}
-    assert "step_00001.npz" in names and "step_00002.npz" not in names
-    for _ in range(2):
-        code, output = command(replay, "recorded", "train.py", 7)
-        assert code == 0 and "2 steps on 1 rank(s): losses and weights equal the record" in output
-    (tmp_path / "recorded" / "rank_0" / "thesis.txt").write_text("years")
-    for function, arguments in ((record, ["train.py", 1]), (replay, ["--out", ".", "recorded", "train.py", 7])):
-        code, output = command(function, *arguments)
-        assert code == 2 and "did not make. Expected a new folder, an empty one, or one that npu-run" in output
-    assert (tmp_path / "recorded" / "rank_0" / "thesis.txt").read_text() == "years"
-    assert (tmp_path / "recorded" / "notes.txt").read_text() == "mine" and (tmp_path / "train.py").exists()
 
 
 @pytest.mark.parametrize(

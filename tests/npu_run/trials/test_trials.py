@@ -11,7 +11,8 @@ import pytest
 from npu_run.trials.acceptance import Float32Band
 from npu_run.trials.seeds import seed_of_rank
 from npu_run.trials.trial import SEED, Trial
-from tests.npu_run.trials.running import losses_in, write_script
+from tests.npu_run.launching import write_script
+from tests.npu_run.trials.running import losses_in
 from tests.reporting.test_page import write_history
 
 # Nothing has a seed, the loss is in no collection, and there is no global step.
