@@ -130,71 +130,49 @@ def test_hosts_stay_when_the_command_fails_later(monkeypatch, tmp_path):
 # The consequences of the ways in which a job ends.
 
 
-def outcomes(*each):
-    """A job that ends in these ways, one after the other, and the sizes with which it was started."""
-    left, sizes = iter(each), []
+BOUNDS = RankBounds(least=2, most=4, wait_secs=0.0, cool_down_secs=1000.0)
+AT_ONCE = BOUNDS._replace(cool_down_secs=0.0)
+DONE, STOPPED = Outcome(0, has_failed=False), Outcome(75, has_failed=False)
+RESIZED = STOPPED._replace(was_resized=True)
+LOST = Outcome(137, has_failed=True, lost=("",), has_trained=True)
+KILLED = LOST._replace(has_trained=False)
+FAILED = Outcome(1, has_failed=True, has_trained=True)
+RESUMES = "the job resumes from its last checkpoint"
+NEVER = "3 starts in a row ended before any training began; given up"
+ENDS = {  # how each start ends, restarts, bounds: the exit code, the size of each start, what is told
+    "ranks are lost": ([LOST, LOST, DONE], 0, BOUNDS, 0, [4, 3, 2], f"1 of 4 ranks lost; {RESUMES}"),
+    "too few are left": ([LOST] * 3, 0, BOUNDS, 69, [4, 3, 2], "there were fewer than 2 slots for 0 s; given up"),
+    "it fails": ([FAILED], 0, BOUNDS, 1, [4], ""),
+    "it fails and is restarted": ([FAILED] * 2, 1, BOUNDS, 1, [4, 4], ""),
+    "ranks lose each other": (
+        [FAILED._replace(was_torn=True), DONE],
+        0,
+        BOUNDS,
+        0,
+        [4, 4],
+        f"connections between ranks lost; {RESUMES}",
+    ),
+    "it never trains": ([KILLED] * 3, 0, AT_ONCE, 137, [4] * 3, NEVER),
+    "it was resized, so it has trained": ([KILLED, KILLED, RESIZED, KILLED, KILLED, DONE], 0, AT_ONCE, 0, [4] * 6, ""),
+    "it is told to stop": ([STOPPED], 0, BOUNDS, 75, [4], ""),
+    "it is resized": ([RESIZED, DONE], 0, BOUNDS, 0, [4, 4], ""),
+}
+
+
+@pytest.mark.parametrize(("ends", "restarts", "bounds", "code", "sizes", "says"), ENDS.values(), ids=ENDS)
+def test_what_follows_the_end_of_a_job(ends, restarts, bounds, code, sizes, says):
+    left, found, told = iter(ends), [], []
 
     def run(plan, why):
-        sizes.append(plan.size)
+        found.append(plan.size)
         return next(left)
 
-    return run, sizes
-
-
-LOST = Outcome(137, has_failed=True, lost=("",), has_trained=True)
-BOUNDS = RankBounds(least=2, most=4, wait_secs=0.0, cool_down_secs=1000.0)
-
-
-def run_here(*each, restarts=0, bounds=BOUNDS):
-    run, sizes = outcomes(*each)
-    told: list[str] = []
-    code = run_elastic(run, AvailableSlots(lambda: {"": 4}, bounds), bounds, restarts, told.append)
-    return code, sizes, told
-
-
-def test_a_job_goes_on_with_the_ranks_that_are_left():
-    code, sizes, told = run_here(LOST, LOST, Outcome(0, has_failed=False))
-    assert (code, sizes) == (0, [4, 3, 2])
-    assert "1 of 4 ranks lost; the job resumes from its last checkpoint" in told
-
-
-def test_a_job_with_too_few_ranks_waits_and_gives_up():
-    code, sizes, told = run_here(LOST, LOST, LOST)
-    assert (code, sizes) == (69, [4, 3, 2])
-    assert told[-1] == "there were fewer than 2 slots for 0 s; given up"
-
-
-def test_a_script_that_fails_by_itself_is_restarted_as_often_as_asked():
-    failed = Outcome(1, has_failed=True, has_trained=True)
-    assert run_here(failed)[:2] == (1, [4])
-    assert run_here(failed, failed, restarts=1)[:2] == (1, [4, 4])
-
-
-def test_a_job_whose_ranks_lost_each_other_goes_on_with_all():
-    torn = Outcome(1, has_failed=True, was_torn=True, has_trained=True)
-    code, sizes, told = run_here(torn, Outcome(0, has_failed=False))
-    assert (code, sizes) == (0, [4, 4])
-    assert "connections between ranks lost; the job resumes from its last checkpoint" in told
-
-
-def test_a_job_that_never_trains_is_given_up():
-    killed = LOST._replace(has_trained=False)
-    code, sizes, told = run_here(killed, killed, killed, bounds=BOUNDS._replace(cool_down_secs=0.0))
-    assert (code, sizes) == (137, [4, 4, 4])
-    assert told[-1] == "3 starts in a row ended before any training began; given up"
-
-
-def test_a_job_that_was_resized_has_trained():
-    killed, resized = LOST._replace(has_trained=False), Outcome(75, has_failed=False, was_resized=True)
-    bounds = BOUNDS._replace(cool_down_secs=0.0)
-    code, sizes, _ = run_here(killed, killed, resized, killed, killed, Outcome(0, has_failed=False), bounds=bounds)
-    assert (code, sizes) == (0, [4] * 6)
-
-
-def test_a_job_that_was_told_to_stop_is_not_started_again():
-    assert run_here(Outcome(75, has_failed=False))[:2] == (75, [4])
-    resized = Outcome(75, has_failed=False, was_resized=True)
-    assert run_here(resized, Outcome(0, has_failed=False))[:2] == (0, [4, 4])
+    ended = run_elastic(run, AvailableSlots(lambda: {"": 4}, bounds), bounds, restarts, told.append)
+    assert (ended, found) == (code, sizes)
+    if says.endswith("given up"):
+        assert told[-1] == says
+    else:
+        assert not says or says in told
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,11 @@ import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from tests.loose_code import module_at
-from tests.npu_run.launching import ROOT, is_alive, needs_horovod, start, wait_for, write_script
+from tests.npu_run.launching import is_alive, needs_horovod, npu_run, start, wait_for, write_script
 
 many_ranks = module_at("benchmarks/many_ranks.py")
 SIZE = 256
@@ -37,7 +35,6 @@ def script(tmp_path):
 
 
 def come_up(script, prepare=""):
-    """A job of small ranks that are all there, and their processes."""
     job = many_ranks.Job(script, SIZE, many_ranks.PREPARE + prepare)
     return job, {rank: process for rank, (process, *_) in job.come_up().items()}
 
@@ -103,24 +100,10 @@ print('limit', resource.getrlimit(resource.RLIMIT_NOFILE))
 
 def run_below(tmp_path, limits, prepare=""):
     """Starts 32 ranks that tell their limit on open files, from a process with the given limits; code and lines."""
-    (tmp_path / "train.py").write_text(TELL_LIMIT)
-
-    def limit():
-        for kind, pair in limits.items():
-            resource.setrlimit(kind, pair)
-
-    done = subprocess.run(
-        [sys.executable, "-c", f"{many_ranks.PREPARE}{prepare}\nfrom npu_run.cli import main\nmain()"]
-        + ["-np", "32", "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        preexec_fn=limit,
-    )
-    return done.returncode, done.stdout.splitlines()[1:]
+    write_script(tmp_path, TELL_LIMIT)
+    prepare += "".join(f"import resource\nresource.setrlimit({kind}, {pair})\n" for kind, pair in limits.items())
+    code, output = npu_run("-np", 32, "train.py", cwd=tmp_path, prepare=f"{many_ranks.PREPARE}{prepare}")
+    return code, output.splitlines()
 
 
 @needs_horovod
