@@ -13,8 +13,8 @@ import pytest
 
 from tests.clusters.conftest import LACKS_SLURM, needs_slurm, outside_ranks
 from tests.npu_run.elastic_scripts import SCRIPTS, assert_alike
-from tests.npu_run.launching import finish, needs_horovod, read_until, wait_for, write_script
-from tests.npu_run.test_local_ranks import assert_all_gone
+from tests.npu_run.launching import finish, needs_horovod, read_until, write_script
+from tests.npu_run.test_local_ranks import assert_all_gone, wait_for_pids
 
 pytestmark = [
     pytest.mark.slow("jobs of Open MPI and MPICH; make test-clusters"),
@@ -126,7 +126,7 @@ def test_an_elastic_job_of_tasks_goes_on_after_a_killed_rank(launcher, tmp_path,
 def test_a_task_that_dies_leaves_no_rank_behind(launcher, tmp_path, number):
     write_script(tmp_path, WAITING)
     process = launcher("npu-run", "train.py", cwd=tmp_path)
-    wait_for(lambda: all((tmp_path / f"pids.{rank}").exists() for rank in range(2)), "both ranks to be up")
+    wait_for_pids(tmp_path)
     os.kill(int((tmp_path / f"pids.{number}").read_text().split()[1]), signal.SIGKILL)
     code, output = finish(process)
     assert code != 0

@@ -52,13 +52,6 @@ def end_of(slurm, job, starts):
         time.sleep(0.1)
 
 
-def test_srun_starts_a_training_on_two_ranks(slurm, tmp_path, undisturbed):
-    write_script(tmp_path, SCRIPTS["estimator"])
-    output = slurm("srun", "--nodes=1", "--ntasks=1", "npu-run", "-np", "2", "train.py", "out", cwd=tmp_path)
-    assert "trained 120 steps on 2 ranks" in output
-    assert_alike(tmp_path / "out.npz", undisturbed)
-
-
 @pytest.mark.parametrize("fault", ["15", "9"], ids=["preempted", "a rank is killed"])
 def test_a_batch_job_that_is_disturbed_comes_to_its_end(slurm, tmp_path, undisturbed, fault):
     """Preempted, it saves and its own script queues it again; if a rank is killed, the others continue."""

@@ -271,20 +271,14 @@ def folder(tmp_path_factory):
     (folder / "train.py").write_text(TRAIN)
     (folder / "hosts").write_text("localhost slots=2\n")
     (folder / "table.json").write_text(TABLE)
-    (folder / "out" / "digits").mkdir(parents=True)
     # As an earlier run has left it.
     with claim_output_folder(str(folder / "noise"), "npu-run", "--out", MADE_BY["npu-run"]):
         for path, shift in {"noise/repeat-0": 0, "noise/repeat-1": 1, "noise/repeat-2": -1, "out/npu": 0.5}.items():
-            (folder / path).mkdir(parents=True)
             noise = random.Random(path)
             write_history(str(folder / path), [3 - step / 20 + noise.gauss(shift, 1) / 1000 for step in range(40)])
             (folder / path / "trial.json").touch()
-    for name, losses in {
-        "digits": [3.0, 2.0, 1.0],
-        "again": [3.0, 2.0, 1.0],
-    }.items():
-        (folder / "out" / name).mkdir(parents=True, exist_ok=True)
-        write_history(str(folder / "out" / name), losses)
+    for name in ("digits", "again"):
+        write_history(str(folder / "out" / name), [3.0, 2.0, 1.0])
     (folder / "timeline").mkdir()
     (folder / "timeline" / "tail.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     tail = {"steps": [20, 24], "step_ms": 20.0, "exposed_ms": 2.5, "traces": []}
@@ -297,7 +291,6 @@ def folder(tmp_path_factory):
 
 
 def output_of(command, folder, **variables):
-    """Returns the output of a shell for a command."""
     # Without what a rank, or the `make test` that started this, has set: its variables are options of the Makefile.
     kept = re.compile(r"(?!RANK|HOROVOD|MAKE|MFLAGS|(ARGS|STEPS|OUT|CONFIG|WORKERS|PYTHON)$)")
     environment = {name: text for name, text in os.environ.items() if kept.match(name)}

@@ -55,7 +55,6 @@ def desk(tmp_path_factory):
 
 
 def shown(lines, pattern):
-    """The first line with a pattern."""
     found = next((line for line in lines if re.search(pattern, line)), None)
     assert found is not None, "\n".join([pattern, *lines])
     return found

@@ -32,7 +32,6 @@ tf1 = tf.compat.v1
 
 
 def lines_of(command, folder, code=0, **variables):
-    """Returns the whole output of a command, as lines."""
     environment = {name: text for name, text in os.environ.items() if name not in QUIET}
     environment["PYTHONPATH"] = str(REPOSITORY)
     done = subprocess.run(

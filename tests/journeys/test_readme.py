@@ -36,7 +36,7 @@ def run(command, folder, time_limit_secs=600):
 
 
 def test_there_are_three_uses():
-    """They run on one rank and on two, together with the code of the pages, and alone in test_first_hour.py."""
+    """They run on one rank and on two, together with the code of the pages; test_first_hour.py looks at their lines."""
     assert len(EXAMPLES) == 3 and "npu-run -np 2 train.py" in README and "on one rank and on two" in README
     estimator, session, keras = EXAMPLES
     assert "config=NPURunConfig(" in estimator and "est.train(input_fn, hooks=hooks" in estimator

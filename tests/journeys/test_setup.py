@@ -96,7 +96,6 @@ def test_missing_compiler(machine):
 
 
 def tells(version):
-    """A Python that only tells its version."""
     return f'case "$2" in *version_info*) printf {version} ;; esac'
 
 

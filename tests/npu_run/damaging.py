@@ -101,7 +101,6 @@ def write_good(folder: Path) -> dict[str, tuple[str, list[str]]]:
 
 
 def damaged(good: bytes, seed: str) -> bytes:
-    """A damaged file."""
     chance = random.Random(seed)
     way = chance.choice([_cut, _flipped, _numbers, _numbers, _wrong_values, _wrong_values, _wrong_values, _other])
     return way(good, chance)
@@ -156,7 +155,6 @@ def _changed(content: Any, chance: random.Random) -> Any:
 
 
 def _other(good: bytes, chance: random.Random) -> bytes:
-    """Something else altogether."""
     long = b"\x93NUMPY\x01\0v\0{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"9" * 60
     others = [b"", b"\0" * 100, b"[" * 100_000, chance.randbytes(500), b"null", b"[]", b"{}", b'"text"', b"1", long]
     others += [b"{" * 9 + good, b"\xff\xfe" + good, good * 3, b"\x93NUMPY\x09\0" + good[8:]]

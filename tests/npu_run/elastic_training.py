@@ -257,7 +257,6 @@ def make_train_op(features):
 
 
 def features_and_op():
-    """Trains in a self-made graph."""
     tf.disable_eager_execution()
     tf.set_random_seed(SEED)
     features = tf.data.make_one_shot_iterator(BATCHES.dataset(WHAT.arrays, FOLDER)).get_next()

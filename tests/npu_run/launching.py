@@ -143,7 +143,6 @@ def read_screen(screen: int) -> list[bytes]:
 
 
 def wait_for(condition, what: str, limit_secs: float = LIMIT_SECS) -> None:
-    """Waits until `condition()` holds."""
     limit = time.monotonic() + limit_secs
     while not condition():
         if time.monotonic() > limit:

@@ -85,7 +85,6 @@ _WRITTEN_OUT = {
 
 
 def planted():
-    """Yields (name, text) of each script."""
     for option in OPTIONS:
         for bad in _bad_values(option):
             if option.owner != SESSION:

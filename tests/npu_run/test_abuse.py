@@ -29,9 +29,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Makes a folder with a script and a training."""
     folder = tmp_path_factory.mktemp("folder")
-    (folder / "run").mkdir()
     write_history(str(folder / "run"), [3.0, 2.0, 1.0])
     # In one piece: parts of lines are shown, too.
     write_script(folder, "import sys\nsys.stdout.write('x' * 10 + '\\n')\n")

@@ -120,7 +120,6 @@ SPOKEN = {  # command: words, exit code
 def test_json_has_a_verdict_that_is_the_exit_code_and_the_keys_of_the_page(verdict, run, tmp_path):
     write_script(tmp_path, "import npu_bridge.npu_init\nfrom npu_bridge.npu_init import nothing\n", "bad.py")
     for name, losses in {"a": [3.0, 2.0, 1.0], "b": [3.0, float("nan"), 1.0]}.items():
-        (tmp_path / name).mkdir()
         write_history(str(tmp_path / name), losses)
     page = (pathlib.Path(ROOT) / "docs" / "commands.md").read_text()
     for command, words in SPOKEN[verdict]:

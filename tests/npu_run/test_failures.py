@@ -93,7 +93,6 @@ def test_a_training_that_fails_ends_with_its_reason_and_leaves_a_whole_checkpoin
 
 
 def processes_in(folder):
-    """The processes that were started in a folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

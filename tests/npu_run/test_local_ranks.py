@@ -49,9 +49,14 @@ def start_waiting(folder, *options, arguments=()):
     """Starts two waiting ranks; gives the launcher and the four pids."""
     write_script(folder, WAITING)
     process = start("-np", "2", *options, "train.py", *arguments, cwd=folder)
+    return process, wait_for_pids(folder)
+
+
+def wait_for_pids(folder):
+    """Waits until two waiting ranks are up; gives their pids and those of their children."""
     files = [folder / "pids.0", folder / "pids.1"]
     wait_for(lambda: all(file.exists() for file in files), "both ranks to be up")
-    return process, [int(pid) for file in files for pid in file.read_text().split()]
+    return [int(pid) for file in files for pid in file.read_text().split()]
 
 
 def assert_all_gone(pids):
@@ -184,36 +189,44 @@ WAYS_TO_FAIL = {
     "sys.exit('no data')": (1, "ended with sys.exit('no data')"),
     "os._exit(9)": (9, "ended without an exception"),
     "os.abort()": (128 + signal.SIGABRT, "was killed by SIGABRT"),
+    "raise ValueError('bad batch')": (1, "ended with ValueError: bad batch"),
 }
 
 
-def test_the_whole_job_is_started_again_until_it_succeeds_and_each_failure_is_told_with_its_exit_code(tmp_path):
-    """Rank 1 fails in all ways there are, one in each attempt, while the others wait for it."""
+def run_through_failures(folder, *options, **variables):
+    """Rank 1 of 2 fails in all ways there are, one in each attempt, while the other rank and its child wait."""
     write_script(
-        tmp_path,
+        folder,
         f"""
-        import os, pathlib, signal, sys, time
-        ways = {list(WAYS_TO_FAIL)!r}
-        attempts = lambda: len(list(pathlib.Path(".").glob("attempt.*")))
-        if os.environ["RANK_ID"] == "0":
-            while attempts() <= len(ways):
-                time.sleep(0.02)
-            print("done in attempt", attempts(), "of 1 +", os.environ["NPU_RUN_RESTARTS"])
-        else:
-            attempt = attempts()
-            pathlib.Path(f"attempt.{{attempt}}").touch()
-            exec(ways[attempt] if attempt < len(ways) else "pass")
+        import os, pathlib, signal, subprocess, sys, time
+        rank, ways = os.environ["RANK_ID"], {list(WAYS_TO_FAIL)!r}
+        attempt = len(list(pathlib.Path(".").glob(f"pids.{{rank}}.*")))
+        secs = 600 if attempt < len(ways) else 0
+        child = subprocess.Popen([sys.executable, "-S", "-c", f"import time; time.sleep({{secs}})"])
+        pathlib.Path(f"new.{{rank}}").write_text(f"{{os.getpid()}} {{child.pid}}")
+        os.rename(f"new.{{rank}}", f"pids.{{rank}}.{{attempt}}")
+        while not os.path.exists(f"pids.{{1 - int(rank)}}.{{attempt}}"):
+            time.sleep(0.01)
+        if secs and rank == "1":
+            exec(ways[attempt])
+        time.sleep(secs)
+        sys.stdout.write(f"done in attempt {{attempt + 1}} of 1 + {{os.environ['NPU_RUN_RESTARTS']}}\\n")
         """,
     )
-    code, output = npu_run("-np", "2", "--restarts", "7", "--logs", "train.py", cwd=tmp_path)
+    code, output = npu_run(*options, "--restarts", "7", "--logs", "train.py", cwd=folder, **variables)
     assert code == 0
     said = [line for line in output.splitlines() if line.startswith("npu-run: r")]
     expected = []
     for number, (code, how) in enumerate(WAYS_TO_FAIL.values(), 1):
         expected += [f"npu-run: rank 1 of 2 {how}", f"npu-run: restart {number} of 7, after exit code {code}"]
     assert [line.startswith(start) for line, start in zip(said, expected)] == [True] * len(expected), said
-    assert "done in attempt 6 of 1 + 7" in output.splitlines()
-    assert (tmp_path / "logs" / "rank_1.log").read_text().count("\n---") == 5
+    assert "done in attempt 7 of 1 + 7" in output.splitlines()
+    assert (folder / "logs" / "rank_1.log").read_text().count("\n---") == 6
+    assert_all_gone([int(pid) for file in folder.glob("pids.*") for pid in file.read_text().split()])
+
+
+def test_the_whole_job_is_started_again_until_it_succeeds_and_each_failure_is_told_with_its_exit_code(tmp_path):
+    run_through_failures(tmp_path, "-np", "2")
 
 
 @pytest.mark.few_fast(1, "the other signal in the same way")

@@ -39,6 +39,7 @@ from npu_run.record import record, replay
 from npu_run.report import report
 from tests.npu_run.launching import ROOT, finish, npu_run, read_until, start, write_script
 from tests.reporting.test_page import write_history
+from tests.small_disk import SmallDisk
 
 # Everything that commands write, and what users have.
 NAMES = [
@@ -167,7 +168,6 @@ CASES = [
 
 
 def put_strangers_files(folder):
-    """Files of all the names that commands write."""
     for name in NAMES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"years of work on {name}")
@@ -236,12 +236,7 @@ def disks(tmp_path_factory):
         (full / "out").mkdir()
         (fixed / "empty").mkdir()
         put_strangers_files(fixed / "mine")
-        with open(full / "filler", "wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(4096))
-            except OSError:
-                pass
+        SmallDisk(full).fill()
         subprocess.run(["mount", "-o", "remount,ro", str(fixed)], check=True)
         yield full, fixed
     finally:
@@ -433,7 +428,6 @@ def test_ranks_that_another_launcher_started_share_their_folder(tmp_path):
 
 def test_pages_and_pictures_that_a_command_made_are_made_anew(tmp_path, monkeypatch):
     for name in ("run_c", "run_d"):
-        (tmp_path / name).mkdir()
         write_history(str(tmp_path / name), [3.0, 2.0, 1.0])
     monkeypatch.chdir(tmp_path)
     for function, arguments, made in (

@@ -131,7 +131,6 @@ def fill(settings):
 
 
 def trace_of_script(last_line, error=None):
-    """Returns the output of a script that ends so."""
     try:
         exec(compile(f"{SCRIPT}{last_line}\n", "train.py", "exec"), {"error": error})
     except Exception as raised:

@@ -35,7 +35,7 @@ from tests.npu_run.launching import (
     write_ssh,
 )
 from tests.npu_run.test_hosts import write_table
-from tests.npu_run.test_local_ranks import WAITING, assert_all_gone
+from tests.npu_run.test_local_ranks import WAITING, assert_all_gone, run_through_failures, wait_for_pids
 
 pytestmark = [pytest.mark.ranks(2), needs_horovod]
 
@@ -50,9 +50,7 @@ def start_waiting(folder, ssh):
     """Starts one waiting rank on each of two hosts; gives the launcher and the four pids."""
     write_script(folder, WAITING)
     process = start("-H", f"{ONE}:1,{OTHER}:1", "train.py", cwd=folder, **ssh)
-    files = [folder / "pids.0", folder / "pids.1"]
-    wait_for(lambda: all(file.exists() for file in files), "both ranks to be up")
-    return process, [int(pid) for file in files for pid in file.read_text().split()]
+    return process, wait_for_pids(folder)
 
 
 def test_ranks_run_in_place_with_their_variables_and_arguments(tmp_path, ssh):
@@ -121,36 +119,7 @@ def test_output_logs_and_devices_are_those_of_ranks_of_this_machine(tmp_path, ss
 
 @pytest.mark.slow("jobs on this host have a fast case")
 def test_a_job_on_other_hosts_is_started_again_after_each_failure_and_nothing_stays_behind(tmp_path, ssh):
-    ways = {
-        "raise ValueError('bad batch')": (1, "ended with ValueError: bad batch"),
-        "os.kill(os.getpid(), 9)": (128 + signal.SIGKILL, "was killed by SIGKILL"),
-        "sys.exit(7)": (7, "ended with sys.exit(7)"),
-    }
-    write_script(
-        tmp_path,
-        f"""
-        import os, pathlib, subprocess, sys, time
-        rank = os.environ["RANK_ID"]
-        attempt = len(list(pathlib.Path(".").glob(f"pids.{{rank}}.*")))
-        child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep({{600 if attempt < 3 else 0}})"])
-        pathlib.Path(f"new.{{rank}}").write_text(f"{{os.getpid()}} {{child.pid}}")
-        os.rename(f"new.{{rank}}", f"pids.{{rank}}.{{attempt}}")
-        while not os.path.exists(f"pids.{{1 - int(rank)}}.{{attempt}}"):
-            time.sleep(0.01)
-        if attempt < 3:
-            if rank == "1":
-                exec({list(ways)!r}[attempt])
-            time.sleep(600)
-        """,
-    )
-    code, output = npu_run("-H", f"{ONE}:1,{OTHER}:1", "--restarts", "5", "train.py", cwd=tmp_path, **ssh)
-    assert code == 0
-    said = [line for line in output.splitlines() if line.startswith("npu-run: r")]
-    expected = []
-    for number, (code, how) in enumerate(ways.values(), 1):
-        expected += [f"npu-run: rank 1 of 2 {how}", f"npu-run: restart {number} of 5, after exit code {code}"]
-    assert [line.startswith(start) for line, start in zip(said, expected)] == [True] * len(expected), said
-    assert_all_gone([int(pid) for file in tmp_path.glob("pids.*") for pid in file.read_text().split()])
+    run_through_failures(tmp_path, "-H", f"{ONE}:1,{OTHER}:1", **ssh)
 
 
 @pytest.mark.few_fast(1, "the other signal takes the same way")

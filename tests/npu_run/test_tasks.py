@@ -24,7 +24,7 @@ from tests.npu_run.launching import (
     wait_for,
     write_script,
 )
-from tests.npu_run.test_local_ranks import WAITING, assert_all_gone
+from tests.npu_run.test_local_ranks import WAITING, assert_all_gone, wait_for_pids
 
 SAYS = """
 import os, sys
@@ -58,34 +58,6 @@ def test_each_task_runs_one_rank_in_its_own_environment(tmp_path):
         assert f'{prefix}seen {rank} 3 {rank} of {rank} ["hccl_timeout=5"] {rank} lo a b $HOME\n' in output
     assert [finish(other) for other in others] == [(0, "")] * 2
     assert os.listdir(tmp_path) == ["train.py"]
-
-
-@pytest.mark.slow("jobs of ranks that npu-run starts have a fast case")
-@needs_horovod
-@pytest.mark.ranks(2)
-def test_a_job_of_tasks_is_started_again_on_the_same_tasks(tmp_path):
-    write_script(
-        tmp_path,
-        """
-        import os, pathlib, sys, time
-        attempt = len(list(pathlib.Path(".").glob("failed.*")))
-        print("attempt", attempt, os.getppid(), flush=True)
-        pathlib.Path(f"here.{os.environ['RANK_ID']}.{attempt}").touch()
-        while not pathlib.Path(f"here.{1 - int(os.environ['RANK_ID'])}.{attempt}").exists():
-            time.sleep(0.01)
-        if os.environ["RANK_ID"] == "1" and attempt < 2:
-            pathlib.Path(f"failed.{attempt}").touch()
-            raise ValueError("boom")
-        if attempt < 2:
-            time.sleep(600)
-        """,
-    )
-    first, other = start_all(tmp_path, "--restarts", 2, "train.py")
-    code, output = finish(first)
-    assert code == 0
-    assert output.count("rank 1 of 2 ended with ValueError: boom") == 2
-    assert f"[rank 1] attempt 2 {other.pid}\n" in output
-    assert finish(other) == (0, "")
 
 
 @pytest.mark.slow("signals to the launcher have a fast case")
@@ -129,9 +101,7 @@ def test_what_only_one_task_is_told_becomes_an_ordered_end_of_all(tmp_path):
 def test_a_task_that_is_killed_is_named_and_leaves_nothing_behind(tmp_path, dying):
     write_script(tmp_path, WAITING)
     processes = start_all(tmp_path, "train.py")
-    files = [tmp_path / "pids.0", tmp_path / "pids.1"]
-    wait_for(lambda: all(file.exists() for file in files), "both ranks to be up")
-    pids = [int(pid) for file in files for pid in file.read_text().split()]
+    pids = wait_for_pids(tmp_path)
     processes[dying].kill()
     code, output = finish(processes[1 - dying])
     cause = (

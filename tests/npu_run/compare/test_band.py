@@ -176,7 +176,6 @@ def test_what_cannot_be_compared_is_one_sentence():
 
 def test_folders_of_repeats_are_read_in_order(tmp_path):
     for number in (10, 2, 0):
-        (tmp_path / f"repeat-{number}").mkdir()
         write_history(str(tmp_path / f"repeat-{number}"), [5.0 + number, 4.0, 3.0, 2.0], skipped={1})
     runs = read_repeats(str(tmp_path))
     assert [run.values[0] for run in runs] == [5.0, 7.0, 15.0]

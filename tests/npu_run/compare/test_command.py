@@ -17,7 +17,6 @@ from tests.reporting.test_page import write_history
 
 @pytest.fixture(scope="module")
 def pairs():
-    """The benchmark that trains pairs."""
     return module_at("benchmarks/compare.py")
 
 
@@ -61,9 +60,7 @@ def test_json_has_everything(tmp_path):
     curve = 2 + np.exp(-np.arange(60) / 20)
     random = np.random.RandomState(1)
     for number in range(3):
-        (tmp_path / f"a/repeat-{number}").mkdir(parents=True)
         write_history(str(tmp_path / f"a/repeat-{number}"), list(curve + 0.01 * random.randn(60)))
-    (tmp_path / "b").mkdir()
     write_history(str(tmp_path / "b"), list(curve + 0.01 * random.randn(60) + np.where(np.arange(60) < 30, 0, 0.5)))
     code, printed = run(tmp_path / "a", tmp_path / "b", "--json", folder=tmp_path)
     found = json.loads(printed)
@@ -76,7 +73,6 @@ def test_json_has_everything(tmp_path):
 
 def test_what_cannot_be_told_is_two(tmp_path):
     for name, losses in (("a", [3.0, 2.0, 1.0]), ("b", [3.0, 2.1, 1.1])):
-        (tmp_path / name).mkdir()
         write_history(str(tmp_path / name), losses)
     code, printed = run(tmp_path / "a", tmp_path / "b", folder=tmp_path)
     assert (

@@ -26,7 +26,6 @@ class WarmTrials:
         self.runs = 0
 
     def run(self, trial, command, imposed=None, log=None, uses_stderr=False) -> int:
-        """As `run_trial`."""
         self.runs += 1
         os.makedirs(trial.folder, exist_ok=True)
         env = {**os.environ, **make_trial_environment(trial, imposed)}
@@ -38,6 +37,5 @@ class WarmTrials:
 
 
 def losses_in(folder) -> list:
-    """The losses of a history, in order."""
     lines = (pathlib.Path(folder) / "history.jsonl").read_text().splitlines()
     return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
