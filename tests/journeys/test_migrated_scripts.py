@@ -5,31 +5,27 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.journeys.test_readme import environment_of_a_user
+from tests.journeys.test_readme import run as run_command
+
 SCRIPTS = pathlib.Path(__file__).parent / "scripts"
-REPOSITORY = SCRIPTS.parents[2]
 
 both = pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.ranks(2))], ids=["alone", "on two ranks"])
 
 
 def run(python, script, ranks, folder):
     """Runs a script; gives what every rank has written down, as lists of a fact by pattern."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "2"}
     command = [str(SCRIPTS / script), str(folder)]
     if ranks == 1:
-        done = python.run(command, folder, environment)
+        done = python.run(command, folder, environment_of_a_user())
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     else:
-        launcher = [sys.executable, "-m", "npu_bridge.run", "-np", str(ranks)]
-        done = subprocess.run(
-            [*launcher, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
-        )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+        run_command(["npu-run", "-np", str(ranks), *command], folder)
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(ranks)]
 
 
