@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
 import tensorflow as tf
 
 from tests.canaries import of_keras3
-from tests.journeys.test_readme import SCRIPT_OUTPUT, lines_that_are_not_in
+from tests.journeys.test_readme import SCRIPT_OUTPUT, lines_that_are_not_in, run
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
-SCRIPTS = pathlib.Path(sys.executable).parent
 PAGES = {
     "readme": "README.md",
     **{
@@ -74,13 +71,13 @@ def test_code_runs_as_it_stands(command, tmp_path):
     graphs = tmp_path / "graphs"
     graphs.mkdir()
     ranks = 1 if command == [sys.executable] else 2
-    run = set(re.findall(r"\b[a-z_]+_\d\b", EAGER_PIECES + GRAPH_PIECES))
-    assert run | {KERAS3_PIECE} == set(PIECES), "a piece of a page is run nowhere, or is gone"
+    imported = set(re.findall(r"\b[a-z_]+_\d\b", EAGER_PIECES + GRAPH_PIECES))
+    assert imported | {KERAS3_PIECE} == set(PIECES), "a piece of a page is run nowhere, or is gone"
     for name, piece in PIECES.items():
         ((graphs if name in GRAPH_PIECES else tmp_path) / f"{name}.py").write_text(piece)
     (tmp_path / "train.py").write_text(EAGER_PIECES + WEIGHTS)
     (graphs / "train.py").write_text(GRAPH_PIECES + WEIGHTS)
-    eager, printed = output_of(command, tmp_path), output_of(command, graphs)
+    eager, printed = (run([*command, "train.py"], folder) for folder in (tmp_path, graphs))
     check_keras(eager + printed, ranks)
     check_levels(eager)
     check_session(printed, str(graphs / "out" / "monitored"))
@@ -89,16 +86,6 @@ def test_code_runs_as_it_stands(command, tmp_path):
     check_that_ranks_are_one_training(eager + printed, graphs / "out", ranks)
     check_readme(eager + printed, ranks)
     check_guides(eager, printed, tmp_path, graphs / "out", ranks)
-
-
-def output_of(command, folder):
-    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{folder}"}
-    environment["PATH"] = f"{SCRIPTS}{os.pathsep}{environment['PATH']}"
-    done = subprocess.run(
-        [*command, "train.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout + done.stderr
 
 
 def check_keras(printed, ranks):
