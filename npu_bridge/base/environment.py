@@ -1,4 +1,4 @@
-"""Holds the names of all environment variables, and reads and writes them; the launcher passes an environment on.
+"""Reads and writes environment variables, and holds their names; only the launcher also passes on an environment.
 
 Two families of variables describe a run from outside: those that a launcher sets (Horovod's own, Open MPI's, or a PMI
 launcher's) and the documented ones of the NPU stack (`RANK_ID`, `RANK_SIZE`, `RANK_TABLE_FILE`, ...). Every function

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Callable
 
+from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import gradient_values, has_finite_norm, map_gradients, map_values
 from npu_bridge.gradients.graph_mode import make_tensors_if, run_if, state_variable, variable_like
@@ -32,6 +34,14 @@ class GradientSums:
         made = state_variable(lambda: tf.zeros([], tf.int32), "accumulated_steps")
         setattr(self.module, f"counter_{number}" if number else "counter", made)
         return made
+
+    def warn_about_mixed_lists(self) -> None:
+        """Warns once if batches of one window had gradients of different variables."""
+        if self.counters.are_lists_mixed:
+            problem = "some steps have gradients of other variables than the steps before"
+            expected = "the same variables in each batch, since a window updates the variables of its last batch"
+            fix = "Compute one gradient of the sum of all losses, or make an optimizer for each loss."
+            say_once(logging.WARNING, message(self._owner, problem, expected, "lists with common variables", fix))
 
     def sum_of(self, variable: Any, may_be_sparse: bool) -> _SumVariable:
         """Returns the sum of a trained variable's gradients; creates the sum at the first call."""
@@ -105,10 +115,12 @@ class _SumVariable(tf.Module):
 
     def __init__(self, variable, owner):
         super().__init__(name="sum")
+        self._owner = owner
         self._name = variable.name.partition(":")[0]
         dtype = tf.float64 if variable.dtype.base_dtype == tf.float64 else tf.float32
         self.sum = variable_like(variable, owner, "accumulated", dtype)
         self.touched = None
+        self._is_sparse: bool | None = None
 
     def make_sparse(self):
         if self.touched is None:
@@ -116,7 +128,18 @@ class _SumVariable(tf.Module):
             self.touched = state_variable(lambda: tf.zeros(self.sum.shape[:1], tf.bool), name)
 
     def add_gradient(self, addend):
-        """Adds a gradient; returns the new sum, whose method `store_or_reset` stores the sum in the variable."""
+        """Adds a gradient; returns the new sum, whose method `store_or_reset` stores the sum in the variable.
+
+        Raises:
+          ValueError: an earlier gradient was sparse and this one is dense, or the other way round.
+        """
+        is_sparse = isinstance(addend, tf.IndexedSlices)
+        if self._is_sparse not in (None, is_sparse):
+            kinds = ("a dense gradient", "a sparse gradient (tf.IndexedSlices)")
+            problem = f"the gradients of {self._name} are dense in some batches and sparse in others"
+            fix = "Convert the sparse ones with tf.convert_to_tensor before apply_gradients."
+            raise ValueError(message(self._owner, problem, kinds[not is_sparse], kinds[is_sparse], fix))
+        self._is_sparse = is_sparse
         return (_SparseSum if isinstance(addend, tf.IndexedSlices) else _DenseSum)(self, addend)
 
 

@@ -56,9 +56,11 @@ def zero_gradient_like(grad: Any, variable: Any) -> Any:
 
 
 def sum_repeated_rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Adds up the rows of a sparse gradient that share an index, so each index occurs once."""
+    """Adds up the rows of a sparse gradient that share an index, so each index occurs once; 16 bits in float32."""
     indices, position = tf.unique(grad.indices)
-    values = tf.math.unsorted_segment_sum(grad.values, position, tf.size(indices))
+    is_narrow = grad.values.dtype.size < tf.float32.size  # in bfloat16, a sum of ones would end at 256
+    wide = tf.cast(grad.values, tf.float32) if is_narrow else grad.values
+    values = tf.cast(tf.math.unsorted_segment_sum(wide, position, tf.size(indices)), grad.values.dtype)
     return tf.IndexedSlices(values, indices, grad.dense_shape)
 
 
@@ -88,6 +90,12 @@ def average_sparse_rows(
       name: prefix of the names of the collectives.
     """
     return sum_repeated_rows(gather_sparse_rows(map_values(grad, lambda values: values / ranks), gather, name))
+
+
+def multiply_wide(values: tf.Tensor, factor: Any) -> tf.Tensor:
+    """Returns the product of values and a scalar, of 16-bit values in float32."""
+    wide = tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values
+    return wide * tf.cast(factor, wide.dtype)
 
 
 def unscale_gradient(grad, divisor):

@@ -276,7 +276,11 @@ class _KerasOptimizer(_KerasFamily):
         return build_update_in_program_order(lambda: self.optimizer.apply_gradients(grads_and_vars), grads_and_vars)
 
     def _slot(self, variable, name):
-        return self._slots_by_name().get(name, {}).get(variable.name)
+        # In eager execution, variables can share a name; their slots then have the order of the variables.
+        alike = [each for each in self._updated_variables if each.name == variable.name]
+        number = next((number for number, each in enumerate(alike) if each is variable), 0)
+        held = self._slots_by_name().get(name, {}).get(variable.name, [])
+        return held[number] if number < len(held) else None
 
     def _slot_names(self):
         return list(self._slots_by_name())
@@ -285,14 +289,15 @@ class _KerasOptimizer(_KerasFamily):
         return list(self.optimizer.variables)
 
     def _slots_by_name(self):
-        """Returns slots by slot name and variable name: a slot of `dense/kernel` is named `Adam/m/dense/kernel`."""
+        """Returns lists of slots by slot name and variable name: `dense/kernel` has a slot `Adam/m/dense/kernel`."""
         slots = {}
         for held in self.optimizer.variables:
             # "Adam/m/dense/kernel" ends with "kernel" too, which can be the name of another variable.
             endings = [variable.name for variable in self._updated_variables if held.name.endswith("/" + variable.name)]
             if endings:
                 primary = max(endings, key=len)
-                slots.setdefault(held.name[: -len(primary) - 1].split("/")[-1], {})[primary] = held
+                of_name = slots.setdefault(held.name[: -len(primary) - 1].split("/")[-1], {})
+                of_name.setdefault(primary, []).append(held)
         return slots
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import contexts_around, current_control_flow_context
-from npu_bridge.gradients.step import Step
+from npu_bridge.gradients.step import Step, merge_steps
 from npu_bridge.graph.operators import sources_among
 
 
@@ -78,19 +78,22 @@ class UnappliedSteps:
         """Returns a copy of the step, in the current function or graph, that returned these gradients; keeps it open.
 
         Of several steps that cover the variables, takes the latest from which a gradient was computed, else the latest.
-        Ignores steps of a TF 1 loop or branch that is closed: their tensors cannot be read from outside, and a branch
-        that is not taken never computes them. Returns None if no step covers the variables.
+        If the gradients of several steps are applied together, merges the steps. Ignores steps of a TF 1 loop or branch
+        that is closed: their tensors cannot be read from outside, and a branch that is not taken never computes them.
+        Returns None for gradients from elsewhere.
         """
         given = {id(variable) for _, variable in grads_and_vars}
         contexts = [None, *contexts_around(_current_context())]
         here = [
-            kept
-            for kept in reversed(self._combined)
-            if kept.place is _current_graph() and kept.context in contexts and given <= kept.variable_ids
+            kept for kept in reversed(self._combined) if kept.place is _current_graph() and kept.context in contexts
         ]
-        if len(here) > 1:
-            here = [kept for kept in here if kept.is_source_of(grads_and_vars)] or here
-        return dataclasses.replace(here[0].step, notes=dict(here[0].step.notes)) if here else None
+        covering = [kept for kept in here if given <= kept.variable_ids]
+        if len(covering) == 1:
+            return covering[0].copy_step()
+        sources = [kept for kept in covering or here if kept.is_source_of(grads_and_vars)]
+        if covering:
+            return (sources or covering)[0].copy_step()
+        return merge_steps([kept.step for kept in sources]) if sources else None
 
     def find(self, grads_and_vars: Sequence) -> Step | None:
         """Returns the step of these gradients and keeps it open, or returns None."""
@@ -134,6 +137,9 @@ class _UnappliedStep:
         if self.variable_ids is None or newer_ids is None:
             return self.place is not None  # eager steps follow each other; a function is traced once
         return not self.variable_ids & newer_ids if self.place is None else not self.variable_ids <= newer_ids
+
+    def copy_step(self):
+        return dataclasses.replace(self.step, notes=dict(self.step.notes))
 
     def is_source_of(self, grads_and_vars):
         """Returns whether a gradient is one that this step returned, or was computed from one."""

@@ -47,6 +47,7 @@ def sort_stages(stages: Sequence[Any], owner: str) -> tuple:
             expected = f"one stage at each place, in the order {', '.join(PLACES)}"
             raise ValueError(message(owner, problem, expected, names, "Keep one of these stages."))
     _check_needs(ordered, owner)
+    _check_batches_are_reduced(ordered, owner)
     _check_can_leave_out_variables(ordered, owner)
     return ordered
 
@@ -103,6 +104,18 @@ def _check_needs(stages, owner):
             if missing[0] == REDUCED_GRADIENTS:
                 fix = "Set is_distributed=True, which averages gradients over the ranks."
             raise ValueError(message(owner, problem, f"a stage that gives {missing[0]}", f"only {names}", fix))
+
+
+def _check_batches_are_reduced(stages, owner):
+    """Rejects a sum of reduced gradients beside a stage with which each rank updates with its own gradients."""
+    summing = [stage for stage in stages if stage.place == "accumulate reduced"]
+    unreduced = [each for each in stages if isinstance(each, ExchangingStage) and REDUCED_GRADIENTS not in each.gives]
+    for stage, other in zip(summing, unreduced):
+        problem = f"{name_of_stage(stage)} adds up gradients that are equal on all ranks, but with "
+        problem += f"{name_of_stage(other)} they differ"
+        got = f"{name_of_stage(stage)} ({stage.place}) and {name_of_stage(other)} ({other.place})"
+        fix = f"Leave exchange='batch' out of {name_of_stage(stage)}."
+        raise ValueError(message(owner, problem, "a stage that reduces gradients", got, fix))
 
 
 def _check_can_leave_out_variables(stages, owner):

@@ -139,6 +139,9 @@ def _make_checking_stages(settings, exchanging_stage, combined_gradients):
     is_joint = settings.is_joint
     if is_joint is None:
         is_joint = is_of_rank or settings.is_sharded
+    elif not is_joint and (is_of_rank or settings.is_sharded):
+        problem, fix = "each rank would decide alone about gradients that ranks combine", "Leave is_joint out."
+        raise ValueError(message(settings.owner, problem, "is_joint=True or None", "is_joint=False", fix))
     check = OverflowCheck(settings.name, is_joint, is_local, is_local and settings.is_tailed, combined_gradients)
     if not settings.is_scaled:
         return [check, DroppedStepWarning(_dropped_step_warning(settings))]

@@ -123,12 +123,13 @@ class Stage(KeywordChecksMixin):
         variables in `create_variables`, so that no two optimizers share them.
 
         Raises:
-          TypeError: `get_config` is inherited, but the constructor has arguments of its own, which a copy would lose.
+          TypeError: `get_config` is inherited, but the constructor has other arguments.
         """
         kind = type(self)
         if kind.get_config is not Stage.get_config:
-            _check_config_is_complete(kind)
-            return kind.from_config(self.get_config())
+            config = self.get_config()
+            _check_config(kind, config)
+            return kind.from_config(config)
         made = object.__new__(type(self))
         vars(made).update(
             (name, copy.copy(value) if isinstance(value, (dict, list, set)) else value)
@@ -311,6 +312,7 @@ class SynchronisingStage(ExchangingStage):
     """Base class of stages that make variables equal on all ranks after updates, instead of averaging gradients."""
 
     place = "synchronise"
+    needs_variables = True
     needs_unscaled_gradients = True
 
     def sync_all(self) -> Any:
@@ -318,18 +320,21 @@ class SynchronisingStage(ExchangingStage):
         raise NotImplementedError
 
 
-def _check_config_is_complete(kind):
-    """Rejects a class of stages with constructor arguments of its own and the `get_config` of a base class."""
+def _check_config(kind, config):
+    """Rejects a class of stages whose constructor has other arguments than the `get_config` of its base class."""
     constructed, described = (
         inspect.signature(next(base for base in kind.__mro__ if name in vars(base)).__init__).parameters
         for name in ("__init__", "get_config")
     )
+    takes_any = any(each.kind == each.VAR_KEYWORD for each in constructed.values())
     named = [name for name, each in constructed.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    lost = ", ".join(name for name in named if name not in described)
-    if lost:
-        problem, expected = "the inherited get_config does not know all arguments", f"a get_config that returns {lost}"
+    lost = [name for name in named if name not in described]
+    unknown = [] if takes_any else [name for name in config if name not in constructed]
+    if lost or unknown:
+        problem, got = "get_config does not fit the constructor", f"one with {', '.join(config) or 'nothing'}"
         fix = f"Write get_config in {kind.__name__}: an optimizer copies its stages, and Keras saves them."
-        raise TypeError(message(kind.__name__, problem, expected, "the get_config of a base class", fix))
+        expected = f"a get_config that returns {', '.join(named[1:]) or 'nothing'}"
+        raise TypeError(message(kind.__name__, problem, expected, got, fix))
 
 
 def is_hook_overridden(stage_class: type[Stage], hook: str) -> bool:

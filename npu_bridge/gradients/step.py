@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -148,6 +149,26 @@ class Step:
         """Returns whether this step is due but skips its update; read it after `should_apply` was decided."""
         is_left_out = tf.logical_not(self.should_apply)
         return is_left_out if self.is_due is None else tf.logical_and(self.is_due, is_left_out)
+
+
+def merge_steps(steps: Sequence[Step]) -> Step:
+    """Returns one step for the gradients of several steps that are applied together, newest step first.
+
+    Each loss scale changes by the gradients of its losses. Stages that keep notes of a step, such as `Accumulate`, do
+    not find them here, and refuse the update.
+    """
+    merged = Step(losses=dataclasses.replace(steps[0].losses, usable={}))
+    checks = [step.check for step in steps if step.check is not None]
+    if len(checks) == len(steps):
+        merged.check = RankCheck(
+            functools.reduce(tf.logical_and, [each for check in checks for each in check.verdicts])
+        )
+    for step in reversed(steps):
+        merged.delivered += step.delivered
+        for number, usable in step.losses.usable.items():
+            earlier = merged.losses.usable.get(number)
+            merged.losses.usable[number] = usable if earlier is None else tf.logical_and(earlier, usable)
+    return merged
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,25 +18,30 @@ class CountersByVariables:
       make: function that makes the counter of a number; 0 is the first list.
     Attributes:
       counters: all counters, in the order in which the lists were trained first.
+      are_lists_mixed: whether two steps had some variables in common, and others not.
     """
 
     def __init__(self, make: Callable[[int], tf.Variable]):
         self._make = make
         self._lists: list[set] = []
+        self._others = tf.Module(name="others")  # where object-based checkpoints find counters that are made later
         self.counters = [make(0)]
+        self.are_lists_mixed = False
 
     def by_name(self, name: str) -> dict:
-        """Returns the counters for checkpoints, by name: `name`, `name_1`, `name_2`, ..."""
-        return {f"{name}_{number}" if number else name: counter for number, counter in enumerate(self.counters)}
+        """Returns what checkpoints save: the first counter under `name`, the others below `<name>_apart`."""
+        return {name: self.counters[0], f"{name}_apart": self._others}
 
     def counter_of(self, variables: Sequence[Any]) -> tf.Variable:
         """Returns the counter of the list that shares a variable with `variables`; makes a counter for a new list."""
         trained = {variable.ref() for variable in variables}
         for number, known in enumerate(self._lists):
             if known & trained or not trained:
+                self.are_lists_mixed = self.are_lists_mixed or bool(trained) and known != trained
                 known |= trained
                 return self.counters[number]
         self._lists.append(trained)
         if len(self._lists) > len(self.counters):
             self.counters.append(self._make(len(self.counters)))
+            setattr(self._others, f"counter_{len(self.counters) - 1}", self.counters[-1])
         return self.counters[len(self._lists) - 1]

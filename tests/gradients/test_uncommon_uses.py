@@ -9,12 +9,24 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective, stages
-from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.gradients.arithmetic import sum_repeated_rows
+from npu_bridge.gradients.inner import adapt_optimizer
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from npu_bridge.gradients.step import Step
-from npu_bridge.stages import Accumulate, CentralizeGradients, ClipByGlobalNorm, Freeze, PartialSync, Stage, TopK
+from npu_bridge.stages import (
+    Accumulate,
+    Adasum,
+    CentralizeGradients,
+    ClipByGlobalNorm,
+    Freeze,
+    PartialSync,
+    Stage,
+    TopK,
+)
 from tests.goldens.two_layers import in_graph
 
 tf1 = tf.compat.v1
@@ -147,6 +159,121 @@ def test_complex_gradients_are_refused_and_do_not_lose_their_imaginary_part(on_r
         assert "cannot exchange the complex gradient of phase:0. Expected a gradient of real numbers; got" in said[1]
 
 
+@pytest.mark.parametrize("changed", [False, True], ids=["as returned", "clipped"])
+def test_gradients_of_two_losses_may_be_applied_together(graph, changed):
+    variables = [tf1.get_variable(f"variable_{number}", initializer=[1.0]) for number in range(2)]
+    managers = [falling_scale(1024), falling_scale(1024)]
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.5), managers, is_loss_scale=True)
+    factor = tf1.placeholder_with_default(np.float32(np.inf), [])
+    losses = [tf.reduce_sum(variables[0]), tf.reduce_sum(variables[1] * factor)]
+    pairs = [
+        pair
+        for number, (loss, variable) in enumerate(zip(losses, variables))
+        for pair in optimizer.compute_gradients(loss, [variable], loss_id=number)
+    ]
+    if changed:
+        pairs = [(tf.clip_by_value(grad, -1, 1), variable) for grad, variable in pairs]
+    train = optimizer.apply_gradients(pairs)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train)
+        assert session.run(variables) == [[1.0], [1.0]]
+        session.run(train, {factor: 1.0})
+        assert session.run([manager.get_loss_scale() for manager in managers]) == [1024, 512]
+        assert session.run(variables) == [[0.5], [0.5]]
+
+
+def test_windows_of_lists_with_common_variables_are_warned_of(caplog):
+    trunk, *heads = (tf.Variable(1.0) for _ in range(3))
+    pipeline = stages.pipeline("heads", stages=[Accumulate(2)])
+    for head in heads:
+        step = pipeline.begin()
+        pairs = pipeline.combine(step, [(tf.constant(1.0), trunk), (tf.constant(1.0), head)])
+        pipeline.apply(step, pairs, lambda pairs: None)
+    assert "some steps have gradients of other variables than the steps before" in caplog.text
+
+
+def test_a_window_takes_dense_or_sparse_gradients_of_a_variable_and_not_both():
+    table = tf.Variable(tf.zeros([3, 1]), name="table")
+    pipeline = stages.pipeline("kinds", stages=[Accumulate(2)])
+    rows = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([1]), tf.constant([3, 1]))
+    pipeline.combine(pipeline.begin(), [(tf.ones([3, 1]), table)])
+    with pytest.raises(ValueError, match="the gradients of table are dense in some batches and sparse in others"):
+        pipeline.combine(pipeline.begin(), [(rows, table)])
+
+
+def test_counters_of_variables_trained_in_turn_are_saved(tmp_path):
+    def made():
+        variables = [tf.Variable([0.0]), tf.Variable([0.0])]
+        pipeline = stages.pipeline("saved", stages=[Freeze({"groups": 1, "kind": "explicit", "sequence": [0]})])
+        return variables, pipeline, tf.train.Checkpoint(**pipeline.state())
+
+    def train(variables, pipeline):
+        for variable in variables:
+            step = pipeline.begin()
+            pairs = pipeline.combine(step, [(tf.ones([1]), variable)])
+            pipeline.apply(step, pairs, lambda pairs: None)
+
+    variables, pipeline, checkpoint = made()
+    train([*variables, variables[1]], pipeline)
+    path = checkpoint.save(tmp_path / "saved")
+    variables, pipeline, checkpoint = made()
+    checkpoint.restore(path)
+    train(variables, pipeline)
+    assert [int(counter) for counter in pipeline.variables] == [2, 3]
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_many_rows_of_one_index_are_added_up_in_float32(dtype):
+    rows = tf.IndexedSlices(tf.ones([5000, 1], dtype), tf.zeros([5000], tf.int32), tf.constant([3, 1]))
+    (value,) = tf.cast(sum_repeated_rows(rows).values[0], tf.float32).numpy()
+    assert value == tf.cast(tf.cast(5000.0, dtype), tf.float32)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"is_joint": False, "manager": falling_scale(4)}, "each rank would decide alone"),
+        ({"stages": [Accumulate(2, exchange="batch"), PartialSync()]}, "but with PartialSync they differ"),
+        ({"stages": [Accumulate(2, exchange="batch"), Adasum(on="weights")]}, "but with Adasum they differ"),
+    ],
+)
+def test_settings_that_would_make_ranks_differ_are_refused(settings, problem):
+    with pytest.raises(ValueError, match=problem):
+        stages.pipeline("refused", is_distributed=True, **settings)
+
+
+def test_partial_sync_says_that_it_needs_the_variables():
+    sgd = tf.keras.optimizers.SGD(0.1)
+    optimizer = npu_keras_optimizer(sgd, FixedLossScaleManager(1.0), stages=[PartialSync()])
+    with pytest.raises(ValueError, match="PartialSync"):
+        optimizer.get_unscaled_gradients([tf.constant([1.0])])
+
+
+def test_slots_of_variables_with_one_name_are_told_apart():
+    variables = [tf.Variable([float(number)], name="same") for number in range(2)]
+    inner = adapt_optimizer(tf.keras.optimizers.Adam(), "test")
+    inner.create_state(variables)
+    inner.apply_gradients([(tf.constant([number + 1.0]), variables[number]) for number in range(2)], None, None)
+    assert [float(inner.get_slot(variable, "m")[0]) for variable in variables] == pytest.approx([0.1, 0.2])
+
+
+def mean_of_large_numbers():
+    """On a rank: returns the mean of large float16 numbers, dense and in rows, without loss scaling."""
+    large, table = tf.fill([2], tf.constant(60000.0, tf.float16)), tf.Variable(tf.zeros([3, 2], tf.float16))
+    pipeline = stages.pipeline("large", is_distributed=True)
+    rows = tf.IndexedSlices(large[tf.newaxis], tf.constant([1]), tf.constant([3, 2]))
+    pairs = pipeline.combine(pipeline.begin(), [(large, tf.Variable(large)), (rows, table)])
+    return [tf.convert_to_tensor(grad).numpy().tolist() for grad, _ in pairs]
+
+
+@pytest.mark.ranks(2)
+def test_a_mean_of_float16_numbers_is_finite(on_ranks):
+    for dense, of_table in on_ranks(2, mean_of_large_numbers):
+        assert dense == [60000.0] * 2
+        assert of_table == [[0.0] * 2, [60000.0] * 2, [0.0] * 2]
+
+
 @pytest.mark.parametrize(
     ("gradient", "clipped"),
     [
@@ -181,8 +308,15 @@ def test_a_stage_whose_copy_would_lose_an_argument_is_refused():
             super().__init__(**arguments)
 
     assert repr(copy.copy(ClipByNamedNorm(clip_norm=2.0))) == "ClipByNamedNorm(clip_norm=2.0)"
-    with pytest.raises(TypeError, match="ClipByPower: the inherited get_config .* a get_config that returns power"):
-        NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), stages=[ClipByPower(1.0, power=2)])
+
+    class HalfClip(ClipByGlobalNorm):
+        def __init__(self):
+            super().__init__(0.5)
+
+    for stage, expected in ((ClipByPower(1.0, power=2), "clip_norm, power"), (HalfClip(), "nothing")):
+        text = f"get_config does not fit the constructor. Expected a get_config that returns {expected};"
+        with pytest.raises(TypeError, match=text):
+            NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), stages=[stage])
 
 
 def test_values_are_selected_only_where_they_take_fewer_bytes_than_the_gradient():

@@ -100,6 +100,7 @@ class Accumulate(SummingStage):
             self._sums.sum_of(variable, may_be_sparse=is_sparse)
         if gradients is not None:
             self._sums.counters.counter_of(variables)  # here, outside of name scopes
+            self._sums.warn_about_mixed_lists()
 
     def weighted_batch_term(self, values: tf.Tensor, earlier_batches: tf.Tensor) -> tf.Tensor:
         """Returns the term that a batch adds to the sum of a gradient.

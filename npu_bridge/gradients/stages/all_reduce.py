@@ -16,6 +16,7 @@ from npu_bridge.gradients.arithmetic import (
     gather_sparse_rows,
     gradient_values,
     map_values,
+    multiply_wide,
     sum_repeated_rows,
 )
 from npu_bridge.gradients.stage import ReducingStage
@@ -36,9 +37,10 @@ class AllReduce(ReducingStage):
     `Step.on_wire` holds the values to send. An overflow check of this rank's gradients reads the same tensors, so it
     checks every value that is sent.
 
-    Gradients that are scaled or checked are multiplied by a power of two, at most 1 / ranks, before they are summed.
-    This loses no bits, and keeps a sum of finite values finite; the division by the loss scale later completes the
-    mean. In a 16-bit wire format gradients are only rounded, and the mean is computed in float32.
+    Gradients that are scaled, checked or of float16 are multiplied by a power of two, at most 1 / ranks, before their
+    sum. This keeps a sum of finite values finite, and loses bits only of float16 numbers below 6e-5. The division by
+    the loss scale later completes the mean. In a 16-bit wire format gradients are only rounded, and their mean is of
+    float32.
     If the decision about the step is known early, only the last fragment waits for the decision, if it is small. With
     `hcom_parallel=False` in the options of the run, no all-reduce starts before every gradient of this rank exists.
 
@@ -113,7 +115,7 @@ class AllReduce(ReducingStage):
             return
         if self._wire_dtype is not None:
             method = _RoundedMeanReduction(communicator)
-        elif step.check is not None or step.divisor is not None:
+        elif step.check is not None or step.divisor is not None or any(map(_is_float16, step.gradients)):
             method = _FiniteSumReduction(communicator)
         else:
             method = _MeanReduction(communicator)
@@ -175,7 +177,7 @@ class _MeanReduction:
 
     def _gather_weighted(self, grad, weight, name):
         if weight != 1.0:
-            grad = map_values(grad, lambda values: values * tf.cast(weight, values.dtype))
+            grad = map_values(grad, lambda values: tf.cast(multiply_wide(values, weight), values.dtype))
         return gather_sparse_rows(grad, self._communicator.all_gather, name)
 
 
@@ -259,6 +261,11 @@ def wait_for_all_gradients(gradients: Sequence) -> list:
         return list(gradients)
     with tf.control_dependencies([gradient_values(grad) for grad in gradients if grad is not None]):
         return [grad if grad is None else map_values(grad, tf.identity) for grad in gradients]
+
+
+def _is_float16(grad):
+    """Returns whether a sum over the ranks can be infinite although no gradient is, as the largest number is 65504."""
+    return grad.dtype == tf.float16
 
 
 def _is_overlapping_backward_pass():

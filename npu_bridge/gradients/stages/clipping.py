@@ -7,7 +7,13 @@ from typing import Any
 from npu_bridge.base.arguments import check_number
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.arithmetic import half_squared_sums, map_values, sum_in_order, sum_repeated_rows
+from npu_bridge.gradients.arithmetic import (
+    half_squared_sums,
+    map_values,
+    multiply_wide,
+    sum_in_order,
+    sum_repeated_rows,
+)
 from npu_bridge.gradients.stage import VERDICT, Stage
 
 
@@ -22,7 +28,7 @@ class ClipByGlobalNorm(Stage):
       clip_norm: the largest norm, above 0.
     Raises:
       TypeError: `clip_norm` is not a number.
-      ValueError: `clip_norm` is not positive and finite.
+      ValueError: `clip_norm` is not above 0, or no finite float32.
     """
 
     place = "clip by norm"
@@ -30,7 +36,9 @@ class ClipByGlobalNorm(Stage):
     keeps_usable = True
 
     def __init__(self, clip_norm: float):
-        self._clip_norm = check_number("ClipByGlobalNorm", "clip_norm", clip_norm, "Use 1.0.", above=0)
+        self._clip_norm = check_number(
+            "ClipByGlobalNorm", "clip_norm", clip_norm, "Use 1.0.", above=0, at_most=tf.float32.max
+        )
 
     def get_config(self):
         return {"clip_norm": self._clip_norm}
@@ -41,7 +49,7 @@ class ClipByGlobalNorm(Stage):
             if not step.gradients:
                 return
             factor = self._clip_factor(half_squared_sums(step.gradients))
-            step.map_gradient_elements(lambda values: _multiply(values, factor))
+            step.map_gradient_elements(lambda values: tf.cast(multiply_wide(values, factor), values.dtype))
 
     def _clip_factor(self, halves):
         """Returns the factor of all gradients from half the sum of squares of each dtype, a float64 scalar."""
@@ -123,9 +131,3 @@ def clip_finite_values(values: tf.Tensor, low: float, high: float, factor: Any =
 
 def _sum_sparse_rows(grad):
     return sum_repeated_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad
-
-
-def _multiply(values, factor):
-    if values.dtype.size < tf.float32.size:
-        return tf.cast(tf.cast(values, tf.float32) * tf.cast(factor, tf.float32), values.dtype)
-    return values * tf.cast(factor, values.dtype)

@@ -35,8 +35,8 @@ _FETCHED_NAME = "overflow_status_reduce_all"
 class OverflowCheck(DecidingStage):
     """Applies an update only if the gradients are usable on every rank; otherwise skips the step.
 
-    Gradients are usable if their global norm, after unscaling, is a finite float32. Then no gradient is NaN or Inf, and
-    the optimizer can square every value without overflow in its slots.
+    Gradients are usable if half the sum of their squares, after unscaling, is finite: in float32, or in float64 for
+    float64 gradients. Then no gradient is NaN or Inf, and the optimizer can square every value without overflow.
 
     Checks the gradients passed to the update, and also the gradients from which the caller computed them, since
     clipping by value turns an Inf into a finite number. With `checks_local_gradients`, every rank checks the tensors
