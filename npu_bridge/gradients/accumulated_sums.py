@@ -131,7 +131,7 @@ class _SumVariable(tf.Module):
         """Adds a gradient; returns the new sum, whose method `store_or_reset` stores the sum in the variable.
 
         Raises:
-          ValueError: an earlier gradient was sparse and this one is dense, or the other way round.
+          ValueError: one of this gradient and the earlier ones is sparse, and the other dense.
         """
         is_sparse = isinstance(addend, tf.IndexedSlices)
         if self._is_sparse not in (None, is_sparse):

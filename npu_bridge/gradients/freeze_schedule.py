@@ -155,7 +155,7 @@ class FreezeSchedule(KeywordChecksMixin):
             made = np.zeros(max(1, length))
         elif self._kind == "continuous":
             full = int((self._full_share * (self.group_count - 1)) // (1 - self._full_share) + 0.5)
-            full = max(full, self._full_share > 0)  # else group 0 would never be trained
+            full = max(full, 1)  # else group 0 would never be trained
             made = np.resize([*[0] * full, *range(1, self.group_count)], length)
         else:
             made = self._draw_sequence(length)

@@ -89,7 +89,7 @@ NUMBERS = [
     ),
     (stages.Accumulate, {}, {"steps": (*NO_COUNT, 2**31)}),
     (stages.Adasum, {}, {"averaged_ranks": NO_COUNT}),
-    (stages.ClipByGlobalNorm, {}, {"clip_norm": NOT_ABOVE_0}),
+    (stages.ClipByGlobalNorm, {}, {"clip_norm": (*NOT_ABOVE_0, 1e39)}),
     (stages.ClipByValue, {}, {"low": NOT_ABOVE_0}),
     (stages.ClipByValue, {"low": 1.0}, {"high": (*NO_NUMBERS, 1.0, 0.5)}),
     (stages.ClipLocally, {}, {"low": NOT_ABOVE_0}),

@@ -150,6 +150,7 @@ def test_a_type_0_schedule_of_10_groups_is_full_in_20_of_29_updates():
     schedule = stages.FreezeSchedule(groups=10, kind="continuous", full_share=0.7, total_steps=1000)
     assert list(schedule.sequence[:30]) == [0] * 20 + list(range(1, 10)) + [0]
     assert len(schedule.sequence) == 1010
+    assert list(stages.FreezeSchedule(2, "continuous", full_share=0.4).sequence[:3]) == [0, 1, 0], "none trains group 0"
 
 
 def test_an_interval_schedule_draws_what_it_says():
