@@ -141,22 +141,24 @@ def test_gradients_of_two_losses_keep_their_scales_if_both_are_computed_first(gr
         assert session.run(variable) == [0.0]
 
 
-def send_complex():
-    """On a rank: returns what each way to combine ranks says about a complex gradient."""
-    said, ways = [], {"none": {}, "rounded": {"wire_dtype": tf.bfloat16}, "selected": {"stages": [TopK(0.1)]}}
-    for name, settings in ways.items():
-        pipeline = stages.pipeline(name, is_distributed=True, **settings)
+def send_other_numbers():
+    """On a rank: returns what ways to combine ranks say about gradients that they cannot send as they are."""
+    ways = {"as it is": {}, "rounded": {"wire_dtype": tf.bfloat16}, "selected": {"stages": [TopK(0.1)]}}
+    said = []
+    for name, value in (*((name, 1 + 2j) for name in ways), ("selected", np.float64(1e39))):
+        pipeline = stages.pipeline(name, is_distributed=True, **ways[name])
         with pytest.raises(TypeError) as refused:
-            pipeline.combine(pipeline.begin(), [(tf.constant([1 + 2j]), tf.Variable([1j], name="phase"))])
+            pipeline.combine(pipeline.begin(), [(tf.constant([value]), tf.Variable([value], name="phase"))])
         said.append(str(refused.value))
     return said
 
 
 @pytest.mark.ranks(2)
-def test_complex_gradients_are_refused_and_do_not_lose_their_imaginary_part(on_ranks):
-    for said in on_ranks(2, send_complex):
-        assert [text.partition(":")[0] for text in said] == ["AllReduce", "AllReduce", "TopK"]
+def test_gradients_that_would_lose_a_part_on_the_way_are_refused(on_ranks):
+    for said in on_ranks(2, send_other_numbers):
+        assert [text.partition(":")[0] for text in said] == ["AllReduce", "AllReduce", "TopK", "TopK"]
         assert "cannot exchange the complex gradient of phase:0. Expected a gradient of real numbers; got" in said[1]
+        assert "Expected float32 or 16 bits; got the gradient of phase:0 of float64" in said[3]
 
 
 @pytest.mark.parametrize("changed", [False, True], ids=["as returned", "clipped"])

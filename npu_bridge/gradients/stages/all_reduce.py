@@ -99,8 +99,8 @@ class AllReduce(ReducingStage):
             if grad is not None and grad.dtype.is_complex:
                 problem = f"ranks cannot exchange the complex gradient of {variable.name}"
                 fix = "Train the real and the imaginary part as two variables."
-                got = grad.dtype.name
-                raise TypeError(message(type(self).__name__, problem, "a gradient of real numbers", got, fix))
+                expected, got = "a gradient of real numbers", grad.dtype.name
+                raise TypeError(message(type(self).__name__, problem, expected, got, fix))
 
     def _prepare_to_send(self, grad):
         if isinstance(grad, tf.IndexedSlices):

@@ -9,7 +9,7 @@ from typing import Any
 
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_choice, check_number, check_switch
-from npu_bridge.base.errors import say_once
+from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import fragments
 from npu_bridge.gradients.arithmetic import average_sparse_rows, map_values, unscale_gradient
@@ -98,6 +98,14 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
 
         with tf.name_scope(f"{self.transfer_name}_SparsifyingReduction"):
             return run_if(step.should_apply, keep)
+
+    def _check_numbers(self, grads_and_vars):
+        super()._check_numbers(grads_and_vars)
+        for grad, variable in grads_and_vars:
+            if grad is not None and grad.dtype.size > tf.float32.size and self._sends_selected_values():
+                kind, got = type(self).__name__, f"the gradient of {variable.name} of {grad.dtype.name}"
+                fix = f"Train in float32, or leave {kind} out."
+                raise TypeError(message(kind, "selected values are sent in 32 bits", "float32 or 16 bits", got, fix))
 
     def _average_fragment(self, pairs, step, ranks, name):
         """Averages the gradients of a fragment over the ranks; one all-gather sends all their selected values."""
