@@ -103,11 +103,10 @@ def test_hosts_that_go_do_not_stop_ranks_that_run():
     ],
 )
 def test_a_command_that_names_no_hosts_is_told_once(monkeypatch, tmp_path, answer, says):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(elastic, "_ANSWER_SECS", 1.0 if "sleep" in answer else LIMIT_SECS)
     monkeypatch.setattr(elastic, "_POLL_SECS", 0.01)
     told: list[str] = []
-    hosts = HostsCommand(answer, told.append)
+    hosts = HostsCommand(answer.replace("sleeper", str(tmp_path / "sleeper")), told.append)
     wait_for(lambda: told, "a word about it")
     time.sleep(0.2)
     assert len(told) == 1 and says in told[0], told
