@@ -28,12 +28,8 @@ class GradientSums:
         self._owner = owner
         self._kept: dict = {}
         self.module = tf.Module(name="accumulated")
-        self.counters = CountersByVariables(self._make_counter)
-
-    def _make_counter(self, number):
-        made = state_variable(lambda: tf.zeros([], tf.int32), "accumulated_steps")
-        setattr(self.module, f"counter_{number}" if number else "counter", made)
-        return made
+        self.counters = CountersByVariables("accumulated_steps", tf.int32)
+        self.module.counter, self.module.counters_apart = self.counters.state().values()
 
     def warn_about_mixed_lists(self) -> None:
         """Warns once if batches of one window had gradients of different variables."""

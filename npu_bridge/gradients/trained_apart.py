@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.gradients.graph_mode import state_variable
 
 
 class CountersByVariables:
@@ -15,25 +16,31 @@ class CountersByVariables:
     of its own, so that a step of one does not count for the other.
 
     Args:
-      make: function that makes the counter of a number; 0 is the first list.
+      name: name of the counters.
+      dtype: dtype of the counters, scalars that begin at 0.
     Attributes:
-      counters: all counters, in the order in which the lists were trained first.
+      counters: all counters, in the order in which the lists were trained first; empty before the first use.
       are_lists_mixed: whether two steps had some variables in common, and others not.
     """
 
-    def __init__(self, make: Callable[[int], tf.Variable]):
-        self._make = make
+    def __init__(self, name: str, dtype: tf.DType = tf.int64):
+        self._name = name
+        self._dtype = dtype
         self._lists: list[set] = []
-        self._others = tf.Module(name="others")  # where object-based checkpoints find counters that are made later
-        self.counters = [make(0)]
+        self._others: tf.Module | None = None  # where object-based checkpoints find counters that are made later
+        self.counters: list[tf.Variable] = []
         self.are_lists_mixed = False
 
-    def by_name(self, name: str) -> dict:
-        """Returns what checkpoints save: the first counter under `name`, the others below `<name>_apart`."""
-        return {name: self.counters[0], f"{name}_apart": self._others}
+    def state(self) -> dict:
+        """Returns what checkpoints save: the first counter under its name, the others below `<name>_apart`."""
+        if self._others is None:
+            self._others = tf.Module(name="others")
+            self._add_counter()
+        return {self._name: self.counters[0], f"{self._name}_apart": self._others}
 
     def counter_of(self, variables: Sequence[Any]) -> tf.Variable:
         """Returns the counter of the list that shares a variable with `variables`; makes a counter for a new list."""
+        self.state()
         trained = {variable.ref() for variable in variables}
         for number, known in enumerate(self._lists):
             if known & trained or not trained:
@@ -42,6 +49,9 @@ class CountersByVariables:
                 return self.counters[number]
         self._lists.append(trained)
         if len(self._lists) > len(self.counters):
-            self.counters.append(self._make(len(self.counters)))
+            self._add_counter()
             setattr(self._others, f"counter_{len(self.counters) - 1}", self.counters[-1])
         return self.counters[len(self._lists) - 1]
+
+    def _add_counter(self):
+        self.counters.append(state_variable(lambda: tf.zeros([], self._dtype), self._name))

@@ -12,7 +12,6 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import zero_gradient_like
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
-from npu_bridge.gradients.graph_mode import state_variable
 from npu_bridge.gradients.stage import SelectingStage, unknown_gradients_error
 from npu_bridge.gradients.step import TrainedGroup
 from npu_bridge.gradients.stopped_backward import cut_backward_pass
@@ -46,7 +45,7 @@ class Freeze(SelectingStage):
 
     def __init__(self, schedule: FreezeSchedule | Mapping[str, Any]):
         self._schedule = FreezeSchedule.of(schedule)
-        self._updates: CountersByVariables | None = None
+        self._updates = CountersByVariables("freeze_updates")
 
     def get_config(self):
         return {"schedule": self._schedule.get_config()}
@@ -55,11 +54,7 @@ class Freeze(SelectingStage):
         return None  # depends on the layers that are trained
 
     def state(self):
-        if self._updates is None:
-            self._updates = CountersByVariables(
-                lambda number: state_variable(lambda: tf.zeros([], tf.int64), "freeze_updates")
-            )
-        return self._updates.by_name("freeze_updates")
+        return self._updates.state()
 
     def create_variables(self, variables, gradients=None):
         self.state()
@@ -107,7 +102,6 @@ class Freeze(SelectingStage):
             problem = f"group {count - 1} trains no variable on which the loss depends"
             expected, got = "a gradient in each group", f"no gradient in this group of {len(grads_and_vars)} variables"
             raise ValueError(message("Freeze", problem, expected, got, "Use fewer groups, or pass lists of variables."))
-        self.state()
         counter = self._updates.counter_of([variable for grad, variable in grads_and_vars if grad is not None])
         with tf.name_scope("Freeze"):
             updates, sequence = counter.read_value(), self._schedule.sequence

@@ -11,7 +11,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
-from npu_bridge.gradients.graph_mode import is_building_graph, run_if, state_variable
+from npu_bridge.gradients.graph_mode import is_building_graph, run_if
 from npu_bridge.gradients.stage import VERDICT, SynchronisingStage, synced_too_early_error
 from npu_bridge.gradients.trained_apart import CountersByVariables
 
@@ -46,7 +46,7 @@ class PartialSync(SynchronisingStage):
         fix = "Use 1 to average one variable after each update."
         self._threshold = check_count("PartialSync", "threshold", threshold, fix)
         self.transfer_name = type(self).__name__
-        self._turns: CountersByVariables | None = None
+        self._turns = CountersByVariables("partial_sync_updates")
         self._variables: list = []
 
     def get_config(self):
@@ -56,11 +56,7 @@ class PartialSync(SynchronisingStage):
         return None  # depends on the partition, another one with each update
 
     def state(self):
-        if self._turns is None:
-            self._turns = CountersByVariables(
-                lambda number: state_variable(lambda: tf.zeros([], tf.int64), "partial_sync_updates")
-            )
-        return self._turns.by_name("partial_sync_updates")
+        return self._turns.state()
 
     def create_variables(self, variables, gradients=None):
         self.state()
