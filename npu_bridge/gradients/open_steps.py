@@ -88,11 +88,9 @@ class UnappliedSteps:
             kept for kept in reversed(self._combined) if kept.place is _current_graph() and kept.context in contexts
         ]
         covering = [kept for kept in here if given <= kept.variable_ids]
-        if len(covering) == 1:
-            return covering[0].copy_step()
-        sources = [kept for kept in covering or here if kept.is_source_of(grads_and_vars)]
         if covering:
-            return (sources or covering)[0].copy_step()
+            return next((kept for kept in covering if kept.is_source_of(grads_and_vars)), covering[0]).copy_step()
+        sources = [kept for kept in here if kept.is_source_of(grads_and_vars)]
         return merge_steps([kept.step for kept in sources]) if sources else None
 
     def find(self, grads_and_vars: Sequence) -> Step | None:
