@@ -42,7 +42,8 @@ def test_the_file_comes_first_then_its_variable_then_the_last_resort(written, mo
     assert read_job_start(path) == JobStart("of_the_file", f"local_checkpoint_dir of {path}", 2)
     without = {name: value for name, value in WHOLE.items() if name != "local_checkpoint_dir"}
     # A file that can be read is instead of the variable.
-    assert read_job_start(str(written(without))) == JobStart("last_resort", "RESTORE_FROM", 2)
+    for named in (without, {**WHOLE, "local_checkpoint_dir": ""}):
+        assert read_job_start(str(written(named))) == JobStart("last_resort", "RESTORE_FROM", 2)
 
 
 def test_a_file_that_cannot_be_read_leaves_it_to_the_environment(tmp_path, monkeypatch, caplog):

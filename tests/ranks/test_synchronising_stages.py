@@ -29,7 +29,11 @@ def hostile_gradients():
     rows = tf.IndexedSlices(tf.ones([rank, 2]), tf.fill([rank], tf.constant(2)), tf.constant([3, 2]))
     pipeline = stages.pipeline("hostile", is_distributed=True, stages=[stages.Adasum()])
     pairs = [(tf.constant(grad), variables[name]) for name, grad in grads.items()]
-    combined = pipeline.combine(pipeline.begin(), [*pairs, (rows, table), (None, tf.Variable(1.0))])
+    # Row 2 on rank 0, rows 1 and 0 on rank 1.
+    own = tf.IndexedSlices(tf.ones([rank + 1, 2]), tf.constant([1, 0] if rank else [2]), tf.constant([3, 2]))
+    unordered = [(own, tf.Variable(tf.zeros([3, 2]))), (rows, table), (None, tf.Variable(1.0))]
+    combined = pipeline.combine(pipeline.begin(), [*pairs, *unordered])
+    assert tf.convert_to_tensor(combined[-3][0]).numpy().tolist() == [[1.0, 1.0]] * 3
     values = dict(zip(grads, (grad.numpy().tolist() for grad, _ in combined)))
     assert combined[-1][0] is None
 

@@ -93,7 +93,7 @@ def test_a_report_that_cannot_be_made_hides_no_error(tmp_path, caplog):
 def test_keras_has_it_too(tmp_path):
     def shapes():
         yield np.ones([4, 2], np.float32), np.ones([4, 1], np.float32)
-        raise ValueError("a record that is planted")
+        raise ValueError("a <record> that is planted")
 
     kind = (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1]))
     data = tf.data.Dataset.from_generator(shapes, output_signature=kind)
@@ -104,7 +104,8 @@ def test_keras_has_it_too(tmp_path):
         model.fit(data, verbose=0, callbacks=[callback])
     failure, page = report_of(tmp_path)
     assert failure["step"] == 1 and failure["frames"][-1][2] == "shapes"
-    assert failure["message"] == "ValueError: a record that is planted" and 'data-last-step="1"' in page
+    assert failure["message"] == "ValueError: a <record> that is planted" and 'data-last-step="1"' in page
+    assert "ValueError: a &lt;record&gt; that is planted" in page and "<record>" not in page.partition("<script")[0]
     model.fit(data.take(1), verbose=0, callbacks=[callback])
     assert report_of(tmp_path)[0] is None and callback._train_and_report != model.train_function
 

@@ -18,6 +18,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base import environment, held_folders, lock_owners
+from npu_bridge.base.files import NotOursError, remove_own_files
 from npu_bridge.base.held_folders import FolderHeldError, hold_folder
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
@@ -69,6 +70,7 @@ def test_one_process_holds_it_as_often_as_it_likes(tmp_path):
 
 RACE = """
 import os, random, signal, sys, time
+from npu_bridge.base.files import NotOursError, remove_own_files
 from npu_bridge.base.held_folders import FolderHeldError, hold_folder
 folder, number = sys.argv[1], int(sys.argv[2])
 inside = os.path.join(folder, "inside")
@@ -443,3 +445,13 @@ def test_a_users_own_files_in_the_folder_stay(tmp_path, caplog):
     assert tf.train.load_variable(str(tmp_path), "global_step") == 4
     for name in ("report.json", "run.toml", "history.jsonl"):  # and without its facts no page is made
         assert f"{name} is a file that npu_bridge did not make" in caplog.text
+
+
+def test_a_folder_with_a_file_of_others_is_left_whole(tmp_path):
+    names = ["own", *(f"{folder}/own" for folder in "abcxyz"), "m/foreign"]  # some are met before the foreign one
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    with pytest.raises(NotOursError):
+        remove_own_files(str(tmp_path), lambda path, _: path.endswith("/own"))
+    assert all((tmp_path / name).exists() for name in names)
