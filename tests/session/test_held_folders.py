@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base import environment, held_folders, lock_owners
-from npu_bridge.base.files import NotOursError, remove_own_files
+from npu_bridge.base.files import NotOursError, new_file, remove_own_files
 from npu_bridge.base.held_folders import FolderHeldError, hold_folder
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
@@ -70,7 +70,7 @@ def test_one_process_holds_it_as_often_as_it_likes(tmp_path):
 
 RACE = """
 import os, random, signal, sys, time
-from npu_bridge.base.files import NotOursError, remove_own_files
+from npu_bridge.base.files import NotOursError, new_file, remove_own_files
 from npu_bridge.base.held_folders import FolderHeldError, hold_folder
 folder, number = sys.argv[1], int(sys.argv[2])
 inside = os.path.join(folder, "inside")
@@ -455,3 +455,10 @@ def test_a_folder_with_a_file_of_others_is_left_whole(tmp_path):
     with pytest.raises(NotOursError):
         remove_own_files(str(tmp_path), lambda path, _: path.endswith("/own"))
     assert all((tmp_path / name).exists() for name in names)
+
+
+def test_an_interrupted_write_leaves_no_file(tmp_path):
+    with pytest.raises(KeyboardInterrupt), new_file(str(tmp_path / "written")) as file:
+        file.write("half")
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
