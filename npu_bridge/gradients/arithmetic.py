@@ -92,10 +92,10 @@ def average_sparse_rows(
     return sum_repeated_rows(gather_sparse_rows(map_values(grad, lambda values: values / ranks), gather, name))
 
 
-def multiply_wide(values: tf.Tensor, factor: Any) -> tf.Tensor:
-    """Returns the product of values and a scalar, of 16-bit values in float32."""
+def multiply_values(values: tf.Tensor, factor: Any) -> tf.Tensor:
+    """Multiplies values by a scalar, 16-bit values in float32; the dtype does not change."""
     wide = tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values
-    return wide * tf.cast(factor, wide.dtype)
+    return tf.cast(wide * tf.cast(factor, wide.dtype), values.dtype)
 
 
 def unscale_gradient(grad, divisor):

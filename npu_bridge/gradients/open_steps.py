@@ -67,11 +67,9 @@ class UnappliedSteps:
             does after an overflow. In eager execution `find` then recognises the step by its gradients only.
         """
         known = None if variables is None else frozenset(map(id, variables))
-        self._combined = [
-            kept
-            for kept in self._combined
-            if kept.is_still_open(frozenset() if self._keeps_older and kept.place is not None else known)
-        ]
+        # A step that replaces no variables of older steps of a graph leaves these open.
+        replaced = frozenset() if self._keeps_older and not tf.executing_eagerly() else known
+        self._combined = [kept for kept in self._combined if kept.is_still_open(replaced)]
         self._combined.append(_UnappliedStep(_current_graph(), step, known, may_be_abandoned, _current_context()))
 
     def copy_step(self, grads_and_vars: Sequence) -> Step | None:

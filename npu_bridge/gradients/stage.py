@@ -248,7 +248,7 @@ class ExchangingStage(Stage):
     differ_between_ranks: tuple = ()
 
     def bind(self, name: str, first_parameters: Sequence[int] | None = None) -> None:
-        """Sets what the stage needs from the optimizer it works for.
+        """Names the collectives of the stage after its optimizer, and sets where the optimizer's fragments begin.
 
         Args:
           name: prefix of the names of the optimizer's collectives; the same on every rank.

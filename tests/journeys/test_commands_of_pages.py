@@ -175,7 +175,7 @@ NOT_RUN = {
     "python benchmarks/wire.py": "minutes, and needs root",
     "python benchmarks/gpu.py": "needs a GPU; tests/gpu/test_benchmark.py runs it with small models",
     "make test-gpu": "needs a GPU",
-    "make test-gpu ARGS=--on-cpu": "a minute; .ci/run runs it",
+    "make test-gpu ARGS=--on-cpu": "five minutes; .ci/run runs it if there is time",
     "pip install 'tensorflow[and-cuda]==2.21.*' tf-keras": "needs a network",
     "python examples/stages/loss_curves.py --picture loss_curves.svg": "six trainings of 300 steps",
     "make venv-tf115": "installs another TensorFlow",

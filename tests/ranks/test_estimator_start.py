@@ -163,7 +163,7 @@ def numbers(config):
 
 
 def numbers_seen(folder, kind, has_listeners):
-    """On a rank: what the configuration says before, in the model function, in a hook, and afterwards."""
+    """Returns, on a rank, the configuration before, in the model function, in a hook, and afterwards."""
     rank, seen, told = collective.current().rank, [], []
 
     def model_fn(features, labels, mode, config):

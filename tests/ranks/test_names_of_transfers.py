@@ -175,7 +175,7 @@ def _usual(value, reverse=False):
 
 @tells_disagreement
 def builds_otherwise(case):
-    """On a rank: what is said when rank 1 builds something else."""
+    """Returns, on a rank, the refusal if rank 1 builds something else."""
     build = DIFFERENCES[case][0] if collective.current().rank == 1 else _usual
     with tf.Graph().as_default(), tf1.Session() as session:
         session.run(build(tf.ones([2])))

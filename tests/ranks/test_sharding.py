@@ -142,7 +142,7 @@ def test_sharing_the_update_changes_no_bit(on_ranks, rank_count, cases):
 
 @in_graph
 def saved_by_all_ranks(name, is_sharded, folder):
-    """Trains a few steps on a rank and saves twice with NPUSaver; returns the paths, and what is in the folder."""
+    """Trains a few steps on a rank and saves twice with NPUSaver; returns the paths, and the files of the folder."""
     ranks = collective.current()
     model = Model()
     optimizer = NPUDistributedOptimizer(OPTIMIZERS[name](), is_sharded)

@@ -16,7 +16,7 @@ from npu_bridge.gradients.arithmetic import (
     gather_sparse_rows,
     gradient_values,
     map_values,
-    multiply_wide,
+    multiply_values,
     sum_repeated_rows,
 )
 from npu_bridge.gradients.stage import ReducingStage
@@ -177,7 +177,7 @@ class _MeanReduction:
 
     def _gather_weighted(self, grad, weight, name):
         if weight != 1.0:
-            grad = map_values(grad, lambda values: tf.cast(multiply_wide(values, weight), values.dtype))
+            grad = map_values(grad, lambda values: multiply_values(values, weight))
         return gather_sparse_rows(grad, self._communicator.all_gather, name)
 
 

@@ -10,7 +10,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import (
     half_squared_sums,
     map_values,
-    multiply_wide,
+    multiply_values,
     sum_in_order,
     sum_repeated_rows,
 )
@@ -49,7 +49,7 @@ class ClipByGlobalNorm(Stage):
             if not step.gradients:
                 return
             factor = self._clip_factor(half_squared_sums(step.gradients))
-            step.map_gradient_elements(lambda values: tf.cast(multiply_wide(values, factor), values.dtype))
+            step.map_gradient_elements(lambda values: multiply_values(values, factor))
 
     def _clip_factor(self, halves):
         """Returns the factor of all gradients from half the sum of squares of each dtype, a float64 scalar."""
