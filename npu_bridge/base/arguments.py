@@ -53,8 +53,9 @@ def check_number(
         number = float(value)
     except OverflowError:  # an integer larger than any float
         number = math.inf
-    is_above = number > above if at_least is None else number >= at_least
-    if not is_above or not (number < below if at_most is None else number <= at_most):
+    # Bounds as Python floats: numpy 2 would round the number to the type of a bound like `tf.float32.max`, and warn.
+    is_above = number > above if at_least is None else number >= float(at_least)
+    if not is_above or not (number < below if at_most is None else number <= float(at_most)):
         raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), fix or _IN_RANGE))
     return number
 
