@@ -19,7 +19,7 @@ class Losses:
       scaled: the scaled losses, whose gradients are computed.
       scales: float32 scalars, the loss scales of all losses, or of all groups of variables; empty without loss scaling.
       common_scale: the scale of sums of gradients of several losses; None without loss scaling.
-      latest: position in `scales` of the last loss that was scaled.
+      numbers: positions in `scales` of the losses, in the order of `values`.
       usable: dict from the number of a loss or group to whether its gradients are finite on this rank, or, after the
         ranks have agreed, on all ranks. Empty if gradients are checked only all together.
       sums_usable: with `usable`, in the last batch of an accumulation window, whether the unscaled sums are finite: not
@@ -31,7 +31,7 @@ class Losses:
     scaled: list = dataclasses.field(default_factory=list)
     scales: tuple = ()
     common_scale: tf.Tensor | None = None
-    latest: int = 0
+    numbers: list = dataclasses.field(default_factory=list)
     usable: dict = dataclasses.field(default_factory=dict)
     sums_usable: tf.Tensor | None = None
     is_backward_by_optimizer: bool = False
@@ -49,6 +49,11 @@ class Losses:
         self.usable[number] = usable if earlier is None else tf.logical_and(earlier, usable)
 
     @property
+    def latest(self) -> int:
+        """The position in `scales` of the last loss that was scaled; 0 before the first."""
+        return self.numbers[-1] if self.numbers else 0
+
+    @property
     def verdicts(self) -> list:
         """The checks of single losses or groups and of the sums of a window, in a fixed order; empty without them."""
         return [*self.usable.values(), *([] if self.sums_usable is None else [self.sums_usable])]
@@ -62,7 +67,7 @@ class Losses:
     def convert_to_common_scale(self, grads_and_vars: Sequence, number: int) -> list:
         """Checks whether the gradients of one loss are finite, and converts them to the common scale.
 
-        The conversion loses no bits if the scales are powers of two; else it rounds once.
+        The conversion loses no bits if the scales are powers of two, unless a value becomes too small for its dtype.
         """
         pairs = list(grads_and_vars)
         if len(self.scales) < 2:

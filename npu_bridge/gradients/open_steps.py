@@ -72,24 +72,31 @@ class UnappliedSteps:
         self._combined = [kept for kept in self._combined if kept.is_still_open(replaced)]
         self._combined.append(_UnappliedStep(_current_graph(), step, known, may_be_abandoned, _current_context()))
 
-    def copy_step(self, grads_and_vars: Sequence) -> Step | None:
+    def copy_step(self, grads_and_vars: Sequence, owner: str) -> Step | None:
         """Returns a copy of the step, in the current function or graph, that returned these gradients; keeps it open.
 
-        Of several steps that cover the variables, takes the latest from which a gradient was computed, else the latest.
-        If the gradients of several steps are applied together, merges the steps. Ignores steps of a TF 1 loop or branch
-        that is closed: their tensors cannot be read from outside, and a branch that is not taken never computes them.
-        Returns None for gradients from elsewhere.
+        If the gradients were computed from those of several steps, for example as their sum, merges the steps. Eager
+        gradients that the caller changed are taken for those of the latest step with their variables. So are gradients
+        that were stored in variables. Ignores steps of a TF 1 loop or branch that is closed: their tensors cannot be
+        read from outside, and a branch that is not taken never computes them. Returns None for gradients from
+        elsewhere.
+
+        Args:
+          grads_and_vars: the pairs of `apply_gradients`.
+          owner: name of the optimizer, for messages.
         """
         given = {id(variable) for _, variable in grads_and_vars}
         contexts = [None, *contexts_around(_current_context())]
         here = [
             kept for kept in reversed(self._combined) if kept.place is _current_graph() and kept.context in contexts
         ]
-        covering = [kept for kept in here if given <= kept.variable_ids]
-        if covering:
-            return next((kept for kept in covering if kept.is_source_of(grads_and_vars)), covering[0]).copy_step()
-        sources = [kept for kept in here if kept.is_source_of(grads_and_vars)]
-        return merge_steps([kept.step for kept in sources]) if sources else None
+        covering = [kept for kept in here if given <= kept.variable_ids][:1]
+        if tf.executing_eagerly():
+            returning = [kept for kept in here if kept.has_returned_any_of(grads_and_vars)]
+            sources = covering or returning or [kept for kept in here if given & kept.variable_ids]
+        else:
+            sources = _sources_of(grads_and_vars, here) or covering
+        return merge_steps([kept.step for kept in sources], owner) if sources else None
 
     def find(self, grads_and_vars: Sequence) -> Step | None:
         """Returns the step of these gradients and keeps it open, or returns None."""
@@ -134,15 +141,6 @@ class _UnappliedStep:
             return self.place is not None  # eager steps follow each other; a function is traced once
         return not self.variable_ids & newer_ids if self.place is None else not self.variable_ids <= newer_ids
 
-    def copy_step(self):
-        return dataclasses.replace(self.step, notes=dict(self.step.notes))
-
-    def is_source_of(self, grads_and_vars):
-        """Returns whether a gradient is one that this step returned, or was computed from one."""
-        returned = [grad for grad in self.step.delivered if grad is not None]
-        given = [grad for grad, _ in grads_and_vars if isinstance(grad, (tf.Tensor, tf.IndexedSlices))]
-        return self.has_returned_any_of(grads_and_vars) or bool(sources_among(returned, given))
-
     def has_returned_any_of(self, grads_and_vars):
         delivered = {id(grad) for grad in self.step.delivered if grad is not None}
         return any(id(grad) in delivered for grad, _ in grads_and_vars)
@@ -151,6 +149,14 @@ class _UnappliedStep:
         if self.variable_ids is None:
             return len(grads_and_vars) <= len(self.step.delivered)
         return {id(variable) for _, variable in grads_and_vars} <= self.variable_ids
+
+
+def _sources_of(grads_and_vars, kept_steps):
+    """Returns the steps of a graph whose gradients are given, or have been used to compute the given gradients."""
+    returned = [grad for kept in kept_steps for grad in kept.step.delivered if grad is not None]
+    given = [grad for grad, _ in grads_and_vars if isinstance(grad, (tf.Tensor, tf.IndexedSlices))]
+    used = {id(grad) for grad in sources_among(returned, given)}
+    return [kept for kept in kept_steps if used.intersection(map(id, kept.step.delivered))]
 
 
 def _current_graph():

@@ -160,7 +160,7 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
           ValueError: all gradients are None.
         """
         grads_and_vars = list(grads_and_vars)
-        step = self._open_steps.copy_step(grads_and_vars) or Step()
+        step = self._open_steps.copy_step(grads_and_vars, type(self).__name__) or Step()
         trained = [variable for grad, variable in grads_and_vars if grad is not None]
         foreign = [variable.name for variable in trained if id(variable) not in self._averaged_by_id]
         if self._pipeline.reduces_gradients and foreign and collective.current().size > 1:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Callable, TypeVar
 
+from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import exchanges, wire_names
 from npu_bridge.gradients import collections
@@ -24,6 +25,7 @@ from npu_bridge.gradients.stage import (
     ScalingStage,
     SelectingStage,
     Stage,
+    SummingStage,
     changes_gradients,
     is_hook_overridden,
     variables_of,
@@ -173,7 +175,7 @@ class Pipeline:
           step: the step that `begin` returned.
           loss_id: position of the loss-scale manager of this loss.
         """
-        step.losses.latest = loss_id
+        step.losses.numbers.append(loss_id)
         step.losses.values.append(loss)
         for stage in self.stages_of_type(LossStage):
             loss = stage.scale_loss(loss, step)
@@ -192,7 +194,6 @@ class Pipeline:
         Returns:
           List of gradients to pass to `combine`; None for a variable without a gradient.
         """
-        step.losses.scaled.append(loss)
         return [grad for grad, _ in self.prepare_gradients(step, zip(tape.gradient(loss, variables), variables))]
 
     def prepare_gradients(self, step: Step, grads_and_vars: Sequence) -> list:
@@ -307,7 +308,13 @@ class Pipeline:
         Returns:
           The result of `update` if no stage can skip the update or has state to update. Else the op of the update, or
           None in eager execution.
+        Raises:
+          ValueError: the loss of the step was scaled, but its gradients did not go through `combine`.
         """
+        if step.divisor is not None:
+            problem = "the gradients are still multiplied by the loss scale"
+            expected, fix = "the result of combine", "Pass the gradients through pipeline.combine first."
+            raise ValueError(message("Pipeline.apply", problem, expected, "gradients of the scaled loss", fix))
         step.grads_and_vars = list(grads_and_vars)
         slots = self.rank_state.before_update(step)
         update_of = StepUpdate(
@@ -321,8 +328,20 @@ class Pipeline:
             updated = update_of()
         self.rank_state.after_update(transfers)
         collections.publish_in_graph(collections.PIPELINES, self)
-        with tf.control_dependencies(step.notes.get(_OPS_TO_AWAIT, [])):
-            state_updates = [op for op in (stage.after_update(step) for stage in self.stages) if op is not None]
+        state_updates = []
+        for stage in self.stages:
+            with tf.control_dependencies([*step.notes.get(_OPS_TO_AWAIT, []), *_update_to_await(stage, updated)]):
+                state_updates += [op for op in [stage.after_update(step)] if op is not None]
         if updated is None or not state_updates or tf.executing_eagerly():
             return updated
         return tf.group(updated, *state_updates)
+
+
+def _update_to_await(stage, updated):
+    """Returns the update for which `after_update` of a stage waits in a graph, as a list.
+
+    The next step of a loop can begin before the update of the last fragment. So stages whose state the next step needs
+    first do not wait: they read no trained variables.
+    """
+    is_needed_early = isinstance(stage, (ScalingStage, SelectingStage, SummingStage, ReducingStage))
+    return [] if updated is None or is_needed_early or tf.executing_eagerly() else [updated]

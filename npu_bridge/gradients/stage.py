@@ -74,8 +74,8 @@ class Stage(KeywordChecksMixin):
     `after_reduce` do not run.
 
     Stages use TensorFlow operators only, so that one stage works in a TF 1 graph, a `tf.function` and eager execution.
-    Settings are fixed at construction. Only what belongs to the optimizer, such as the name of its collectives, comes
-    later, by `ExchangingStage.bind`. The state of one step is stored in its `Step`.
+    Settings are fixed at construction. Only what depends on the optimizer comes later: the name of its collectives
+    (`ExchangingStage.bind`) and its other stages (`DecidingStage`). The state of one step is stored in its `Step`.
 
     Stages run in the order of `PLACES`, whatever the order in which they are passed. Only "transform", "guard" and
     "record" can be the place of several stages; these keep the order in which they are passed.
@@ -85,7 +85,7 @@ class Stage(KeywordChecksMixin):
       gives: names of the guarantees that other stages can rely on.
       needs: names of the guarantees that another stage of the pipeline must give.
       keeps_usable: True for a stage that makes no NaN or Inf from finite gradients, and hides no NaN or Inf. Its
-        results are not checked again. Matters only for stages that reduce, and for stages after the verdict.
+        results are not checked again.
       needs_variables: True for a stage that needs the variable of each gradient.
       needs_unscaled_gradients: True for a stage that rejects gradients scaled by the loss scale of another optimizer.
     """
@@ -181,7 +181,11 @@ class Stage(KeywordChecksMixin):
         """
 
     def each_batch(self, step: Step) -> None:
-        """Changes this rank's gradients of every batch, even if the gradients are only accumulated in this step."""
+        """Changes this rank's gradients of every batch, even if the gradients are only accumulated in this step.
+
+        Here and in `before_reduce` the gradients are still multiplied by `step.divisor`, if it is not None: multiply
+        bounds and added terms by it, too.
+        """
 
     def before_reduce(self, step: Step) -> None:
         """Changes this rank's gradients before they are reduced."""
@@ -344,13 +348,18 @@ def is_hook_overridden(stage_class: type[Stage], hook: str) -> bool:
 
 
 def changes_gradients(stage: Stage, hooks: Sequence[str] = ("each_batch", "before_reduce", "after_reduce")) -> bool:
-    """Returns whether a stage with a place after "verdict" changes gradients in one of the given hooks."""
-    is_late = PLACES.index(stage.place) > PLACES.index("verdict")
-    return is_late and any(is_hook_overridden(type(stage), hook) for hook in hooks)
+    """Returns whether a stage changes gradients in one of the given hooks.
+
+    Stages of other roles do so in their own way if their places are not after "verdict": the overflow check reads what
+    they make.
+    """
+    has_role = isinstance(stage, (ScalingStage, SelectingStage, ExchangingStage, DecidingStage, SummingStage))
+    is_early = PLACES.index(stage.place) <= PLACES.index("verdict")
+    return not (has_role and is_early) and any(is_hook_overridden(type(stage), hook) for hook in hooks)
 
 
 def changes_gradients_after_check(stage: Stage) -> bool:
-    """Returns whether a stage changes gradients after the overflow check (the place "verdict")."""
+    """Returns whether a stage changes gradients after this rank has checked the gradients that it sends."""
     return changes_gradients(stage, ["after_reduce"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import numpy as np
 import pytest
@@ -372,3 +373,108 @@ def test_own_stages_may_be_where_the_optimizer_has_some_of_its_own():
     )
     lines = [line.split() for line in stages.explain(optimizer).splitlines()]
     assert [words[1] for words in lines if words[2] in ("Keep()", "Watch()")] == ["guard", "record"]
+
+
+@pytest.mark.parametrize("bound", [None, 1.0], ids=["summed", "clipped and summed"])
+def test_every_loss_of_a_sum_of_gradients_is_checked(graph, bound):
+    variable = tf1.get_variable("variable", initializer=[1.0])
+    managers, factor = [falling_scale(1024), falling_scale(1024)], tf1.placeholder_with_default(np.float32(np.inf), [])
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.25), managers, is_loss_scale=True)
+    losses = [tf.reduce_sum(variable) * factor, tf.reduce_sum(variable)]
+    computed = [optimizer.compute_gradients(loss, loss_id=number)[0][0] for number, loss in enumerate(losses)]
+    if bound is not None:
+        computed = [tf.clip_by_value(grad, -bound, bound) for grad in computed]
+    train = optimizer.apply_gradients([(sum(computed), variable)])
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train)
+        assert session.run([manager.get_loss_scale() for manager in managers]) == [512, 1024]
+        session.run(train, {factor: 1.0})
+        assert session.run(variable) == [0.5]
+
+
+@in_graph
+def test_a_window_of_summed_gradients_of_two_steps_is_refused():
+    variable = tf1.get_variable("variable", initializer=[1.0])
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), stages=[Accumulate(2)])
+    computed = [optimizer.compute_gradients(tf.reduce_sum(variable))[0][0] for _ in range(2)]
+    with pytest.raises(ValueError, match="NPUOptimizer: Accumulate needs the gradients of each step apart"):
+        optimizer.apply_gradients([(sum(computed), variable)])
+    optimizer.apply_gradients([(computed[0], variable)])
+
+
+@in_graph
+def send_less_than_all():
+    """On a rank: applies the gradients of two losses together; returns the values that were not sent."""
+    variables = [tf1.get_variable(f"variable_{number}", initializer=tf.ones([4])) for number in range(2)]
+    weights = tf.constant([1.0, 2.0, 3.0, 4.0])
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), is_distributed=True, stages=[TopK(0.25)])
+    computed = [optimizer.compute_gradients(tf.reduce_sum(each * weights), [each]) for each in variables]
+    train = optimizer.apply_gradients(sum(computed, []))
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train)
+        return session.run([each for each in tf1.global_variables() if each.shape == [4] and each not in variables])
+
+
+@pytest.mark.ranks(2)
+def test_values_not_sent_are_kept_if_gradients_of_two_losses_are_applied_together(on_ranks):
+    for kept in on_ranks(2, send_less_than_all):
+        assert np.array_equal(kept, [[1.0, 2.0, 3.0, 0.0]] * 2)
+
+
+@in_graph
+def test_a_stage_of_ones_own_sees_the_updated_variable():
+    class Follow(Stage):
+        def after_update(self, step):
+            return seen.assign(variable.read_value())
+
+    variable, seen = tf1.get_variable("variable", initializer=1.0), tf1.get_variable("seen", initializer=0.0)
+    pipeline = stages.pipeline("follow", stages=[Follow()])
+
+    def update_late(pairs):
+        late = tf.numpy_function(lambda grad: (time.sleep(0.2), grad)[1], [pairs[0][0]], tf.float32)
+        return variable.assign_sub(tf.ensure_shape(late, []))
+
+    step = pipeline.begin()
+    train = pipeline.apply(step, pipeline.combine(step, [(tf.constant(0.5), variable)]), update_late)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train)
+        assert session.run(seen) == 0.5
+
+
+def divide_by_zero():
+    """On a rank: trains through a stage of one's own at an early place; returns the variable and the loss scale."""
+
+    class Divide(Stage):
+        place = "local clip"
+
+        def after_reduce(self, step):
+            step.map(lambda grad: grad / 0.0)
+
+    variable, manager = tf.Variable([1.0]), falling_scale(4)
+    pipeline = stages.pipeline("divide", manager, is_distributed=True, stages=[Divide()])
+    step = pipeline.begin()
+    with tf.GradientTape() as tape:
+        loss = pipeline.scale(tf.reduce_sum(variable), step)
+    pairs = pipeline.combine(step, [(tape.gradient(loss, variable), variable)])
+    pipeline.apply(step, pairs, lambda pairs: variable.assign_sub(pairs[0][0]))
+    return float(variable[0]), float(manager.get_loss_scale())
+
+
+@pytest.mark.ranks(2)
+def test_a_stage_at_an_early_place_cannot_make_variables_infinite(on_ranks):
+    assert on_ranks(2, divide_by_zero) == [(1.0, 2.0)] * 2
+
+
+def test_scaled_gradients_are_not_applied_and_losses_with_scales_of_their_own_not_mixed():
+    variable = tf.Variable(1.0)
+    pipeline = stages.pipeline("mixed", [falling_scale(4), falling_scale(8)])
+    step = pipeline.begin()
+    for number in range(2):
+        pipeline.scale(variable, step, number)
+    with pytest.raises(ValueError, match="the gradients are still multiplied by the loss scale"):
+        pipeline.apply(step, [(tf.constant(1.0), variable)], lambda pairs: None)
+    with pytest.raises(ValueError, match="losses with different loss scales were differentiated in one pass"):
+        pipeline.combine(step, [(tf.constant(1.0), variable)])

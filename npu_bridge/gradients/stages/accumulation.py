@@ -24,9 +24,9 @@ class Accumulate(SummingStage):
     """Adds up the gradients of a window of `steps` batches on each rank, and updates with the last batch of the window.
 
     Each window has one all-reduce, one overflow check, one update, one increment of `global_step` (or `iterations`,
-    which schedules read) and one change of the loss scale. If the gradients of one batch overflow, the whole window is
-    dropped, and the next window begins with zeros. With "mean" and a loss that is a mean over the batch, a window
-    trains like one large batch.
+    which schedules read) and one change of the loss scale. With several losses or groups, their scales change with
+    every batch. If the gradients of one batch overflow, the whole window is dropped, and the next window begins with
+    zeros. With "mean" and a loss that is a mean over the batch, a window trains like one large batch.
 
     Before the last batch, `compute_gradients` returns zeros, or no rows for sparse gradients. The last batch returns
     the gradients of the window: clip these. Sums are stored without the loss scale, so that the scale can change within

@@ -75,6 +75,11 @@ class LossScaling(ManagedScaling):
 
     def each_batch(self, step):
         if len(step.losses.scales) > 1 and not step.losses.usable:  # gradients of one loss, not checked yet
+            if len(set(step.losses.numbers)) > 1:
+                problem = "losses with different loss scales were differentiated in one pass"
+                expected, got = "a pass for each loss", f"one pass for the losses {step.losses.numbers}"
+                fix = "Compute the gradients of each loss, and add them by step.add_gradients(grads_and_vars, loss_id)."
+                raise ValueError(message("LossScaling", problem, expected, got, fix))
             step.grads_and_vars = step.losses.convert_to_common_scale(step.grads_and_vars, step.losses.latest)
 
     def after_update(self, step):
