@@ -41,10 +41,13 @@ class GroupLossScaleManager(MovingLossScaleManager):
       growth_factor, backoff_factor, growth_interval: as in `DynamicLossScaleManager`; by default a scale is multiplied
         by 2**(1/1000) after each good step and divided by the square root of 2 at each overflow.
       min_loss_scale, max_loss_scale: bounds, or None.
+    Attributes:
+      has_last_boundary: whether a backward pass has gone through the boundary from a group to the outside, where
+        gradients are first scaled.
     Raises:
       TypeError: a group or a number is of another type.
       ValueError: there is no group, `init` has another length, or a number is out of its range. Also raised in the
-        first step, if a variable belongs to no group or to several.
+        first step, if a variable belongs to no group or to several, or if the last boundary is missing.
     Graph: `loss_scale`, `good_steps` and `bad_steps` as in other managers, each a vector with a value for each group.
     """
 
@@ -81,6 +84,7 @@ class GroupLossScaleManager(MovingLossScaleManager):
             "max_loss_scale": rule.max_scale,
         }
         super().__init__("group_loss_scale", rule, scales, constants)
+        self.has_last_boundary = False
         self._members = lambda: members  # TensorFlow would save a list of layers in checkpoints
         with tf.init_scope():
             if tf.executing_eagerly():
@@ -152,7 +156,8 @@ def scale_boundary(x: tf.Tensor, i: int, j: int, manager: GroupLossScaleManager 
             scaling = _latest_manager() if manager is None else manager
             if scaling is None:
                 return upstream
-            scales = scaling.get_loss_scale()
+            scales, count = scaling.get_loss_scale(), scaling.scale_shape.num_elements()
+            scaling.has_last_boundary |= 1 <= i <= count and not 1 <= j <= count
             ratio = _scale_of_group(scales, i) / _scale_of_group(scales, j)
             dtype = tf.float32 if upstream.dtype.size < tf.float32.size else upstream.dtype
             return tf.cast(tf.cast(upstream, dtype) * tf.cast(ratio, dtype), upstream.dtype)

@@ -9,7 +9,7 @@ from typing import Any, Callable
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import gradient_values, has_finite_norm, map_gradients, map_values
-from npu_bridge.gradients.graph_mode import make_tensors_if, run_if, state_variable, variable_like
+from npu_bridge.gradients.graph_mode import group_in_graph, make_tensors_if, run_if, state_variable, variable_like
 from npu_bridge.gradients.step import Step
 from npu_bridge.gradients.trained_apart import CountersByVariables
 
@@ -98,7 +98,7 @@ class AccumulationWindow:
         """Stores the sums for the next batch, or resets them to 0 after the last batch; returns the op."""
         counted = self._counter.assign(tf.where(self.is_last, 0, self._counted + 1))
         kept = [each.store_or_reset(self.is_last) for each in self._sums if each is not None]
-        return None if tf.executing_eagerly() else tf.group(counted, *kept)
+        return group_in_graph(counted, *kept)
 
 
 class _SumVariable(tf.Module):
@@ -175,7 +175,7 @@ class _SparseSum:
     def store_or_reset(self, is_last_batch):
         added = run_if(tf.logical_not(is_last_batch), self._add_batch)
         cleared = run_if(is_last_batch, self._clear)
-        return None if tf.executing_eagerly() else tf.group(added, cleared)
+        return group_in_graph(added, cleared)
 
     def _mark_rows_of_addend(self, touched):
         indices = self._addend.indices[:, tf.newaxis]
@@ -185,7 +185,7 @@ class _SparseSum:
         kept = self._kept
         touched = kept.touched.assign(self._mark_rows_of_addend(kept.touched.read_value()))
         added = kept.sum.scatter_add(self._addend)
-        return None if tf.executing_eagerly() else tf.group(touched, added)
+        return group_in_graph(touched, added)
 
     def _clear(self):
         kept = self._kept
@@ -194,4 +194,4 @@ class _SparseSum:
         cleared = kept.sum.scatter_update(tf.IndexedSlices(zeros, rows))
         with tf.control_dependencies([rows]):
             forgotten = kept.touched.assign(tf.zeros_like(kept.touched))
-        return None if tf.executing_eagerly() else tf.group(cleared, forgotten)
+        return group_in_graph(cleared, forgotten)

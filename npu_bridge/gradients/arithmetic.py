@@ -114,6 +114,12 @@ def unscale_gradient(grad, divisor):
     return grad if divisor is None else map_values(grad, divide_values)
 
 
+def unscale_in_float32(grad, divisor):
+    """Divides a dense or sparse gradient by `divisor`; a 16-bit gradient becomes float32."""
+    widened = map_values(grad, lambda values: tf.cast(values, tf.float32) if values.dtype.size < 4 else values)
+    return unscale_gradient(widened, divisor)
+
+
 def has_finite_norm(gradients) -> tf.Tensor:
     """Returns whether the global norm of the gradients is finite in float32 (float64 gradients: in float64).
 

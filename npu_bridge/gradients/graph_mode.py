@@ -169,6 +169,11 @@ def value_before_update(variable: Any) -> tf.Tensor:
     return tf.raw_ops.DeepCopy(x=value) if is_building_graph() else tf.identity(value)
 
 
+def group_in_graph(*ops: Any) -> Any:
+    """Returns one op that runs all ops which are not None; None in eager execution, where they have run."""
+    return None if tf.executing_eagerly() else tf.group(*(op for op in ops if op is not None))
+
+
 def variable_like(variable: Any, owner: str, folder: str, dtype: tf.DType) -> tf.Variable:
     """Creates a variable of zeros in the shape of a trained variable, named and saved as `folder/variable name`.
 

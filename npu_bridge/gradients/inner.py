@@ -18,6 +18,7 @@ from npu_bridge.gradients.graph_mode import (
     build_update_in_program_order,
     correct_initial_rate,
     create_order_independent_variable,
+    group_in_graph,
     is_building_graph,
 )
 from npu_bridge.gradients.stand_ins import SLOT, StandIns
@@ -206,7 +207,7 @@ class _KerasFamily(InnerOptimizer):
             return update
         with tf.control_dependencies([] if update is None else [update]):
             counted = tf.compat.v1.assign_add(global_step, 1)
-        return None if tf.executing_eagerly() else tf.group(update, counted)
+        return group_in_graph(update, counted)
 
     @abc.abstractmethod
     def _update(self, grads_and_vars, name):

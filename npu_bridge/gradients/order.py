@@ -94,8 +94,8 @@ def name_of_stage(stage: Stage) -> str:
 
 
 def _check_needs(stages, owner):
-    given = {gift for stage in stages for gift in stage.gives}
     for stage in stages:
+        given = {gift for other in stages if other is not stage for gift in other.gives}
         missing = [need for need in stage.needs if need not in given]
         if missing:
             names = ", ".join(name_of_stage(other) for other in stages)

@@ -19,7 +19,7 @@ from npu_bridge.gradients.checkpoints.rank_values import RankValues, RestoreOwnV
 from npu_bridge.gradients.checkpoints.resuming import watch_savers
 from npu_bridge.gradients.first_step import training_apart
 from npu_bridge.gradients.first_step.start_values import RankComparison, compare_variables_before_first_run
-from npu_bridge.gradients.graph_mode import is_building_graph
+from npu_bridge.gradients.graph_mode import group_in_graph, is_building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.stage import (
@@ -218,7 +218,7 @@ class RankState:
         gathered = [] if self._values is None else [self._values.gather(f"{owner}_of_ranks")]
         if self._replicas is not None:
             gathered.append(gather_and_restore(self._replicas, f"{owner}_replicas_of_ranks", self._restore_own))
-        return None if tf.executing_eagerly() else tf.group(*gathered)
+        return group_in_graph(*gathered)
 
     def has_restored_own_weights(self, session: Any) -> bool:
         """Returns whether a session has restored this rank's weights since `sync_all` averaged the weights."""

@@ -186,3 +186,11 @@ def test_gradients_without_variables_are_refused():
     optimizer.get_scaled_loss(tf.constant(1.0))
     with pytest.raises(ValueError, match="GroupScaling needs the variable of each gradient"):
         optimizer.get_unscaled_gradients([tf.constant(1.0)])
+
+
+def test_a_model_without_the_last_boundary_is_refused():
+    with pytest.raises(ValueError, match=r"GroupLossScaleManager: no gradient was multiplied .* scale_boundary\(outp"):
+        fitted(
+            lambda model: GroupLossScaleManager([model.first, model.second]),
+            lambda x, i, j: x if j == 0 else scale_boundary(x, i, j),
+        )

@@ -21,7 +21,7 @@ from npu_bridge.collective import first_run, wire_names
 from npu_bridge.collective.packing import pack_tensors, unpack_tensors
 from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients.checkpoints.kept_state import OF_RANKS
-from npu_bridge.gradients.graph_mode import is_building_graph, run_if, state_variable
+from npu_bridge.gradients.graph_mode import group_in_graph, is_building_graph, run_if, state_variable
 
 _COLLECTION = ("npu_bridge", "of_ranks")  # not a string, so TensorFlow does not export the collection
 
@@ -100,7 +100,7 @@ class RankValues:
             specs = [tf.TensorSpec(variable.shape, variable.dtype.base_dtype) for variable, _ in kept]
             values_of_ranks = unpack_tensors(received, [specs] * ranks.size)
             filled = [rows.assign(tf.stack(each)) for (_, rows), each in zip(kept, zip(*values_of_ranks))]
-        return None if tf.executing_eagerly() else tf.group(*filled)
+        return group_in_graph(*filled)
 
     def counts(self) -> dict[str, int]:
         """Returns, by variable name, the number of ranks whose values the rows hold now; for eager execution only."""
@@ -118,7 +118,7 @@ class RankValues:
                 rows.assign(tf.zeros([0, *variable.shape.as_list()], rows.dtype))
                 for variable, rows in self._kept.values()
             ]
-        return None if tf.executing_eagerly() else tf.group(*empty)
+        return group_in_graph(*empty)
 
 
 class RestoreOwnValues(first_run.FirstRunCheck):

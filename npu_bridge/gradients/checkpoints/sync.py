@@ -11,6 +11,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.explanation import list_pipelines
+from npu_bridge.gradients.graph_mode import group_in_graph
 from npu_bridge.gradients.stage import SummingStage, SynchronisingStage, variables_restarting_at_zero
 from npu_bridge.graph.variables import global_step_of
 
@@ -95,7 +96,7 @@ def _sync_pipelines(pipelines):
             averaged = [
                 stage.sync_all() for pipeline in pipelines for stage in pipeline.stages_of_type(SynchronisingStage)
             ]
-    return None if tf.executing_eagerly() else tf.group(*gathered, *averaged)
+    return group_in_graph(*gathered, *averaged)
 
 
 class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):

@@ -12,7 +12,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import fragments, wire_names
 from npu_bridge.collective.adasum_tree import AdasumTree
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.gradients.arithmetic import average_sparse_rows, gradient_values, map_values, unscale_gradient
+from npu_bridge.gradients.arithmetic import average_sparse_rows, gradient_values, unscale_in_float32
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import is_building_graph, value_before_update
 from npu_bridge.gradients.stage import FROZEN_UNCHANGED, VERDICT
@@ -89,7 +89,7 @@ class Adasum(AllReduce):
         )
         with tf.name_scope(f"{self.transfer_name}_Adasum"):
             sent = [
-                None if grad is None else _unscale_in_float32(grad, step.divisor)
+                None if grad is None else unscale_in_float32(grad, step.divisor)
                 for grad in wait_for_all_gradients(step.on_wire)
             ]
             results = _combine_dense_gradients(
@@ -125,10 +125,8 @@ class Adasum(AllReduce):
         return tf.group(updated, *assigned) if is_op else updated
 
     def _combine_updates(self, variables, old_values, tree):
-        old_values = [_unscale_in_float32(value, None) for value in old_values]
-        deltas = [
-            old - _unscale_in_float32(variable.read_value(), None) for variable, old in zip(variables, old_values)
-        ]
+        old_values = [unscale_in_float32(value, None) for value in old_values]
+        deltas = [old - unscale_in_float32(variable.read_value(), None) for variable, old in zip(variables, old_values)]
         # A few values that overflow 16 bits must not discard the whole variable's update.
         finite = [
             delta if variable.dtype.size >= 4 else tf.where(tf.math.is_finite(delta), delta, tf.zeros_like(delta))
@@ -162,12 +160,6 @@ def _count_averaged_ranks(wanted: Any, ranks: Communicator) -> int:
     if groups == 1:
         say_once(logging.INFO, f"Adasum: all {ranks.size} ranks average their gradients; nothing is left to combine.")
     return averaged
-
-
-def _unscale_in_float32(grad, divisor):
-    """Divides a gradient by `divisor`, in at least 32 bits."""
-    widened = map_values(grad, lambda values: tf.cast(values, tf.float32) if values.dtype.size < 4 else values)
-    return unscale_gradient(widened, divisor)
 
 
 def _cast_like(grad, result):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import map_gradients, unscale_gradient
-from npu_bridge.gradients.graph_mode import is_building_graph
+from npu_bridge.gradients.graph_mode import value_before_update
 from npu_bridge.gradients.losses import smallest_scale
 from npu_bridge.gradients.stages.loss_scaling import ManagedScaling
 
@@ -20,7 +21,8 @@ class GroupScaling(ManagedScaling):
 
     Args:
       manager: an object with three methods: `get_loss_scale()` returns a float32 vector, `update_loss_scale(finite)`
-        takes a boolean vector, and `group_of(variable)` returns the position of a variable's group.
+        takes a boolean vector, and `group_of(variable)` returns the position of a variable's group. Its attribute
+        `has_last_boundary` is True once a backward pass has scaled gradients.
     """
 
     needs_variables = True
@@ -31,8 +33,11 @@ class GroupScaling(ManagedScaling):
     def each_batch(self, step):
         (manager,) = self.managers
         groups = [manager.group_of(variable) for _, variable in step.grads_and_vars]
-        scales = tf.convert_to_tensor(manager.get_loss_scale())
-        scales = tf.raw_ops.DeepCopy(x=scales) if is_building_graph() else scales
+        if not manager.has_last_boundary:
+            problem, expected = "no gradient was multiplied by the scale of its group", "a boundary on the last outputs"
+            fix = "Write scale_boundary(outputs, n, 0) on the outputs of the last of n groups."
+            raise ValueError(message(type(manager).__name__, problem, expected, "gradients without it", fix))
+        scales = value_before_update(manager.get_loss_scale())
         losses = step.losses
         losses.scales, losses.common_scale = tuple(tf.unstack(scales)), smallest_scale(scales)
         step.record_factor(losses.common_scale)

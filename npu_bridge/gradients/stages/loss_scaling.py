@@ -9,7 +9,7 @@ from typing import Any
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.graph_mode import is_building_graph
+from npu_bridge.gradients.graph_mode import group_in_graph, is_building_graph, value_before_update
 from npu_bridge.gradients.losses import smallest_scale
 from npu_bridge.gradients.stage import ScalingStage
 
@@ -65,9 +65,8 @@ class LossScaling(ManagedScaling):
 
     def _read_scales(self, step):
         self._warn_of_sharing()
-        scales = [tf.convert_to_tensor(manager.get_loss_scale()) for manager in self.managers]
-        # A TF 1 reference variable exposes its own buffer: a late reader would see the value after the update.
-        scales = tuple(tf.raw_ops.DeepCopy(x=scale) if is_building_graph() else scale for scale in scales)
+        # Copies: a TF 1 reference variable exposes its own buffer, and a late reader would see the updated value.
+        scales = tuple(value_before_update(manager.get_loss_scale()) for manager in self.managers)
         step.losses.scales = scales
         step.losses.common_scale = scales[0] if len(scales) == 1 else smallest_scale(scales)
         step.record_factor(step.losses.common_scale)
@@ -86,7 +85,7 @@ class LossScaling(ManagedScaling):
         if step.losses.usable:
             right = step.losses.find_scales_without_overflow(step.should_apply, step.is_due)
             moved = [self.managers[number].update_loss_scale(is_right) for number, is_right in right.items()]
-            return None if tf.executing_eagerly() else tf.group(*moved)
+            return group_in_graph(*moved)
         manager, is_unchecked = self.managers[step.losses.latest], step.should_apply is None
         return step.run_when_due(
             lambda: manager.update_loss_scale(tf.constant(True) if is_unchecked else step.should_apply)

@@ -14,7 +14,7 @@ from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.collective.this_process import rank_and_size_of_job
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import gradient_values, has_finite_norm, unscale_gradient
-from npu_bridge.gradients.graph_mode import is_building_graph, run_if, value_before_update
+from npu_bridge.gradients.graph_mode import group_in_graph, is_building_graph, run_if, value_before_update
 from npu_bridge.gradients.stage import (
     REDUCED_GRADIENTS,
     DecidingStage,
@@ -229,7 +229,7 @@ class SkipRecord(Stage):
         if self._optimizer is not None:
             iterations = self._optimizer.iterations
             changed.append(iterations.assign_add(tf.cast(is_skipped, iterations.dtype)))
-        return None if tf.executing_eagerly() else tf.group(*changed)
+        return group_in_graph(*changed)
 
 
 class DroppedStepWarning(Stage):

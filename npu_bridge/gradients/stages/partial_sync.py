@@ -11,7 +11,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
-from npu_bridge.gradients.graph_mode import is_building_graph, run_if
+from npu_bridge.gradients.graph_mode import group_in_graph, is_building_graph, run_if
 from npu_bridge.gradients.stage import VERDICT, SynchronisingStage, synced_too_early_error
 from npu_bridge.gradients.trained_apart import CountersByVariables
 
@@ -98,7 +98,7 @@ class PartialSync(SynchronisingStage):
         values = [variable.read_value() for variable in variables]
         means = collective.current().all_reduce(values, f"{self.transfer_name}_partition_{partition}")
         assigned = [variable.assign(mean) for variable, mean in zip(variables, means)]
-        return None if tf.executing_eagerly() else tf.group(*assigned)
+        return group_in_graph(*assigned)
 
 
 def split_into_partitions(variables: Sequence[Any], threshold: int) -> list[list]:

@@ -12,8 +12,8 @@ from npu_bridge.base.arguments import check_choice, check_number, check_switch
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import fragments
-from npu_bridge.gradients.arithmetic import average_sparse_rows, map_values, unscale_gradient
-from npu_bridge.gradients.graph_mode import make_tensors_if, run_if, variable_like
+from npu_bridge.gradients.arithmetic import average_sparse_rows, unscale_in_float32
+from npu_bridge.gradients.graph_mode import group_in_graph, make_tensors_if, run_if, variable_like
 from npu_bridge.gradients.stage import VERDICT
 from npu_bridge.gradients.stages.all_reduce import AllReduce, replace_gradients, static_bytes
 
@@ -66,7 +66,7 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
             return
         ranks = collective.current()
         with tf.name_scope(f"{self.transfer_name}_SparsifyingReduction"):
-            wide = [None if sent is None else _unscale_in_float32(sent, step.divisor) for sent in step.on_wire]
+            wide = [None if sent is None else unscale_in_float32(sent, step.divisor) for sent in step.on_wire]
             variables = [variable for _, variable in step.grads_and_vars]
             means = {
                 position: average_sparse_rows(
@@ -94,7 +94,7 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
 
         def keep():
             assigned = [residual.assign(left) for residual, left in kept]
-            return None if tf.executing_eagerly() else tf.group(*assigned)
+            return group_in_graph(*assigned)
 
         with tf.name_scope(f"{self.transfer_name}_SparsifyingReduction"):
             return run_if(step.should_apply, keep)
@@ -155,10 +155,6 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
     @abc.abstractmethod
     def _select_positions(self, vector: tf.Tensor) -> tf.Tensor:
         """Returns the positions of the values to send in a vector, int32."""
-
-
-def _unscale_in_float32(grad, divisor):
-    return unscale_gradient(map_values(grad, lambda values: tf.cast(values, tf.float32)), divisor)
 
 
 def _number_of_values(flat):
