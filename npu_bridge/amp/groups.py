@@ -33,6 +33,9 @@ class GroupLossScaleManager(MovingLossScaleManager):
     the gradients of group i are computed with scale i. Optimizers still return unscaled gradients. An overflow in one
     group, on any rank, skips the step and shrinks the scale of that group; the scales of the other groups grow.
 
+    Attributes:
+      has_last_boundary: whether a backward pass has gone through the boundary from a group to the outside, where
+        gradients are first scaled.
     Args:
       groups: the members of each group, numbered from 1: a regular expression that is found in a variable's
         name, a variable, a Keras layer or model (its trainable variables), or a list of these. Each trained
@@ -41,9 +44,6 @@ class GroupLossScaleManager(MovingLossScaleManager):
       growth_factor, backoff_factor, growth_interval: as in `DynamicLossScaleManager`; by default a scale is multiplied
         by 2**(1/1000) after each good step and divided by the square root of 2 at each overflow.
       min_loss_scale, max_loss_scale: bounds, or None.
-    Attributes:
-      has_last_boundary: whether a backward pass has gone through the boundary from a group to the outside, where
-        gradients are first scaled.
     Raises:
       TypeError: a group or a number is of another type.
       ValueError: there is no group, `init` has another length, or a number is out of its range. Also raised in the

@@ -177,7 +177,7 @@ def merge_steps(steps: Sequence[Step], owner: str) -> Step:
     for step in earlier_first:
         merged.delivered += step.delivered
         if step.group is not None:
-            raise _separate_steps_error(owner, "Freeze")
+            raise _separate_steps_error(owner, "a stage that freezes variables")
         for key, note in step.notes.items():
             if isinstance(note, list):
                 merged.notes[key] = [*merged.notes.get(key, []), *note]
