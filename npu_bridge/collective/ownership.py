@@ -1,4 +1,4 @@
-"""Divides variables among ranks, so that each rank updates about the same number of bytes."""
+"""Divides a list of items into a part for each owner, so that the parts have about equal sizes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from npu_bridge.base.errors import message
 
 
-def fair_division(sizes_bytes: Sequence[int], owner_count: int) -> list[int]:
+def fair_division(sizes: Sequence[int], owner_count: int) -> list[int]:
     """Divides a list of items into consecutive parts of about equal size, one part for each owner.
 
     The target of each part is an equal share of the remaining items. Items larger than all smaller remaining items
@@ -16,7 +16,7 @@ def fair_division(sizes_bytes: Sequence[int], owner_count: int) -> list[int]:
     shortfall without it.
 
     Args:
-      sizes_bytes: size of each item; can be 0.
+      sizes: size of each item, in any unit; can be 0.
       owner_count: number of owners, at least 1.
     Returns:
       The owner of each item, ascending from 0; every owner has at least one item.
@@ -24,21 +24,21 @@ def fair_division(sizes_bytes: Sequence[int], owner_count: int) -> list[int]:
       ValueError: there are fewer items than owners.
     Example: fair_division([40, 30, 20, 10], 2) gives [0, 1, 1, 1].
     """
-    if owner_count > len(sizes_bytes):
+    if owner_count > len(sizes):
         raise ValueError(
             message(
                 "fair_division",
                 "there are fewer gradients than ranks",
                 f"at least {owner_count} gradients for {owner_count} ranks",
-                str(len(sizes_bytes)),
+                str(len(sizes)),
                 "Use fewer ranks, or is_weight_update_sharding=False.",
             )
         )
     result: list[int] = []
     for owner in range(owner_count - 1):
-        length = _next_part_length(sizes_bytes[len(result) :], owner_count - owner)
+        length = _next_part_length(sizes[len(result) :], owner_count - owner)
         result += [owner] * length
-    return result + [owner_count - 1] * (len(sizes_bytes) - len(result))
+    return result + [owner_count - 1] * (len(sizes) - len(result))
 
 
 def _next_part_length(sizes, owner_count):

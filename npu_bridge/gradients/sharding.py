@@ -1,4 +1,4 @@
-"""Shards the weight update: every rank updates some of the variables, and receives the others from their owners."""
+"""Shards the weight update: every rank updates variables of about equal bytes, and receives the others from owners."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class _StartValuesCheck(first_run.FirstRunCheck):
         super().__init__()
         self.watched: list[tuple[str, Callable, Callable]] = []
         self._done: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self._has_looked = False
+        self._first_batch = same_batches.FirstBatchOfGraph()
 
     def is_due(self, session):
         return len(self.watched) > self._done.get(session, 0)
@@ -222,8 +222,7 @@ class _StartValuesCheck(first_run.FirstRunCheck):
         self._done[session] = len(self.watched)
         if is_changed and slots is not None:
             run_without_engines(session, targets=slots.distribution_ops())
-        has_looked, self._has_looked = self._has_looked, True
-        return None if has_looked else same_batches.list_batch_tensors(run)
+        return self._first_batch.tensors_to_compare(run)
 
     def receive(self, fetched, fed):
         same_batches.compare_first_batches([*fetched, *fed])
