@@ -478,3 +478,40 @@ def test_scaled_gradients_are_not_applied_and_losses_with_scales_of_their_own_no
         pipeline.apply(step, [(tf.constant(1.0), variable)], lambda pairs: None)
     with pytest.raises(ValueError, match="losses with different loss scales were differentiated in one pass"):
         pipeline.combine(step, [(tf.constant(1.0), variable)])
+
+
+def half_of_the_values():
+    """On a rank: the gradient that `TopK` gives at the density at which whole gradients take as few bytes."""
+    pipeline = stages.pipeline("half", is_distributed=True, stages=[TopK(0.5)])
+    ((made, _),) = pipeline.combine(pipeline.begin(), [(tf.constant([1.0, 2.0]), tf.Variable([0.0, 0.0]))])
+    return made.numpy().tolist()
+
+
+@pytest.mark.ranks(2)
+def test_gradients_are_sent_whole_where_that_takes_as_few_bytes(on_ranks):
+    assert on_ranks(2, half_of_the_values) == [[1.0, 2.0]] * 2
+
+
+def add_by_adasum():
+    """On a rank: whether a step is applied in which only the sum of the ranks' gradients is too large."""
+    variable = tf.Variable([0.0] * 4)
+    pipeline = stages.pipeline("adasum", falling_scale(1), is_distributed=True, stages=[Adasum()])
+    step = pipeline.begin()
+    pipeline.scale(variable[0], step)
+    own = tf.repeat(tf.one_hot(collective.current().rank, 2), 2) * 1.5e19
+    pipeline.apply(step, pipeline.combine(step, [(own, variable)]), lambda pairs: None)
+    return bool(step.should_apply)
+
+
+@pytest.mark.ranks(2)
+def test_a_sum_of_adasum_that_is_too_large_is_skipped(on_ranks):
+    assert on_ranks(2, add_by_adasum) == [False] * 2
+
+
+@in_graph
+def test_one_rank_that_shares_its_update_with_nobody_gives_all_slots():
+    variable = tf1.get_variable("variable", initializer=1.0)
+    momentum = tf1.train.MomentumOptimizer(1.0, 0.5)
+    optimizer = NPUDistributedOptimizer(momentum, is_weight_update_sharding=True)
+    optimizer.minimize(variable)
+    assert optimizer.get_slot(variable, "momentum") is not None
