@@ -134,9 +134,11 @@ def fresh_process(monkeypatch, tmp_path):
         state.cache_clear()
 
 
-def test_a_device_is_opened_once(fresh_process, caplog):
+def test_a_device_is_opened_once(fresh_process, caplog, monkeypatch):
+    monkeypatch.setenv("ASCEND_DEVICE_ID", "1")
     assert npu.npu_device.global_npu_ctx() is None
-    handle = npu.open()
+    handle = npu.open(0)
+    monkeypatch.delenv("ASCEND_DEVICE_ID")
     assert npu.open() is handle is npu.open(handle.device_id)
     assert npu.npu_device.global_npu_ctx() is None
     with pytest.raises(RuntimeError, match="another device is open"):

@@ -256,9 +256,9 @@ def test_every_row_comes_once_an_epoch_with_any_ranks(seed):
             runs = -(-8 // size)
             shares = itertools.islice(batches.row_numbers_of_rank(update, rank, size), runs)
             for own, numbers in enumerate(shares):
-                if own * size + rank < 8:
-                    by_number[own * size + rank] = list(numbers)
-        assert sorted(by_number) == list(range(8))
+                by_number[own * size + rank] = list(numbers)
+        without_share = [by_number.pop(number) for number in sorted(by_number)[8:]]
+        assert sorted(by_number) == list(range(8)) and all(rows == by_number[7] for rows in without_share)
         seen += [row for number in range(8) for row in by_number[number]]
     for epoch in range(24):
         assert sorted(seen[50 * epoch : 50 * (epoch + 1)]) == list(range(50))

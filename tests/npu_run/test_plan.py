@@ -32,6 +32,7 @@ def run(*arguments):
         (units.parse_bytes_per_sec, "100Gbps", 12.5e9),
         (units.parse_bytes_per_sec, "125MB/s", 125e6),
         (units.parse_bytes_per_sec, "1.5GB", 1.5e9),
+        (units.parse_bytes_per_sec, "10MBps", 1e7),
         (units.parse_secs, "50us", 50e-6),
         (units.parse_secs, "0.2ms", 0.2e-3),
         (units.parse_secs, "0.2", 0.2),

@@ -151,6 +151,12 @@ def test_gru_layer_agrees_with_keras():
     close(layer(X)[0], theirs(X))
 
 
+def test_gru_weights_are_drawn_within_the_bound_of_the_hidden_size():
+    layer = DynamicGRUV2(HIDDEN, tf.float32)
+    layer(X)
+    assert DEPTH**-0.5 < np.abs(layer.get_weights()[0]).max() <= HIDDEN**-0.5
+
+
 @pytest.mark.parametrize("make", [DynamicRNN, DynamicGRUV2])
 def test_inputs_are_cast_in_scripts_without_version_2_as_well(make):
     tf1.keras.layers.disable_v2_dtype_behavior()

@@ -233,3 +233,9 @@ def test_ranks_cannot_share_an_update_that_needs_the_norm_of_all_gradients(modul
         with pytest.raises(ValueError, match="is_weight_update_sharding.*all gradients at once"):
             NPUDistributedOptimizer(make(), is_weight_update_sharding=True)
     NPUDistributedOptimizer(module.LAMB(), is_weight_update_sharding=True)
+
+
+def test_variables_of_zeros_move_by_the_whole_direction_of_lamb():
+    variable = tf.Variable([0.0, 0.0])
+    keras.LAMB(0.5, weight_decay=0.0).apply_gradients([(tf.constant([2.0, -3.0]), variable)])
+    np.testing.assert_allclose(variable, [-0.5, 0.5], rtol=1e-5)

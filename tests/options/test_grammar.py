@@ -26,6 +26,7 @@ def test_acceleration_plan(text, plan):
     "parse, text",
     [
         (grammar.parse_dump_step, "\u0661"),
+        (grammar.parse_dump_step, "5-5"),
         (grammar.parse_input_shape, "a:1;a:2"),
         (grammar.parse_dynamic_dims, ";".join(["1"] * 257)),
         (grammar.parse_device_list, "0,"),

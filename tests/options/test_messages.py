@@ -97,7 +97,7 @@ def test_what_is_long_loses_its_middle_and_what_is_short_nothing():
         ("enable_data_pre_proc", "false", "Write False, without quotes."),
         ("precision_mode", "mixed_fp16", "Did you mean 'allow_mix_precision_fp16'?"),
         ("precision_mode", "mixed_float16", "Write precision_mode_v2='mixed_float16'."),
-        ("precision_mode_v2", "bf16", "Write 'mixed_bfloat16' here."),
+        ("precision_mode_v2", "BF16", "Write 'mixed_bfloat16' here."),
         ("precision_mode_v2", "allow_mix_precision", "Write 'mixed_float16' here."),
     ],
 )

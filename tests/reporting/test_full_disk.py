@@ -7,6 +7,7 @@ import json
 
 import tensorflow as tf
 
+from npu_bridge.base.secondary_files import GrowingFile
 from npu_bridge.base.session_wrapper import add_engine
 from npu_bridge.options import read_session_config
 from npu_bridge.reporting import CsvWriter, History, HistoryHook, MetricsHook, ReportHook, TensorBoardHook
@@ -120,3 +121,13 @@ def run_with(*hooks):
             for _ in range(3):
                 session.run(train)
             return int(session.run(step))
+
+
+def test_what_could_not_be_written_is_tried_once_more_at_the_end(tmp_path):
+    folder = tmp_path / "folder"
+    folder.touch()
+    file = GrowingFile(folder / "log.txt", "the log", say=lambda line: None, clock=lambda: 0.0)
+    file.write(b"first\n")
+    folder.unlink()
+    file.close()
+    assert (folder / "log.txt").read_text() == "first\n"

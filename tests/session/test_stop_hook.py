@@ -24,3 +24,11 @@ def test_hooks_behind_it_end_before_the_process_does(graph, tmp_path, monkeypatc
                 session.run(train)
     assert left.value.code == STOPPED_EXIT_CODE
     assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-3")
+
+
+def test_a_second_training_begins_anew():
+    hook = StopHook()
+    hook.was_stopped, hook.step = True, 3
+    hook.begin()
+    hook.close()
+    assert (hook.was_stopped, hook.step) == (False, None)

@@ -27,7 +27,7 @@ NAMES = {
     "from fractions import gcd, Fraction\nanswer = gcd(Fraction(1, 2), Fraction(3, 4)) == Fraction(1, 4)": True,
     "import base64\nanswer = [base64.encodestring(b'a'), base64.decodestring(b'YQ==')]": [b"YQ==\n", b"a"],
     "import cgi\nanswer = [cgi.escape('<\">'), cgi.escape('\"', quote=True)]": ['&lt;"&gt;', "&quot;"],
-    "import cgi\nanswer = cgi.parse_header('form-data; name=\"a;b\"; file=\"c\\\\\"d\"; x')": [
+    "import cgi\nanswer = cgi.parse_header('form-data; NAME=\"a;b\"; file=\"c\\\\\"d\"; x')": [
         "form-data", {"name": "a;b", "file": 'c"d'},
     ],
     "import platform\nanswer = [len(platform.dist()), len(platform.linux_distribution())]": [3, 3],

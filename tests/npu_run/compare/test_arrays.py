@@ -57,9 +57,10 @@ def test_a_tolerance_belongs_to_the_dtype_of_a(tmp_path):
 
 def test_one_element_far_away_is_enough(tmp_path):
     values = np.random.RandomState(2).randn(5000).astype(np.float32)
-    broken = values.copy()
-    broken[4321] += 1
-    assert not compare_arrays(saved(tmp_path / "a.npy", values), saved(tmp_path / "b.npy", broken)).is_inside
+    for other in (values[4321] + 1, np.nan):
+        broken = values.copy()
+        broken[4321] = other
+        assert not compare_arrays(saved(tmp_path / "a.npy", values), saved(tmp_path / "b.npy", broken)).is_inside
 
 
 def test_nan_and_infinity_are_counted_and_equal_to_themselves(tmp_path):

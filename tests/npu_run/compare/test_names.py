@@ -36,6 +36,7 @@ def test_one_scope_more_is_found_where_it_is_unique():
     )
     assert found.pairs["dense_1/MatMul"] == "tower/dense_1/MatMul" and found.how["dense_1/MatMul"] == "scope"
     assert found.only_a == ["add"] and found.only_b == ["a/add", "b/add"], "two could be it"
+    assert not match_operators(["c/add", "add"], ["b/c/add"]).pairs, "it could be of both"
 
 
 def test_names_that_are_alike_as_files_are_not_guessed():
