@@ -44,7 +44,7 @@ def test_gpus_are_those_of_the_variable_or_of_the_device_files(devices, monkeypa
     [
         ("4,5,6,7", 1, 4, "5"),
         ("4,5,6,7", 6, 4, "6"),  # as a rank table numbers the devices of a machine
-        ("4,5,6,7", 1, 2, "5"),
+        ("4,5,6,7", 3, 2, "7"),
         ("4,5,6,7", 0, 1, None),  # a rank alone may use all of them
         ("7", 1, 4, None),  # a cluster has chosen
         ("4,5", 1, 4, None),

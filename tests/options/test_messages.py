@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base.errors import LONGEST_MESSAGE, message, shortened, shown
+from npu_bridge.base.reading import parse_json
 from npu_bridge.estimator.npu import npu_config
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.options import (
@@ -128,3 +129,9 @@ def test_options_without_effect_are_counted_in_one_line_when_a_training_begins(c
     assert capsys.readouterr().err == ""
     announce_ineffective_options(read_session_config(make_session_config(NPURunConfig(debug_dir="here"))))
     assert "the option you set has no effect here (debug_dir)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["1e999", "-1e999", "36893488147419103232", "[" * 100000])
+def test_numbers_of_json_files_have_at_most_64_bits(text):
+    with pytest.raises(ValueError, match="64 bit|64-bit|too deeply"):
+        parse_json(text)
