@@ -6,7 +6,6 @@ from typing import Any
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import map_gradients, unscale_gradient
 from npu_bridge.gradients.graph_mode import value_before_update
 from npu_bridge.gradients.losses import smallest_scale
@@ -38,11 +37,8 @@ class GroupScaling(ManagedScaling):
             fix = "Write scale_boundary(outputs, n, 0) on the outputs of the last of n groups."
             raise ValueError(message(type(manager).__name__, problem, expected, "gradients without it", fix))
         scales = value_before_update(manager.get_loss_scale())
-        losses = step.losses
-        losses.scales, losses.common_scale = tuple(tf.unstack(scales)), smallest_scale(scales)
-        step.record_factor(losses.common_scale)
-        collections.publish_in_graph(collections.LOSS_SCALE, losses.common_scale)
-        pairs = step.grads_and_vars
+        self._record_scales(step, tuple(tf.unstack(scales)), smallest_scale(scales))
+        losses, pairs = step.losses, step.grads_and_vars
         for number, scale in enumerate(losses.scales):
             of_group = [grad for group, (grad, _) in zip(groups, pairs) if group == number and grad is not None]
             losses.record_finiteness(number, of_group, scale)

@@ -42,6 +42,12 @@ class ManagedScaling(ScalingStage):
             settings.update({f"{name}{of_loss}": value for name, value in constants.items()})
         return settings
 
+    def _record_scales(self, step, scales, common_scale):
+        """Records the scales of losses or groups, and the scale by which the sums of their gradients are multiplied."""
+        step.losses.scales, step.losses.common_scale = scales, common_scale
+        step.record_factor(common_scale)
+        collections.publish_in_graph(collections.LOSS_SCALE, common_scale)
+
 
 class LossScaling(ManagedScaling):
     """Multiplies the loss by the scale of a manager; the pipeline divides the averaged gradients by this scale.
@@ -67,10 +73,7 @@ class LossScaling(ManagedScaling):
         self._warn_of_sharing()
         # Copies: a TF 1 reference variable exposes its own buffer, and a late reader would see the updated value.
         scales = tuple(value_before_update(manager.get_loss_scale()) for manager in self.managers)
-        step.losses.scales = scales
-        step.losses.common_scale = scales[0] if len(scales) == 1 else smallest_scale(scales)
-        step.record_factor(step.losses.common_scale)
-        collections.publish_in_graph(collections.LOSS_SCALE, step.losses.common_scale)
+        self._record_scales(step, scales, scales[0] if len(scales) == 1 else smallest_scale(scales))
 
     def each_batch(self, step):
         if len(step.losses.scales) > 1 and not step.losses.usable:  # gradients of one loss, not checked yet
