@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge import stages
 from npu_bridge.amp.loss_scale import DynamicLossScaleManager
 from npu_bridge.amp.scaling import scale_loss, unscaled_gradients
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
@@ -180,3 +181,9 @@ def test_a_fixed_scale_is_one_of_several():
         optimizer.apply_gradients(unscaled_gradients(optimizer))
     assert variable.numpy() == -3.0
     np.testing.assert_array_equal(optimizer.loss_scale, [8.0, 2.0**10])  # grown after two good steps, then halved
+
+
+def test_checkpoints_name_the_scales_in_the_order_of_the_losses():
+    managers = two()
+    state = stages.pipeline("named", managers).state()
+    assert [state["loss_scale"], state["loss_scale_1"]] == managers

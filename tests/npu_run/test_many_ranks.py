@@ -10,6 +10,7 @@ import signal
 
 import pytest
 
+from npu_run.job.limits import raise_open_file_limit
 from tests.loose_code import module_at
 from tests.npu_run.launching import is_alive, needs_horovod, npu_run, start, wait_for, write_script
 
@@ -112,6 +113,18 @@ def test_the_limit_on_open_files_is_raised_for_the_launcher_alone(tmp_path):
     code, lines = run_below(tmp_path, {resource.RLIMIT_NOFILE: (80, hard)})
     assert code == 0
     assert [line.partition("limit ")[2] for line in lines] == [f"(80, {hard})"] * 32
+
+
+def test_the_limit_on_open_files_is_as_before_after_a_job():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lower = (900, before[1])
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, lower)
+        with raise_open_file_limit(900, "ranks") as changed:
+            assert changed == lower and resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 900
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == lower
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @needs_horovod
