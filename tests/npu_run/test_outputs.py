@@ -23,8 +23,8 @@ import pytest
 from click.testing import CliRunner
 
 from npu_bridge.base import held_folders
-from npu_bridge.base.files import NotOursError
-from npu_bridge.base.output_folders import claim_output_folder
+from npu_bridge.base.files import NotOursError, remove_unfinished_save
+from npu_bridge.base.output_folders import OutputFolder, claim_output_folder
 from npu_bridge.reporting import CsvWriter
 from npu_bridge.reporting.picture_style import PICTURE_FILES, svg_picture
 from npu_run.bisect import bisect
@@ -501,3 +501,31 @@ def test_what_a_command_lists_is_json(tmp_path):
     facts = json.loads((tmp_path / "out" / ".npu_bridge.json").read_text())
     assert facts["made_by"] == "npu-run record" and facts["is_open"] is False
     assert set(facts["files"]) == {"a", "b/1.c", "d/1", "d/e/2"}
+
+
+def test_a_file_that_somebody_has_changed_since_is_not_the_commands(tmp_path):
+    def opened():
+        return OutputFolder(str(tmp_path), "npu-run record", "--out", ["*.txt"])
+
+    first, made = opened(), tmp_path / "a.txt"
+    made.write_text("made")
+    first.close()
+    second = opened()
+    assert second.check("*.txt") == ["a.txt"]
+    second.close()
+    made.write_text("changed")
+    probe = tmp_path / "probe"
+    probe.touch()
+    while probe.stat().st_ctime_ns <= made.stat().st_ctime_ns:  # the clock of a file system has long ticks
+        probe.touch()
+    with pytest.raises(NotOursError, match="a.txt"):
+        opened().check("*.txt")
+
+
+def test_a_link_among_the_leftovers_of_a_save_is_removed_and_not_its_target(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.mkdir()
+    (target / "weights").touch()
+    link.symlink_to(target)
+    remove_unfinished_save(str(link), is_new=True)
+    assert (target / "weights").exists() and not link.is_symlink()
