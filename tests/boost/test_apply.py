@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from npu_bridge import amp, boost, collective, stages
 from npu_bridge.boost.subspace_model import make_basis
+from npu_bridge.boost.thinning import with_cosine_head
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.gradients import AllReduce
 
@@ -248,6 +249,14 @@ def test_cosine_head_is_what_numpy_computes():
     assert [variable.shape.rank for variable in head.trainable_variables] == [2, 0]
     with pytest.raises(ValueError, match="units is out of range"):
         boost.CosineHead(0)
+
+
+def test_the_last_dense_layer_of_a_model_becomes_a_cosine_head():
+    inputs = tf.keras.Input([3])
+    model = tf.keras.Model(inputs, layers.Dense(2, name="last")(layers.Dense(4, name="first")(inputs)))
+    made, said = with_cosine_head(model)
+    assert [type(layer) for layer in made.layers[-2:]] == [tf.keras.layers.Dense, boost.CosineHead]
+    assert said == "last compares by angles now, without its bias"
 
 
 # Several ranks.

@@ -259,3 +259,8 @@ def test_one_process_rounds_nothing():
     bare, _ = train(lambda: NPUOptimizer(OPTIMIZERS["adam"](), FixedLossScaleManager(8), True, True))
     rounded, _ = train(lambda: NPUOptimizer(OPTIMIZERS["adam"](), FixedLossScaleManager(8), True, True, wire="float16"))
     assert_same_bits(rounded, bare)
+
+
+def test_values_that_have_16_bits_are_sent_as_they_are():
+    values = tf.constant([1.0 + 2.0**-9], tf.float16)
+    assert wire.round_for_sending(values, tf.bfloat16) is values
