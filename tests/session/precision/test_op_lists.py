@@ -141,8 +141,3 @@ def test_what_is_no_type_to_lower(register, op_type, kind, blamed, graph):
         register(op_type)
     assert register.__name__ in str(caught.value)
     assert registered_lists(graph) == OpLists()
-
-
-def test_a_type_is_in_the_list_of_the_last_call_only():
-    lists = OpLists().with_half("Exp", "Tanh").with_promote("Exp")
-    assert (set(lists.half), set(lists.promote)) == ({"Tanh"}, {"Exp"})
