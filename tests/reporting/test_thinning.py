@@ -35,6 +35,13 @@ def test_a_global_step_that_moves_otherwise_is_spread_evenly():
     assert [step for step, _ in train([1.0] * 4, step=100, steps_per_update=3)] == [103, 106, 109, 112]
 
 
+def test_skipped_steps_do_not_move_the_step_that_is_not_read():
+    thinning = HistoryThinner(0)
+    for number in range(4):
+        thinning.add(Observation(1.0, None, number == 1), float(number), 1)
+    assert [step for step, _ in thinning.pop_rows(None)] == [1, 1, 2, 3]
+
+
 def test_the_last_step_is_there_with_what_was_lowest_before_it():
     rows = train([5.0] * 1001 + [4.0, 9.0, 5.0, 6.0], step=0)
     assert rows[-4:] == [(999, 5.0), (1002, 4.0), (1003, 9.0), (1005, 6.0)]

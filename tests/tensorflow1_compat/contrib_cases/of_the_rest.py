@@ -192,3 +192,7 @@ def case_names_that_few_scripts_used_say_what_to_use():
             assert "is not available under npu-run. Use " in str(error) and instead in str(error), error
         else:
             raise AssertionError(name)
+
+
+def case_alpha_dropout_that_keeps_all():
+    assert list(value(nn.alpha_dropout([1.0, -2.0], 1.0))) == [1.0, -2.0]

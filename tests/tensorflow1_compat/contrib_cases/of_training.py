@@ -164,8 +164,20 @@ def case_estimator_and_predictor():
     assert estimator.TowerOptimizer(lambda: 3) == 3 and estimator.replicate_model_fn(case_learn) is case_learn
 
 
+def case_decay_of_chosen_variables():
+    decayed, other = (tf.get_variable(name, initializer=1.0) for name in ("decayed", "other"))
+    optimizer = opt.MomentumWOptimizer(0.5, 0.0, 0.0)
+    pairs = optimizer.compute_gradients(decayed + other)
+    train = optimizer.apply_gradients(pairs, decay_var_list=[decayed])
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(train)
+        assert session.run([decayed, other]) == [0.5, 1.0]
+
+
 def case_hparams_and_threads():
-    hparams = training.HParams(rate=0.1, layers=[1, 2])
+    hparams = training.HParams(rate=0.1, layers=[1, 2], flag=True)
+    assert not hparams.parse("flag=0").flag and hparams.parse("flag=1").flag
     assert pickle.loads(pickle.dumps(hparams)).to_json(sort_keys=True) == hparams.to_json(sort_keys=True)
     limited = threadpool.override_threadpool(tf.data.Dataset.range(3), threadpool.PrivateThreadPool(2))
     assert value(tf.data.make_one_shot_iterator(limited).get_next()) == 0
