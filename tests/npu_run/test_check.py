@@ -398,3 +398,10 @@ def test_modules_that_python_had_are_given_or_their_package_is_named(tmp_path):
         [] if is_there else ["standard-telnetlib"]
     )
     assert "train.py:4: an old tostring" in output
+
+
+def test_what_other_code_changes_is_not_taken_as_it_was_written(tmp_path):
+    changed = 'options = {"iterations_per_loop": 0}\noptions["iterations_per_loop"] = 10\n'
+    folder_with(tmp_path, f"from npu_bridge.npu_init import *\n{changed}config = NPURunConfig(**options)\n")
+    code, output = checked(tmp_path)
+    assert code == 0, output

@@ -8,6 +8,7 @@ import tensorflow as tf
 from npu_bridge.session import StopHook
 from npu_bridge.session.elastic import stop_hook
 from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE, StopRequest
+from npu_bridge.session.stop_together import StopTogether
 
 
 def test_hooks_behind_it_end_before_the_process_does(graph, tmp_path, monkeypatch):
@@ -32,3 +33,25 @@ def test_a_second_training_begins_anew():
     hook.begin()
     hook.close()
     assert (hook.was_stopped, hook.step) == (False, None)
+
+
+class StopAtSecondRun(tf.estimator.SessionRunHook):
+    def begin(self):
+        self.runs = 0
+
+    def after_run(self, context, values):
+        self.runs += 1
+        if self.runs == 2:
+            context.request_stop()
+
+
+def test_a_hook_ends_a_second_training_as_well():
+    hook, runs = StopTogether([StopAtSecondRun()]), [0, 0]
+    for training in range(2):
+        with tf.Graph().as_default():
+            train = tf.compat.v1.assign_add(tf.compat.v1.train.get_or_create_global_step(), 1)
+            with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
+                while not session.should_stop() and runs[training] < 5:
+                    session.run(train)
+                    runs[training] += 1
+    assert runs == [2, 2]

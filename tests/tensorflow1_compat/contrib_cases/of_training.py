@@ -167,8 +167,7 @@ def case_estimator_and_predictor():
 def case_decay_of_chosen_variables():
     decayed, other = (tf.get_variable(name, initializer=1.0) for name in ("decayed", "other"))
     optimizer = opt.MomentumWOptimizer(0.5, 0.0, 0.0)
-    pairs = optimizer.compute_gradients(decayed + other)
-    train = optimizer.apply_gradients(pairs, decay_var_list=[decayed])
+    train = optimizer.minimize(decayed + other, decay_var_list=[decayed])
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         session.run(train)
