@@ -12,6 +12,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     FixedLossScaleManager,
     LossScaleManager,
 )
+from npu_bridge.graph.control_flow import classic_control_flow
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("graph")
@@ -231,3 +232,18 @@ def test_errors_are_short_whatever_they_quote():
         with pytest.raises((TypeError, ValueError), match="ExponentialUpdateLossScaleManager: i") as caught:
             ExponentialUpdateLossScaleManager(*arguments)
         assert len(str(caught.value)) < 500
+
+
+def test_a_loop_reads_the_scale_again(graph):
+    manager = ExponentialUpdateLossScaleManager(4.0, 1)
+    manager.get_loss_scale()
+
+    def body(step, _):
+        with tf.control_dependencies([manager.update_loss_scale(tf.constant(True))]):
+            return step + 1, manager.get_loss_scale()
+
+    with classic_control_flow():
+        _, last = tf.compat.v1.while_loop(lambda step, _: step < 3, body, [0, 0.0])
+    with tf.compat.v1.Session() as session:
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert session.run(last) == 32.0

@@ -515,3 +515,10 @@ def test_one_rank_that_shares_its_update_with_nobody_gives_all_slots():
     optimizer = NPUDistributedOptimizer(momentum, is_weight_update_sharding=True)
     optimizer.minimize(variable)
     assert optimizer.get_slot(variable, "momentum") is not None
+
+
+def test_a_float16_variable_is_guarded_beside_a_float32_one():
+    narrow, wide = tf.Variable(tf.constant([60000.0], tf.float16)), tf.Variable([1.0])
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), FixedLossScaleManager(1.0), is_loss_scale=True)
+    optimizer.apply_gradients([(tf.constant([-60000.0], tf.float16), narrow), (tf.constant([1.0]), wide)])
+    assert (narrow.numpy(), wide.numpy()) == ([60000.0], [0.0])

@@ -12,6 +12,7 @@ import pytest
 
 from npu_run.errors import LaunchError
 from npu_run.job.hosts import JobPlan, is_this_machine, plan_job
+from npu_run.job.slots import _slots_in_order as slots_in_order
 
 FAR = "192.0.2.7"  # an address of documentation: no host has it
 
@@ -167,3 +168,12 @@ def test_a_large_rank_table_is_planned_at_once(tmp_path):
     plan = plan_job(None, rank_table=write_table(tmp_path, servers))
     assert (plan.size, plan.devices[-1]) == (20_000, 999)
     assert time.process_time() - began < 10  # it was 15 s, and grew with the square
+
+
+def test_fewer_ranks_than_slots_fill_the_first_hosts():
+    slots = slots_in_order(JobPlan(3, {"one": 2, "two": 2}))
+    assert [(slot.rank, slot.hostname, slot.local_rank) for slot in slots] == [
+        (0, "one", 0),
+        (1, "one", 1),
+        (2, "two", 0),
+    ]

@@ -492,3 +492,14 @@ def test_a_copied_checkpoint_gets_its_index_last(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "finish_save", lambda file, name: (finish(file, name), finished.append(name)))
     checkpoints.copy_checkpoint(source, str(tmp_path / "two"))
     assert [name.endswith(".index") for name in finished] == [False, True]
+
+
+def test_a_forked_process_removes_no_folder():
+    folder = make_memory_folder()
+    child = os.fork()
+    if not child:
+        folder.close()
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0) and os.path.isdir(folder.path)
+    folder.close()
+    assert not os.path.exists(folder.path)

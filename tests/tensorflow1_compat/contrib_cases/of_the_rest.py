@@ -21,6 +21,7 @@ from tensorflow1_compat.contrib import (
     memory_stats,
     nccl,
     nn,
+    rnn,
     saved_model,
     summary,
     tensorboard,
@@ -196,3 +197,9 @@ def case_names_that_few_scripts_used_say_what_to_use():
 
 def case_alpha_dropout_that_keeps_all():
     assert list(value(nn.alpha_dropout([1.0, -2.0], 1.0))) == [1.0, -2.0]
+
+
+def case_rows_that_shards_do_not_divide():
+    cell = rnn.CoupledInputForgetGateLSTMCell(2, num_unit_shards=3)
+    cell(tf.zeros([1, 3]), cell.zero_state(1, tf.float32))
+    assert [var.shape[0] for var in tf.global_variables() if "W_" in var.name] == [2, 2, 1]
