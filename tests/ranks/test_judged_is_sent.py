@@ -108,8 +108,8 @@ def model_of(kind, dtype, wire, way, rank_count):
         sent = [gradient_of(of_rank, as_dtype(scale * slope)).astype(as_wire) for of_rank, slope in zip(reads, slopes)]
         is_usable = all(np.all(np.isfinite(np.float64(gradient))) for gradient in sent)
         if way == "sharded" and wire == "none":
-            # The scale is outside of the reduction, which adds up dense ones as they are; there is one in every case.
-            carrier = np.float32 if dtype == "bfloat16" else as_dtype
+            # The scale is outside of the reduction, which adds up dense ones; there is one in every case.
+            carrier = as_dtype if is_wide else np.float32
             others = sum(carrier(as_dtype(scale * slope)) for slope in slopes[:rank_count])
             is_usable &= bool(np.all(np.isfinite([others, *sum(gradient.astype(carrier) for gradient in sent).flat])))
         if is_usable:
