@@ -328,20 +328,24 @@ class Pipeline:
             updated = update_of()
         self.rank_state.after_update(transfers)
         collections.publish_in_graph(collections.PIPELINES, self)
+        # A function runs all other results by itself, such as the step count that an optimizer of Keras 3 returns.
+        results = [
+            each for each in tf.nest.flatten(updated) if isinstance(each, (tf.Operation, tf.Tensor, tf.Variable))
+        ]
         state_updates = []
         for stage in self.stages:
-            with tf.control_dependencies([*step.notes.get(_OPS_TO_AWAIT, []), *_update_to_await(stage, updated)]):
+            awaited = [] if _is_needed_early(stage) or tf.executing_eagerly() else results
+            with tf.control_dependencies([*step.notes.get(_OPS_TO_AWAIT, []), *awaited]):
                 state_updates += [op for op in [stage.after_update(step)] if op is not None]
         if updated is None or not state_updates or tf.executing_eagerly():
             return updated
-        return tf.group(updated, *state_updates)
+        return tf.group(*results, *state_updates)
 
 
-def _update_to_await(stage, updated):
-    """Returns the update for which `after_update` of a stage waits in a graph, as a list.
+def _is_needed_early(stage):
+    """Returns whether `after_update` of a stage does not wait for the update in a graph.
 
     The next step of a loop can begin before the update of the last fragment. So stages whose state the next step needs
     first do not wait: they read no trained variables.
     """
-    is_needed_early = isinstance(stage, (ScalingStage, SelectingStage, SummingStage, ReducingStage))
-    return [] if updated is None or is_needed_early or tf.executing_eagerly() else [updated]
+    return isinstance(stage, (ScalingStage, SelectingStage, SummingStage, ReducingStage))

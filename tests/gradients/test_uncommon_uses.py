@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -434,7 +435,7 @@ def test_a_stage_of_ones_own_sees_the_updated_variable():
 
     def update_late(pairs):
         late = tf.numpy_function(lambda grad: (time.sleep(0.2), grad)[1], [pairs[0][0]], tf.float32)
-        return variable.assign_sub(tf.ensure_shape(late, []))
+        return [variable.assign_sub(tf.ensure_shape(late, []))]
 
     step = pipeline.begin()
     train = pipeline.apply(step, pipeline.combine(step, [(tf.constant(0.5), variable)]), update_late)
@@ -442,6 +443,24 @@ def test_a_stage_of_ones_own_sees_the_updated_variable():
         session.run(tf1.global_variables_initializer())
         session.run(train)
         assert session.run(seen) == 0.5
+
+
+def test_a_stage_of_ones_own_sees_the_update_of_a_keras_optimizer():
+    class Follow(Stage):
+        def after_update(self, step):
+            return seen.assign(variable.read_value())
+
+    variable, seen, optimizer = tf.Variable(1.0), tf.Variable(0.0), keras.optimizers.SGD(0.5)
+    optimizer.build([variable])
+    pipeline = stages.pipeline("follow_keras", stages=[Follow()])
+
+    @tf.function
+    def train():
+        step = pipeline.begin()
+        pipeline.apply(step, pipeline.combine(step, [(tf.constant(1.0), variable)]), optimizer.apply_gradients)
+
+    train()
+    assert (seen.numpy(), int(optimizer.iterations)) == (0.5, 1)
 
 
 def divide_by_zero():
