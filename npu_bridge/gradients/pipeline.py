@@ -336,7 +336,9 @@ class Pipeline:
         for stage in self.stages:
             awaited = [] if _is_needed_early(stage) or tf.executing_eagerly() else results
             with tf.control_dependencies([*step.notes.get(_OPS_TO_AWAIT, []), *awaited]):
-                state_updates += [op for op in [stage.after_update(step)] if op is not None]
+                state_update = stage.after_update(step)
+            if state_update is not None:
+                state_updates.append(state_update)
         if updated is None or not state_updates or tf.executing_eagerly():
             return updated
         return tf.group(*results, *state_updates)

@@ -406,7 +406,7 @@ def test_a_window_of_summed_gradients_of_two_steps_is_refused():
 
 @in_graph
 def send_less_than_all():
-    """On a rank: applies the gradients of two losses together; returns the values that were not sent."""
+    """Applies, on a rank, the gradients of two losses together; returns the values that were not sent."""
     variables = [tf1.get_variable(f"variable_{number}", initializer=tf.ones([4])) for number in range(2)]
     weights = tf.constant([1.0, 2.0, 3.0, 4.0])
     optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), is_distributed=True, stages=[TopK(0.25)])
@@ -464,7 +464,7 @@ def test_a_stage_of_ones_own_sees_the_update_of_a_keras_optimizer():
 
 
 def divide_by_zero():
-    """On a rank: trains through a stage of one's own at an early place; returns the variable and the loss scale."""
+    """Trains on a rank with a custom stage at an early place; returns the variable and the loss scale."""
 
     class Divide(Stage):
         place = "local clip"
@@ -500,7 +500,7 @@ def test_scaled_gradients_are_not_applied_and_losses_with_scales_of_their_own_no
 
 
 def half_of_the_values():
-    """On a rank: the gradient that `TopK` gives at the density at which whole gradients take as few bytes."""
+    """Returns, on a rank, the gradient after `TopK` at the density at which whole gradients take as few bytes."""
     pipeline = stages.pipeline("half", is_distributed=True, stages=[TopK(0.5)])
     ((made, _),) = pipeline.combine(pipeline.begin(), [(tf.constant([1.0, 2.0]), tf.Variable([0.0, 0.0]))])
     return made.numpy().tolist()
@@ -512,7 +512,7 @@ def test_gradients_are_sent_whole_where_that_takes_as_few_bytes(on_ranks):
 
 
 def add_by_adasum():
-    """On a rank: whether a step is applied in which only the sum of the ranks' gradients is too large."""
+    """Returns, on a rank, whether a step is applied if only the sum of the ranks' gradients is too large."""
     variable = tf.Variable([0.0] * 4)
     pipeline = stages.pipeline("adasum", falling_scale(1), is_distributed=True, stages=[Adasum()])
     step = pipeline.begin()

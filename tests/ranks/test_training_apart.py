@@ -458,7 +458,7 @@ def test_equal_first_batches_are_said_once_by_rank_0_and_no_batch_is_lost(on_ran
 
 
 def compare_constant_batches():
-    """On a rank: what is said of equal batches whose numbers are all the same."""
+    """Compares, on a rank, equal batches of one number each; returns the warnings."""
     with lines_said() as said:
         same_batches.compare_first_batches([np.zeros(4), np.ones([2, 2])])
     return said
