@@ -30,7 +30,7 @@ def secs_of_pass(layers):
     import tensorflow as tf
 
     from npu_bridge import collective
-    from npu_bridge.gradients.tailing import optimize_tail
+    from npu_bridge.tailing import optimize_tail
 
     tf1, ranks = tf.compat.v1, collective.current()
     with tf.Graph().as_default() as graph:

@@ -42,7 +42,7 @@ PROMISES = {
         "Only what is made of the last fragment waits for it": "ranks/test_tail_structure.py::test_what_is_not_made_of_the_last_fragment_does_not_wait_for_it",
         "A session runs the pass when its map says so, and no bit differs": "ranks/test_tailing_pass.py::test_a_session_runs_the_pass_when_its_map_says_so",
         "A step that cannot be freed stays unchanged, with the reason": "ranks/test_tailing_pass.py::test_what_cannot_be_freed_stays_as_it_is_and_says_why",
-        "The check is certain where it says so": "gradients/tailing/test_overflow_bounds.py::test_ordinary_gradients_are_certain",
+        "The check is certain where it says so": "tailing/test_overflow_bounds.py::test_ordinary_gradients_are_certain",
         "Steps that overlap compute the same bits": "ranks/test_overlapped_steps.py::test_overlapped_steps_compute_the_same_bits",
     },
     "Estimator": {

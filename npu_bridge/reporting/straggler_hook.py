@@ -13,13 +13,13 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.collective.apart import SeparateGraph
 from npu_bridge.collective.exchanges import disable_exchange_count
-from npu_bridge.gradients.reduction_moments import ReductionMoments, mark_reductions
 from npu_bridge.graph.run import SessionRun, run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.history import Comparison
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.stragglers import OwnWorkTimes, compare_ranks, describe_changes
 from npu_bridge.session import steps_per_run
+from npu_bridge.tailing.reduction_moments import ReductionMoments, mark_reductions
 
 _KEY = ("npu_bridge", "comparison_of_ranks")  # TensorFlow exports collections with text keys only
 

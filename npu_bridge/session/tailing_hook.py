@@ -13,8 +13,8 @@ from npu_bridge.base.files import write_atomically
 from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.graphs import allow_graph_changes
-from npu_bridge.gradients.tailing import TailingReport, optimize_tail
 from npu_bridge.options import of_graph
+from npu_bridge.tailing import TailingReport, optimize_tail
 
 _LOG = logger(__name__)
 _KEY = ("npu_bridge", "tailing_report")  # TensorFlow exports collections with text keys only

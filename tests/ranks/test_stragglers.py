@@ -18,7 +18,6 @@ from npu_bridge.collective import groups
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
-from npu_bridge.gradients.reduction_moments import mark_reductions
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.run import run_of, sends_gradients
 from npu_bridge.npu_init import FixedLossScaleManager, npu_callbacks_append, npu_keras_optimizer
@@ -33,6 +32,7 @@ from npu_bridge.reporting import (
 from npu_bridge.reporting.straggler_hook import latest_comparison
 from npu_bridge.session import run_with_hooks
 from npu_bridge.stages import Accumulate
+from npu_bridge.tailing.reduction_moments import mark_reductions
 from tests.goldens.sets import SETS, Training
 from tests.goldens.two_layers import in_graph
 from tests.ranks.test_tailing_bits import train_op_of

@@ -12,7 +12,7 @@ from npu_bridge.base import environment
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from tests.goldens.two_layers import OPTIMIZERS, TwoLayers, in_graph
-from tests.gradients.tailing.waiting import (
+from tests.tailing.waiting import (
     computed_from,
     is_counter,
     is_update,

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from npu_bridge import collective
 from npu_bridge.session.tailing_hook import tail_optimization_report_of
 from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, in_graph
-from tests.gradients.tailing.random_networks import CLIPS, NETWORKS, Network
-from tests.gradients.tailing.waiting import nodes_of_run, superfluous_waits
 from tests.ranks.ways import WAYS, WIRES, control_flow, open_session
+from tests.tailing.random_networks import CLIPS, NETWORKS, Network
+from tests.tailing.waiting import nodes_of_run, superfluous_waits
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(3)

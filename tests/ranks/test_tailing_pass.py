@@ -12,12 +12,12 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.gradients.tailing import optimize_tail
-from npu_bridge.gradients.tailing.report import NO_GRADIENTS
 from npu_bridge.session.tailing_hook import TailOptimizationHook, tail_optimization_report_of
+from npu_bridge.tailing import optimize_tail
+from npu_bridge.tailing.report import NO_GRADIENTS
 from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits, in_graph
-from tests.gradients.tailing.waiting import computed_from, is_update, nodes_of_run, waiting_for
 from tests.ranks.ways import control_flow, open_session, settings, started_session
+from tests.tailing.waiting import computed_from, is_update, nodes_of_run, waiting_for
 from tests.transfers import is_transfer
 
 tf1 = tf.compat.v1

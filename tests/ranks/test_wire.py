@@ -12,9 +12,9 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.tailing import optimize_tail
-from npu_bridge.gradients.tailing.transfers import find_transfers
 from npu_bridge.npu_init import npu_keras_optimizer
+from npu_bridge.tailing import optimize_tail
+from npu_bridge.tailing.transfers import find_transfers
 from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
 from tests.ranks.ways import LinesBySteps, started_session
 

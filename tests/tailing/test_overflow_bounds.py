@@ -8,9 +8,9 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_bridge.gradients.tailing.overflow_bounds import OverflowBounds, UnsupportedCheckError
-from npu_bridge.gradients.tailing.transfers import Transfer
 from npu_bridge.graph.index import GraphIndex
+from npu_bridge.tailing.overflow_bounds import OverflowBounds, UnsupportedCheckError
+from npu_bridge.tailing.transfers import Transfer
 
 tf1 = tf.compat.v1
 RANKS = 8

@@ -4,7 +4,7 @@ The pass takes a graph and returns a report; it never runs a session. If it cann
 unchanged and reports the reason.
 """
 
-from npu_bridge.gradients.tailing.report import TailingReport
-from npu_bridge.gradients.tailing.tailing import optimize_tail
+from npu_bridge.tailing.report import TailingReport
+from npu_bridge.tailing.tailing import optimize_tail
 
 __all__ = ["TailingReport", "optimize_tail"]

@@ -13,7 +13,7 @@ import math
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import control_flow_context
-from npu_bridge.gradients.tailing.transfers import is_integer_all_reduce
+from npu_bridge.tailing.transfers import is_integer_all_reduce
 
 _SAME_VALUES = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient")
 _SAME_NORM = ("Abs", "Neg", "Cast")

@@ -23,11 +23,11 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import bring_into_context, control_flow_context, control_outputs, update_input
 from npu_bridge.collective import Communicator, fragments, groups
 from npu_bridge.collective.exchanges import gather_values
-from npu_bridge.gradients.tailing import branches
-from npu_bridge.gradients.tailing.overflow_bounds import OverflowBounds, UnsupportedCheckError
-from npu_bridge.gradients.tailing.report import NO_GRADIENTS, Fragment, TailingReport
-from npu_bridge.gradients.tailing.transfers import find_transfer_in_functions, find_transfers
 from npu_bridge.graph.index import GraphIndex
+from npu_bridge.tailing import branches
+from npu_bridge.tailing.overflow_bounds import OverflowBounds, UnsupportedCheckError
+from npu_bridge.tailing.report import NO_GRADIENTS, Fragment, TailingReport
+from npu_bridge.tailing.transfers import find_transfer_in_functions, find_transfers
 
 _SCOPE = "tail_optimization"
 _PREDICATE_POSITION = {"If": 0, "StatelessIf": 0, "Switch": 1, "RefSwitch": 1}

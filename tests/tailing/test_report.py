@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from npu_bridge.gradients.tailing.report import NO_GRADIENTS, Fragment, TailingReport
+from npu_bridge.tailing.report import NO_GRADIENTS, Fragment, TailingReport
 
 
 def test_what_moved_and_what_still_waits_is_told_with_the_bytes_of_every_fragment():

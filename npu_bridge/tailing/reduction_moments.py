@@ -13,11 +13,11 @@ from typing import NamedTuple
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import add_control_inputs, allow_graph_changes
-from npu_bridge.gradients.tailing import branches
-from npu_bridge.gradients.tailing.transfers import is_integer_all_reduce
 from npu_bridge.graph.control_flow import Guards, guards_of, measure_depths
 from npu_bridge.graph.operators import needed_ops
 from npu_bridge.graph.run import TRANSFER_TYPES, SessionRun, sends_gradients
+from npu_bridge.tailing import branches
+from npu_bridge.tailing.transfers import is_integer_all_reduce
 
 _COLLECTION = ("npu_bridge", "reduction_moments")  # not a string, so TensorFlow does not export the collection
 
