@@ -89,9 +89,9 @@ class _Pool:
 
     def _run(self, function, arguments, time_limit_secs):
         number = self._cases
-        self._cases += 1
         case = (sys.modules[function.__module__].__file__, function.__qualname__, arguments)
         _write(self._folder / f"case_{number}", case)
+        self._cases += 1  # not before: an argument that cannot be sent leaves the number to the next case
         answers = [self._folder / f"answer_{number}_{rank}" for rank in range(self._rank_count)]
         began, limit_secs, known = time.monotonic(), time_limit_secs, set()
         while not all(answer.exists() for answer in answers):

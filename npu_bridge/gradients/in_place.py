@@ -126,7 +126,7 @@ class _AveragingMethods:
         object.__setattr__(optimizer, method_name, replacement)
 
     def _average_pairs(self, pipeline, pairs):
-        pairs = pipeline.average_unless_averaged(pairs)
+        pairs = pipeline.average(pairs)
         updated = [variable for grad, variable in pairs if grad is not None]
         pipeline.pipeline.rank_state.compare_start_values(pairs, lambda: pipeline.inner.make_slots(updated))
         return pairs

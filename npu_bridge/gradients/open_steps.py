@@ -15,22 +15,20 @@ from npu_bridge.graph.operators import sources_among
 class UnappliedSteps:
     """The steps of one optimizer whose gradients were computed and not yet applied.
 
-    An optimizer returns gradients to its caller, and gets them back as plain pairs, possibly changed. This class finds
-    the step of such pairs by the gradients or the variables, in the function (or graph, or eager execution) that made
-    the step. A step of a Keras optimizer is also found in a branch inside that function, and is closed once it is
-    taken. A Keras optimizer averages gradients that are not recognised; if they were averaged before, this does not
-    change the mean. Gradients recognised by mistake would never be averaged. `PipelineOptimizer` does not average in
-    `apply_gradients`.
+    An optimizer returns gradients to its caller, and gets them back as plain pairs, possibly changed. In a graph or a
+    function, this class finds the steps from whose gradients the given ones are computed, also in a branch inside.
+    Eager execution does not record how a tensor was computed. There, gradients that the caller has changed are taken
+    for those of the latest step with their variables.
 
     Args:
-      keeps_older: whether a step of a graph stays open when a newer step has its variables, too. Two calls of
-        `compute_gradients` can precede the two calls of `apply_gradients`.
+      trusts_variables: whether to recognise changed gradients by their variables in eager execution. False if it does
+        no harm to pass gradients through the pipeline again.
     """
 
-    def __init__(self, keeps_older: bool = False):
-        self._keeps_older = keeps_older
-        self._scaled = []
-        self._combined = []
+    def __init__(self, trusts_variables: bool = True):
+        self._trusts_variables = trusts_variables
+        self._scaled: list[tuple[Any, Step]] = []
+        self._combined: list[_UnappliedStep] = []
 
     def keep_scaled_step(self, step: Step) -> None:
         """Stores a step whose loss is scaled and whose gradients are not computed yet."""
@@ -45,11 +43,11 @@ class UnappliedSteps:
 
         With `is_nested`, also takes a step of an enclosing function or graph.
         """
-        places = _enclosing_graphs() if is_nested else [_current_graph()]
-        for position, (place, step) in enumerate(self._scaled):
-            if place in places:
-                del self._scaled[position]
-                return step
+        for place in _enclosing_graphs() if is_nested else [_current_graph()]:
+            for position, (other, step) in enumerate(self._scaled):
+                if other is place:
+                    del self._scaled[position]
+                    return step
         return None
 
     @property
@@ -67,9 +65,7 @@ class UnappliedSteps:
             does after an overflow. In eager execution `find` then recognises the step by its gradients only.
         """
         known = None if variables is None else frozenset(map(id, variables))
-        # A step that replaces no variables of older steps of a graph leaves these open.
-        replaced = frozenset() if self._keeps_older and not tf.executing_eagerly() else known
-        self._combined = [kept for kept in self._combined if kept.is_still_open(replaced)]
+        self._combined = [kept for kept in self._combined if kept.is_still_open(known)]
         self._combined.append(_UnappliedStep(_current_graph(), step, known, may_be_abandoned, _current_context()))
 
     def copy_step(self, grads_and_vars: Sequence, owner: str) -> Step | None:
@@ -87,42 +83,41 @@ class UnappliedSteps:
         """
         given = {id(variable) for _, variable in grads_and_vars}
         contexts = [None, *contexts_around(_current_context())]
-        here = [
-            kept for kept in reversed(self._combined) if kept.place is _current_graph() and kept.context in contexts
-        ]
+        here = [kept for kept in self._newest_first() if kept.place is _current_graph() and kept.context in contexts]
         covering = [kept for kept in here if given <= kept.variable_ids][:1]
+        returning = _steps_that_returned(grads_and_vars, here)
         if tf.executing_eagerly():
-            returning = [kept for kept in here if kept.has_returned_any_of(grads_and_vars)]
             sources = covering or returning or [kept for kept in here if given & kept.variable_ids]
         else:
-            sources = _sources_of(grads_and_vars, here) or covering
+            sources = returning or covering
         return merge_steps([kept.step for kept in sources], owner) if sources else None
 
     def find(self, grads_and_vars: Sequence) -> Step | None:
-        """Returns the step of these gradients and keeps it open, or returns None."""
+        """Returns the step that surely returned these gradients and keeps it open, or returns None."""
         kept = self._find_step(grads_and_vars)
-        if (
-            kept is not None
-            and kept.may_be_abandoned
-            and kept.place is None
-            and not kept.has_returned_any_of(grads_and_vars)
-        ):
-            return None
+        if kept is None and self._trusts_variables:
+            kept = self._latest_eager_step(grads_and_vars)
+            kept = None if kept is None or kept.may_be_abandoned else kept
         return kept and kept.step
 
     def remove_step(self, grads_and_vars: Sequence) -> Step | None:
-        """Closes and returns the step of these gradients, or returns None."""
-        kept = self._find_step(grads_and_vars)
+        """Closes and returns the step of gradients that went through the pipeline, or returns None."""
+        kept = self._find_step(grads_and_vars) or self._latest_eager_step(grads_and_vars)
         if kept is not None:
             self._combined.remove(kept)
         return kept and kept.step
 
     def _find_step(self, grads_and_vars):
-        here = [kept for kept in reversed(self._combined) if kept.place in _enclosing_graphs()]
-        return next(
-            (kept for kept in here if kept.has_returned_any_of(grads_and_vars)),
-            next((kept for kept in here if kept.can_include(grads_and_vars)), None),
-        )
+        here = [kept for kept in self._newest_first() if kept.place in _enclosing_graphs()]
+        return next(iter(_steps_that_returned(grads_and_vars, here)), None)
+
+    def _latest_eager_step(self, grads_and_vars):
+        """Returns the latest step with these variables in eager execution; None in a graph."""
+        here = self._newest_first() if tf.executing_eagerly() else []
+        return next((kept for kept in here if kept.place is None and kept.can_include(grads_and_vars)), None)
+
+    def _newest_first(self):
+        return self._combined[::-1]
 
 
 @dataclasses.dataclass(eq=False)
@@ -134,16 +129,12 @@ class _UnappliedStep:
     context: Any
 
     def is_still_open(self, newer_ids):
-        """Returns False if the function of this step is finished, or if a newer step replaces this step."""
+        """Returns False if the function of this step is finished, or if a newer eager step replaces this step."""
         if self.place is not _current_graph():
             return self.place in _enclosing_graphs()
-        if self.variable_ids is None or newer_ids is None:
-            return self.place is not None  # eager steps follow each other; a function is traced once
-        return not self.variable_ids & newer_ids if self.place is None else not self.variable_ids <= newer_ids
-
-    def has_returned_any_of(self, grads_and_vars):
-        delivered = {id(grad) for grad in self.step.delivered if grad is not None}
-        return any(id(grad) in delivered for grad, _ in grads_and_vars)
+        if self.place is not None:  # a graph can have several steps, and later apply them in any order
+            return True
+        return None not in (self.variable_ids, newer_ids) and not self.variable_ids & newer_ids
 
     def can_include(self, grads_and_vars):
         if self.variable_ids is None:
@@ -151,11 +142,11 @@ class _UnappliedStep:
         return {id(variable) for _, variable in grads_and_vars} <= self.variable_ids
 
 
-def _sources_of(grads_and_vars, kept_steps):
-    """Returns the steps of a graph whose gradients are given, or have been used to compute the given gradients."""
-    returned = [grad for kept in kept_steps for grad in kept.step.delivered if grad is not None]
+def _steps_that_returned(grads_and_vars, kept_steps):
+    """Returns the steps that returned one of the gradients, or, in a graph, from whose gradients one is computed."""
     given = [grad for grad, _ in grads_and_vars if isinstance(grad, (tf.Tensor, tf.IndexedSlices))]
-    used = {id(grad) for grad in sources_among(returned, given)}
+    returned = [grad for kept in kept_steps for grad in kept.step.delivered if grad is not None]
+    used = set(map(id, given if tf.executing_eagerly() else sources_among(returned, given)))
     return [kept for kept in kept_steps if used.intersection(map(id, kept.step.delivered))]
 
 

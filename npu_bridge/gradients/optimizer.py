@@ -52,7 +52,7 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         initialise_with_keras(pipeline.variables)
         if pipeline.communicates:
             mark_as_distributed(self)
-        self._open_steps = UnappliedSteps(keeps_older=True)
+        self._open_steps = UnappliedSteps()
         self._averaged_by_id: dict = {}  # variables by their ids; holds them, so that no id is used again
         self._last_step = None
         self._backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine, type(self).__name__)

@@ -34,7 +34,7 @@ from npu_bridge.gradients.step import Step, StepUpdate
 from npu_bridge.gradients.step_branches import BranchResults, make_update
 
 # Key of a step's notes: operators that must run before the state of stages is read or changed.
-_OPS_TO_AWAIT = "awaited"
+_OPS_TO_AWAIT = object()
 _StageType = TypeVar("_StageType", bound=Stage)
 
 

@@ -64,8 +64,9 @@ class Stage(KeywordChecksMixin):
         create_variables ─► scale_loss ─► backward pass ─► each_batch ─► before_reduce ─► all_reduce ─► after_reduce
           ─► (caller clips) ─► gate ─► update ─► after_update
 
-    In a TF 1 graph `create_variables` runs later: after the backward pass, and before `before_reduce`. A
-    `SelectingStage` also runs `select_variables`, before `each_batch`.
+    Only Keras optimizers run `create_variables` before the first step. In a TF 1 graph and in a custom loop it runs
+    after the backward pass, before `each_batch`. A `SelectingStage` also runs `select_variables`, before
+    `each_batch`.
 
     Stages with places after "verdict" run `each_batch` and `before_reduce` early: before other stages add up, clip,
     check and send this rank's gradients.
@@ -233,8 +234,8 @@ class SelectingStage(Stage):
     def select_variables(self, step: Step) -> None:
         """Sets `step.group`, the variables that this step trains. Runs once per step, before `each_batch`.
 
-        If the optimizer itself computes the gradients, this method runs right after the backward pass, before other
-        code uses the gradients.
+        If the optimizer itself computes the gradients of a single loss, this method runs right after the backward pass,
+        before other code uses the gradients.
         """
         raise NotImplementedError
 

@@ -10,7 +10,7 @@ from typing import Any, Callable
 from npu_bridge.base.errors import message
 from npu_bridge.base.flat_tensors import map_elementwise
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.arithmetic import as_gradient, map_gradients, map_values
+from npu_bridge.gradients.arithmetic import as_gradient, map_gradients, map_values, sum_repeated_rows
 from npu_bridge.gradients.graph_mode import make_tensors_if, run_if
 from npu_bridge.gradients.losses import Losses, sum_gradients_by_variable
 
@@ -69,8 +69,9 @@ class Step:
       delivered: the gradients that the pipeline returned to the caller, who can clip them before the update.
       group: the variables that this step trains; None if it trains all of them.
       is_due: boolean scalar, whether this step reduces and applies accumulated gradients; None if every step does so.
-      notes: values that a stage stores for its later hooks, under a key of the stage. Values added between
-        `before_reduce` and `after_reduce` must be tensors of known shapes, because they can be outputs of a condition.
+      notes: values that a stage stores for its later hooks, under a key of the stage. Values that are added or replaced
+        between `before_reduce` and `after_reduce` must be tensors of known shapes, because they can be outputs of a
+        condition.
     """
 
     grads_and_vars: list = dataclasses.field(default_factory=list)
@@ -112,11 +113,16 @@ class Step:
     def map_gradient_elements(self, transform: Callable[[tf.Tensor], tf.Tensor]) -> None:
         """Replaces the values of every gradient by `transform(values)`, an elementwise function.
 
-        Gradients that are combined into one flat tensor stay combined.
+        Rows of equal index are added up first, as in the dense gradient. Gradients that are combined into one flat
+        tensor stay combined.
         """
         dense = [grad for grad in self.gradients if isinstance(grad, tf.Tensor)]
         made = dict(zip(map(id, dense), map_elementwise(dense, transform)))
-        self.map(lambda grad: made[id(grad)] if isinstance(grad, tf.Tensor) else map_values(grad, transform))
+        self.map(
+            lambda grad: (
+                made[id(grad)] if isinstance(grad, tf.Tensor) else map_values(sum_repeated_rows(grad), transform)
+            )
+        )
 
     def add_gradients(self, grads_and_vars: Sequence, number: int) -> None:
         """Adds the gradients of one of several losses; `number` is the position of the loss and its scale."""

@@ -50,7 +50,7 @@ class BranchResults:
             for (grad, variable), (given, _) in zip(branch_step.grads_and_vars, self._reference_grads_and_vars())
         ]
         if self._made is None:
-            new = {key: note for key, note in branch_step.notes.items() if key not in self._notes}
+            new = {key: note for key, note in branch_step.notes.items() if self._notes.get(key) is not note}
             self._made = dataclasses.replace(branch_step, grads_and_vars=pairs, notes=new)
         noted = [branch_step.notes[key] for key in self._made.notes]
         return [

@@ -9,7 +9,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.step import Step
 
-_OVERFLOW = "overflow"  # key of the overflow tensor in the notes of a step
+_OVERFLOW = object()  # key of the overflow tensor in the notes of a step
 
 
 class StepReport(NamedTuple):

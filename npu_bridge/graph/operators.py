@@ -72,13 +72,29 @@ def sources_among(candidates: Sequence[Any], results: Sequence[Any]) -> list:
 
     A gradient read back from an accumulator variable does not depend on this step's gradients; a clipped gradient does.
     Candidates used only by other candidates are left out. Eager execution records no dependencies, so all candidates
-    are returned. Candidates and results are dense or sparse tensors of one graph.
+    are returned. Candidates and results are dense or sparse tensors. Results of a function, such as a branch, can
+    depend on candidates of the graphs and functions around it.
     """
     if not results or not candidates or tf.executing_eagerly():
         return list(candidates) if results else []
     sought = set(_producing_ops(candidates))
-    reached = set(search(_producing_ops(results), lambda op: () if op in sought else producers(op.inputs)))
+    captured = _captured_ops(tf.compat.v1.get_default_graph())
+
+    def sources(op):
+        return () if op in sought else [*producers(op.inputs), *captured.get(op, ())]
+
+    reached = set(search(_producing_ops(results), sources))
     return [candidate for candidate in candidates if reached.intersection(_producing_ops([candidate]))]
+
+
+def _captured_ops(graph):
+    """Returns a dict from the placeholders of a function, and of those around it, to the operators outside."""
+    captured: dict[tf.Operation, list] = {}
+    while graph is not None:
+        for outside, inside in getattr(graph, "captures", ()):
+            captured[inside.op] = [outside.op] if tf.is_symbolic_tensor(outside) else []
+        graph = getattr(graph, "outer_graph", None)
+    return captured
 
 
 def _producing_ops(values):
@@ -86,6 +102,7 @@ def _producing_ops(values):
         part.op
         for value in values
         for part in ((value.values, value.indices) if isinstance(value, tf.IndexedSlices) else (value,))
+        if tf.is_symbolic_tensor(part)
     ]
 
 

@@ -175,17 +175,24 @@ class OverflowBounds:
         if op.type in ("L2Loss", "Square"):
             return tf.square(self.norm_bound(op.inputs[0]))
         if op.type == "Mul":
-            return self.norm_bound(op.inputs[0]) * self.norm_bound(op.inputs[1])
+            return self._bound_of_product(*op.inputs)
         if op.type == "RealDiv" and not self._depends_on_transfer(op.inputs[1].op) and _has_no_broadcast_input(op):
             return self.norm_bound(op.inputs[0]) / _smallest_magnitude(_tensor_outside_conditions(op.inputs[1]))
         if op.type in ("AddN", "Add", "AddV2", "Sub") and _has_no_broadcast_input(op):
-            return tf.reduce_sum([self.norm_bound(term) for term in op.inputs])
+            return tf.reduce_sum([self.norm_bound(term) * _sqrt_of_copies(term, op.outputs[0]) for term in op.inputs])
         if op.type in ("Pack", "ConcatV2"):
             parts = op.inputs if op.type == "Pack" else op.inputs[:-1]  # the last one is the axis
             return tf.reduce_sum([self.norm_bound(part) for part in parts])
         if op.type in ("Sum", "UnsortedSegmentSum"):
             return self.norm_bound(op.inputs[0]) * _sqrt_of_element_count(op.inputs[0])
         raise UnsupportedCheckError(f"{op.name} ({op.type})")
+
+    def _bound_of_product(self, first, second):
+        bounds = self.norm_bound(first), self.norm_bound(second)
+        if self._depends_on_transfer(first.op) and self._depends_on_transfer(second.op):
+            # The largest bounds of the two factors can be those of different ranks.
+            return tf.square(tf.maximum(*bounds))
+        return bounds[0] * bounds[1]
 
     def _depends_on_transfer(self, op):
         return op.name in self._dependent
@@ -228,6 +235,12 @@ def _has_no_broadcast_input(op):
     """Returns whether no input of an op is broadcast, except scalars; broadcasting would increase a norm."""
     first, *others = (tensor.shape for tensor in op.inputs)
     return all(shape.rank == 0 or (shape.is_fully_defined() and shape == first) for shape in others)
+
+
+def _sqrt_of_copies(term, result):
+    """Returns √n if `term` is a scalar that is added to each of n elements of `result`, else 1."""
+    is_copied = term.shape.rank == 0 and result.shape.rank != 0
+    return _sqrt_of_element_count(result) if is_copied else 1.0
 
 
 def _sqrt_of_element_count(tensor):

@@ -1,4 +1,4 @@
-"""Passes the output of ranks on to the launcher's streams (after `[rank n] `, except for rank 0) and to log files."""
+"""Passes the output of ranks on to the launcher's streams and to log files, and keeps the last lines of each rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import BinaryIO, Callable
 from npu_bridge.base.secondary_files import GrowingFile, NonFatalOutput, describe_failure
 from npu_run.errors import LaunchError
 
-# How many last lines are shown of a rank that could not report how it failed.
+# How many last lines are shown of a failed rank's output, or of its traceback.
 TAIL_LINES = 40
 LOG_FILES = rb"^--- \d{4}-\d\d-\d\d "  # how logs of ranks begin
 

@@ -46,7 +46,7 @@ from npu_run.job.hang import (
 )
 from npu_run.job.hosts import JobPlan
 from npu_run.job.limits import Limit, allow_open_files_of_job
-from npu_run.job.output import JointStream, OutputReaderGoneError, RankLog
+from npu_run.job.output import TAIL_LINES, JointStream, OutputReaderGoneError, RankLog
 from npu_run.job.rank_process import OutputWatch, RankProcess, default_rank_environment, rank_command
 from npu_run.job.slots import Slot, connect_slots
 from npu_run.job.stop_after_step import StopAfterStep
@@ -63,7 +63,6 @@ _LEAVE_SECS = 10.0
 # How often to check for a hang; each check asks the system about every rank.
 _HANG_LOOK_SECS = 0.5
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_TRACE_LINES = 40
 
 
 class Outcome(NamedTuple):
@@ -377,7 +376,7 @@ class _Job:
         if short is not None:
             self.say(describe_input_end(short, input_ends, size, choose_exit_code(cause)))
             return choose_exit_code(cause)
-        lines = cause.trace.splitlines()[0 if is_flag_on(VERBOSE) else -_TRACE_LINES :]
+        lines = cause.trace.splitlines()[0 if is_flag_on(VERBOSE) else -TAIL_LINES :]
         if lines:
             self.say("\n".join([f"{'traceback' if cause.summary else 'last output'} of rank {cause.rank}:", *lines]))
         self._report_refused_requests()

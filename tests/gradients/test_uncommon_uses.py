@@ -17,6 +17,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimi
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients.arithmetic import sum_repeated_rows
 from npu_bridge.gradients.inner import adapt_optimizer
+from npu_bridge.gradients.open_steps import UnappliedSteps
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from npu_bridge.gradients.step import Step
 from npu_bridge.stages import (
@@ -102,23 +103,30 @@ def test_variables_trained_in_turn_are_frozen_by_updates_of_their_own():
         assert session.run(list(variables.values())) == [[-2.0, -4.0]] * 2
 
 
-def sync_in_turn():
-    """On a rank: trains two lists of two variables in turn; returns their values, and those after `sync_all`."""
+def sync_in_turn(shares):
+    """On a rank: trains two lists of two variables in turn; returns their values, and those after `sync_all`.
+
+    With `shares`, both lists also contain a third variable, which is averaged with every third update.
+    """
     lists = [[tf.Variable([0.0, 0.0]), tf.Variable([0.0, 0.0])] for _ in range(2)]
+    if shares:
+        common = tf.Variable([0.0, 0.0])
+        lists = [[common, *variables] for variables in lists]
     pipeline = stages.pipeline("in_turn", is_distributed=True, stages=[PartialSync(1)])
     rank = float(collective.current().rank)
     for variables in lists * 2:
         step = pipeline.begin()
         pairs = pipeline.combine(step, [(tf.fill([2], rank), variable) for variable in variables])
         pipeline.apply(step, pairs, lambda pairs: [variable.assign_sub(grad) for grad, variable in pairs])
-    before = [float(variable[0]) for variables in lists for variable in variables]
+    before = [float(variable[0]) for variables in lists for variable in variables[-2:]]
     stages.sync_all(pipeline)
-    return before, [float(variable[0]) for variables in lists for variable in variables]
+    return before, [float(variable[0]) for variables in lists for variable in variables[-2:]]
 
 
 @pytest.mark.ranks(2)
-def test_every_part_of_variables_trained_in_turn_is_averaged(on_ranks):
-    (first, synced), (second, also_synced) = on_ranks(2, sync_in_turn)
+@pytest.mark.parametrize("shares", [False, True], ids=["apart", "with a common variable"])
+def test_every_part_of_variables_trained_in_turn_is_averaged(on_ranks, shares):
+    (first, synced), (second, also_synced) = on_ranks(2, sync_in_turn, shares)
     # The last variable of each list is averaged with the first update, the other one with the second.
     assert first == [-1.0, -0.5, -1.0, -0.5]
     assert second == [-1.0, -1.5, -1.0, -1.5]
@@ -461,6 +469,88 @@ def test_a_stage_of_ones_own_sees_the_update_of_a_keras_optimizer():
 
     train()
     assert (seen.numpy(), int(optimizer.iterations)) == (0.5, 1)
+
+
+def test_clipping_in_a_branch_hides_no_infinite_gradient():
+    variable, factor, manager = tf.Variable([1.0]), tf.Variable(np.inf), falling_scale(4)
+    optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(1.0), manager)
+    optimizer.build([variable])
+
+    @tf.function
+    def train():
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(tf.reduce_sum(variable * factor))
+        (gradient,) = optimizer.get_unscaled_gradients(tape.gradient(loss, [variable]))
+
+        def update():
+            optimizer.apply_gradients([(tf.clip_by_value(gradient, -1.0, 1.0), variable)])
+            return True
+
+        tf.cond(tf.reduce_all(variable > 0.0), update, lambda: False)
+
+    train()
+    assert (variable.numpy().tolist(), float(manager.get_loss_scale())) == ([1.0], 2.0)
+    factor.assign(0.5)
+    train()
+    assert variable.numpy().tolist() == [0.5]
+
+
+def test_the_innermost_function_takes_its_own_scaled_step():
+    opened, own, taken = UnappliedSteps(), [Step(), Step()], []
+
+    @tf.function
+    def inner():
+        opened.keep_scaled_step(own[1])
+        taken.append(opened.remove_scaled_step(is_nested=True))
+        return 0
+
+    @tf.function
+    def outer():
+        opened.keep_scaled_step(own[0])
+        inner()
+        taken.append(opened.remove_scaled_step())
+        return 0
+
+    outer()
+    assert taken[0] is own[1] and taken[1] is own[0]
+
+
+def test_an_elementwise_stage_sees_each_row_of_a_sparse_gradient_once():
+    class TakeSigns(Stage):
+        def after_reduce(self, step):
+            step.map_gradient_elements(tf.sign)
+
+    pipeline = stages.pipeline("rows", stages=[TakeSigns()])
+    rows = tf.IndexedSlices(tf.constant([[2.0], [-1.0], [3.0]]), tf.constant([1, 1, 0]), tf.constant([2, 1]))
+    ((made, _),) = pipeline.combine(pipeline.begin(), [(rows, tf.Variable([[0.0], [0.0]]))])
+    assert tf.convert_to_tensor(made).numpy().tolist() == [[1.0], [1.0]]
+
+
+@pytest.mark.parametrize("decorate", [tf.function, lambda train: train], ids=["function", "eager"])
+def test_a_note_that_a_stage_replaces_is_kept_beside_accumulation(decorate):
+    class Remember(Stage):
+        def each_batch(self, step):
+            step.notes[self] = tf.constant(1.0)
+
+        def after_reduce(self, step):
+            step.notes[self] = step.notes[self] + step.gradients[0]
+
+        def after_update(self, step):
+            return step.run_when_due(lambda: seen.assign(step.notes[self]))
+
+    variable, seen = tf.Variable(0.0), tf.Variable(0.0)
+    pipeline = stages.pipeline("notes", stages=[Accumulate(2), Remember()])
+
+    @decorate
+    def train():
+        step = pipeline.begin()
+        pairs = pipeline.combine(step, [(tf.constant(3.0), variable)])
+        pipeline.apply(step, pairs, lambda pairs: variable.assign_sub(pairs[0][0]))
+
+    train()
+    assert float(seen) == 0.0
+    train()
+    assert float(seen) == 4.0
 
 
 def divide_by_zero():

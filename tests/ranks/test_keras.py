@@ -228,21 +228,44 @@ def test_refusals(on_ranks):
 
 
 def in_place_around_a_tf1_optimizer():
-    """Makes, on a rank, one step of a patched TF 1 optimizer with gradients that differ between ranks."""
+    """Trains, on a rank, with a patched TF 1 optimizer two losses that differ between ranks; returns both values."""
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
         variable = tf.compat.v1.get_variable("variable", initializer=[1.0, 2.0])
         optimizer = npu_distributed_optimizer_wrapper(tf.compat.v1.train.GradientDescentOptimizer(1.0))
-        train_op = optimizer.minimize(tf.reduce_sum(variable) * (1.0 + 2 * collective.current().rank))
+        loss = tf.reduce_sum(variable) * (1.0 + 2 * collective.current().rank)
+        train_op, transfers = optimizer.minimize(loss), [op.name for op in graph.get_operations()]
+        train_other = optimizer.minimize(2.0 * loss)
         session.run(tf.compat.v1.global_variables_initializer())
-        session.run(train_op)
-        transfers = [op.name for op in graph.get_operations() if sums_fragment(op.name, op.type)]
-        return session.run(variable).tolist(), transfers
+        values = [(session.run(each), session.run(variable).tolist())[1] for each in (train_op, train_other)]
+        return values, [name for name in transfers if sums_fragment(name, graph.get_operation_by_name(name).type)]
 
 
 def test_a_tf1_optimizer_in_place(on_ranks):
-    for value, transfers in on_ranks(2, in_place_around_a_tf1_optimizer):
-        assert value == [-1.0, 0.0]
+    for values, transfers in on_ranks(2, in_place_around_a_tf1_optimizer):
+        assert values == [[-1.0, 0.0], [-5.0, -4.0]]
         assert transfers == ["transfers/Npu_Distributed_optimizer_fragment_0_float32"]
+
+
+def apply_others_than_computed(in_function):
+    """Computes gradients only to read them, on a rank, and applies those of a tape; returns the variable."""
+    variable = tf.Variable([0.0])
+    optimizer = KerasDistributeOptimizer(tf.keras.optimizers.SGD(1.0))
+    optimizer.build([variable])
+    factor = 1.0 + 2 * collective.current().rank
+
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_sum(variable) * factor
+        optimizer.compute_gradients(loss, [variable], tape)
+        optimizer.apply_gradients([(2.0 * tape.gradient(loss, variable), variable)])
+
+    (tf.function(step) if in_function else step)()
+    return variable.numpy().tolist()
+
+
+@pytest.mark.parametrize("in_function", [True, False], ids=["function", "eager"])
+def test_gradients_beside_computed_ones_are_averaged(on_ranks, in_function):
+    assert on_ranks(2, apply_others_than_computed, in_function) == [[-4.0]] * 2
 
 
 class Snapshot(tf.keras.callbacks.Callback):

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.amp import DynamicLossScaleManager
 from npu_bridge.collective import wire
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
@@ -247,6 +248,20 @@ def test_the_pass_of_tail_optimisation_finds_what_travels_in_16_bits(on_ranks, r
         assert 12 in [size for (size,) in sizes]  # the dense one, filled up to a multiple of the ranks
         assert dtypes == {format_name}
         assert freed and kept == {}
+
+
+def send_beside_a_small_scale():
+    """Trains on a rank with a gradient beyond float16 that fits once it is scaled; returns the variable."""
+    variable, manager = tf.Variable([0.0]), DynamicLossScaleManager(0.5)
+    optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(1.0), manager, wire="float16")
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(tf.reduce_sum(variable) * 80000.0)
+    optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(tape.gradient(loss, [variable])), [variable]))
+    return variable.numpy().tolist()
+
+
+def test_gradients_that_fit_once_they_are_scaled_are_applied(on_ranks):
+    assert on_ranks(2, send_beside_a_small_scale) == [[-80000.0]] * 2
 
 
 def test_an_unknown_format_is_refused_with_the_choices():

@@ -41,6 +41,7 @@ CHECKS = {
     "sum": lambda grad: all_finite(tf.reshape(grad + grad, [-1])),
     "rows": lambda grad: all_finite(tf.math.unsorted_segment_sum(grad, [0, 1, 0, 1], 2)),
     "total": lambda grad: tf.math.is_finite(tf.reduce_sum(grad)),
+    "product": lambda grad: all_finite(grad[:2] * grad[2:]),
     "part": lambda grad: all_finite(tf.split(grad, [1, 3])[1][:2]),
 }
 
@@ -105,6 +106,20 @@ def test_ordinary_gradients_are_certain(exchanges, name):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
 def test_what_is_not_finite_or_near_the_end_is_not_certain(exchanges, name, bad):
     assert not exchanges[name].is_certain(np.float32([1.0, bad, 0.5, 1.0]))
+
+
+def test_the_factors_of_a_product_can_be_largest_on_different_ranks(exchanges):
+    own = np.float32([[1e30, 0.0, 1.0, 0.0], [1.0, 0.0, 1e30, 0.0]])
+    assert not all(map(exchanges["product"].is_certain, own))
+
+
+def test_a_scalar_counts_for_every_element_to_which_it_is_added():
+    def total(grad):
+        shifted = tf.concat([grad] * 64, axis=0) + tf.constant(1e19)
+        return tf.math.is_finite(tf.reduce_sum(shifted) * tf.constant(2e17))
+
+    exchange = Exchange(total)
+    assert not exchange.passes(np.zeros(4, np.float32)) and not exchange.is_certain(np.zeros(4, np.float32))
 
 
 @pytest.mark.parametrize("adds_up", [False, True])

@@ -14,13 +14,11 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.keras3 import variables_built_with
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.inner import adapt_optimizer
-from npu_bridge.gradients.keras.own_variables import all_shapes_fit, load_matching_values, numbered_names
+from npu_bridge.gradients.keras.own_variables import NAMES_KEY, all_shapes_fit, load_matching_values, numbered_names
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, make_forwarding_method
 
 keras = keras3.load_keras3(__name__)
-# The key under which a file holds the names of the stages' variables, as an array of bytes: Keras 3 stores arrays only.
-_NAMES = "npu_bridge_names"
 
 
 @keras.saving.register_keras_serializable(package="npu_bridge")
@@ -144,7 +142,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         for number, variable in enumerate(self._all_variables()):
             store[str(number)] = variable.numpy()
         names = "\n".join(numbered_names(len(self._inner_variables()), self._own_variables()))
-        store[_NAMES] = np.frombuffer(names.encode(), np.uint8)
+        store[NAMES_KEY] = np.frombuffer(names.encode(), np.uint8)  # Keras 3 stores arrays only
 
     def load_own_variables(self, store):
         """Reads the variables from a `.keras` or `.weights.h5` file, even if the file was saved with other stages.
@@ -153,7 +151,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
           ValueError: the file was saved with another inner optimizer.
         """
         values = {name: store[name] for name in store.keys()}  # noqa: SIM118 - a file is no mapping
-        noted = bytes(values.pop(_NAMES, b"")).decode().splitlines()
+        noted = bytes(values.pop(NAMES_KEY, b"")).decode().splitlines()
         if load_matching_values(values, self._inner_variables(), self._own_variables(), noted):
             return
         variables, arrays = self._all_variables(), [values[number] for number in map(str, range(len(values)))]

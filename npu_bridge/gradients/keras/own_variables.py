@@ -14,7 +14,7 @@ import numpy as np
 
 from npu_bridge.gradients.checkpoints import kept_state
 
-_NAMES = "npu_bridge_names"
+NAMES_KEY = "npu_bridge_names"  # under which a file holds the names of the stages' variables
 _CHECKPOINT_LABEL = "the loaded file"
 
 
@@ -22,7 +22,7 @@ def save_variable_names(store: Any, inner_count: int, state: Sequence) -> None:
     """Stores the names of the stages' variables in a file, if the file format has attributes."""
     attributes = getattr(store, "attrs", None)
     if attributes is not None and state:
-        attributes[_NAMES] = numbered_names(inner_count, state)
+        attributes[NAMES_KEY] = numbered_names(inner_count, state)
 
 
 def numbered_names(inner_count: int, state: Sequence) -> list[str]:
@@ -46,7 +46,7 @@ def load_matching_values(
     """
     saved = [np.asarray(store[str(number)]) for number in range(len(store.keys())) if str(number) in store]
     if recorded_names is None:
-        recorded_names = getattr(store, "attrs", {}).get(_NAMES, ())
+        recorded_names = getattr(store, "attrs", {}).get(NAMES_KEY, ())
     by_name = {name: int(number) for number, _, name in (str(each).partition("=") for each in recorded_names)}
     is_alike = len(saved) == len(inner) + len(state) and (not by_name or list(by_name) == _names_in_files(state))
     if (

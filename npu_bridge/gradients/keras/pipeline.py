@@ -44,7 +44,8 @@ class KerasPipeline:
         self.inner = pipeline.inner
         self._owner = owner
         self.moments: tf.Variable | None = None
-        self._open_steps = UnappliedSteps()
+        # The mean of equal gradients changes nothing. Other stages must not run twice.
+        self._open_steps = UnappliedSteps(trusts_variables=not pipeline.only_communicates)
         self.backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine_gradients, owner)
 
     def compute_gradients(self, loss: Any, tape: Any, differentiate: Callable[[Any, Any], Sequence]) -> list:
@@ -69,12 +70,14 @@ class KerasPipeline:
                 scaled = self.pipeline.scale(loss, step)
         return self._combine_gradients(step, self.pipeline.prepare_gradients(step, differentiate(scaled, tape)))
 
+    def average(self, grads_and_vars: Sequence) -> list:
+        """Averages gradients of this rank over all ranks."""
+        return self._combine_gradients(self._begin_unscaled_step(), list(grads_and_vars), may_be_abandoned=True)
+
     def average_unless_averaged(self, grads_and_vars: Sequence) -> list:
         """Averages gradients of this rank over all ranks, unless they are already averaged."""
         pairs = list(grads_and_vars)
-        if self._open_steps.find(pairs) is not None:
-            return pairs
-        return self._combine_gradients(self._begin_unscaled_step(), pairs, may_be_abandoned=True)
+        return pairs if self._open_steps.find(pairs) is not None else self.average(pairs)
 
     def average_scaled(self, grads_and_vars: Sequence) -> list:
         """Averages gradients of the loss that `scale_loss` returned in this function.
@@ -99,7 +102,8 @@ class KerasPipeline:
 
     def close_step(self, grads_and_vars: Sequence) -> bool:
         """Closes the step of these gradients; returns whether the gradients went through the pipeline before."""
-        return self._open_steps.remove_step(list(grads_and_vars)) is not None
+        pairs = list(grads_and_vars)
+        return self._open_steps.find(pairs) is not None and self._open_steps.remove_step(pairs) is not None
 
     def apply(self, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
         """Calls `update` with the pairs, unless a stage skips the step; returns the result of `Pipeline.apply`."""

@@ -9,10 +9,8 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import (
     half_squared_sums,
-    map_values,
     multiply_values,
     sum_in_order,
-    sum_repeated_rows,
 )
 from npu_bridge.gradients.stage import VERDICT, Stage
 
@@ -45,7 +43,6 @@ class ClipByGlobalNorm(Stage):
 
     def after_reduce(self, step):
         with tf.name_scope("ClipByGlobalNorm"):
-            step.map(_sum_sparse_rows)  # so that the norm equals the norm of the dense gradient
             if not step.gradients:
                 return
             factor = self._clip_factor(half_squared_sums(step.gradients))
@@ -63,19 +60,9 @@ class ClipByGlobalNorm(Stage):
         return tf.where(tf.math.is_finite(norm), factor, factor_in(tf.float64)[1])
 
 
-@tf.keras.utils.register_keras_serializable(package="npu_bridge")
-class ClipByValue(Stage):
-    """Clips every value of the averaged, unscaled gradients. Inf and NaN are kept, so that the step is skipped.
+class _ClippingStage(Stage):
+    """Base of stages that clip single values; arguments and errors as in `ClipByValue`."""
 
-    Args:
-      low: the smallest value. Without `high`, values are clipped to -low and low.
-      high: the largest value, above `low`.
-    Raises:
-      TypeError: an argument is not a number.
-      ValueError: an argument is not finite, or `high` is not above `low`.
-    """
-
-    place = "clip by value"
     needs = (VERDICT,)
     keeps_usable = True
 
@@ -93,14 +80,32 @@ class ClipByValue(Stage):
     def get_config(self):
         return {"low": self._low, "high": self._high}
 
-    def after_reduce(self, step):
-        with tf.name_scope("ClipByValue"):
-            step.map(_sum_sparse_rows)
-            step.map_gradient_elements(lambda values: clip_finite_values(values, self._low, self._high))
+    def _clip(self, step):
+        factor = 1.0 if step.divisor is None else step.divisor
+        with tf.name_scope(type(self).__name__):
+            step.map_gradient_elements(lambda values: clip_finite_values(values, self._low, self._high, factor))
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
-class ClipLocally(ClipByValue):
+class ClipByValue(_ClippingStage):
+    """Clips every value of the averaged, unscaled gradients. Inf and NaN are kept, so that the step is skipped.
+
+    Args:
+      low: the smallest value. Without `high`, values are clipped to -low and low.
+      high: the largest value, above `low`.
+    Raises:
+      TypeError: an argument is not a number.
+      ValueError: an argument is not finite, or `high` is not above `low`.
+    """
+
+    place = "clip by value"
+
+    def after_reduce(self, step):
+        self._clip(step)
+
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
+class ClipLocally(_ClippingStage):
     """Clips every value of this rank's unscaled gradients, before they are averaged over the ranks.
 
     Args, Raises: as in `ClipByValue`.
@@ -110,15 +115,7 @@ class ClipLocally(ClipByValue):
     needs_unscaled_gradients = True
 
     def before_reduce(self, step):
-        factor = 1.0 if step.divisor is None else step.divisor
-        with tf.name_scope("ClipLocally"):
-            step.map(_sum_sparse_rows)
-            step.map(
-                lambda grad: map_values(grad, lambda values: clip_finite_values(values, self._low, self._high, factor))
-            )
-
-    def after_reduce(self, step):
-        pass
+        self._clip(step)
 
 
 def clip_finite_values(values: tf.Tensor, low: float, high: float, factor: Any = 1.0) -> tf.Tensor:
@@ -127,7 +124,3 @@ def clip_finite_values(values: tf.Tensor, low: float, high: float, factor: Any =
     factor = tf.cast(factor, wide.dtype)
     clipped = tf.clip_by_value(wide, low * factor, high * factor)
     return tf.cast(tf.where(tf.math.is_finite(wide), clipped, wide), values.dtype)
-
-
-def _sum_sparse_rows(grad):
-    return sum_repeated_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad

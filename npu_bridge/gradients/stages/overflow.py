@@ -94,7 +94,12 @@ class OverflowCheck(DecidingStage):
             return
         with tf.name_scope(f"{self._name}_Allreduce"):
             # Only values: adding up rows here again would check other tensors than the tensors that are sent.
-            sent = [gradient_values(grad) for grad in step.on_wire if grad is not None]
+            # In the dtype of the gradient that the update gets, since rounding for the wire ends before unscaling.
+            sent = [
+                tf.cast(gradient_values(sent), grad.dtype)
+                for sent, (grad, _) in zip(step.on_wire, step.grads_and_vars)
+                if grad is not None
+            ]
             sent = sent if self._combined is None else self._combined.join_tensors(sent)
             usable = _are_gradients_finite([unscale_gradient(values, step.divisor) for values in sent], step)
             is_early = self._decides_early and bool(step.gradients)

@@ -16,9 +16,9 @@ _SMALLEST_NORM = 1e-8
 class AdamP(Rule):
     """Adam that leaves out the part of a step along the weights if their gradient is nearly orthogonal to them.
 
-    In a tensor of two or more dimensions, each output channel (last axis) is treated separately; otherwise the tensor
-    as a whole. If the largest `|cos(g, p)|` is below `delta / sqrt(elements)`, the part of the step along `p` is
-    removed and the weight decay is multiplied by `wd_ratio`.
+    Only tensors of two or more dimensions are projected: by output channel (last axis), or else as a whole. If the
+    largest `|cos(g, p)|` is below `delta / sqrt(elements)`, the part of the step along `p` is removed and the weight
+    decay is multiplied by `wd_ratio`.
 
     Args:
       learning_rate, beta_1, beta_2, epsilon: as in `Adam`, with the epsilon of the paper.
