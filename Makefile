@@ -6,7 +6,7 @@ STEPS   ?= 300
 OUT     ?= out/bert_tiny
 CONFIG  ?= configs/bert_tiny.toml
 ARGS    ?=
-WORKERS ?= 2
+WORKERS ?=
 PYTHON  ?=
 PYTHON37 ?=
 HOME_PAGE ?=
@@ -46,13 +46,13 @@ train: venv-for-train  ## a small BERT on RANKS=2 local ranks for STEPS=300 into
 	@$(bin)/npu-run -np $(RANKS) examples/bert_pretrain/train.py --config '$(CONFIG)' \
 	  --num_train_steps $(STEPS) --output_dir '$(OUT)' $(distributed) $(ARGS)
 
-pytest := $(bin)/python -m pytest -n $(WORKERS) --dist loadgroup
+pytest = $(bin)/python -m pytest --dist loadgroup -n $(or $(WORKERS),$(1))
 
 test: venv  ## every promise once, on real ranks: minutes (ARGS="tests/amp -k scale" go to pytest, WORKERS=0 for one process)
-	@$(pytest) -m "not slow" $(ARGS)
+	@$(call pytest,2) -m "not slow" $(ARGS)
 
 test-all: venv  ## the whole test suite, with the cases that are marked slow (ARGS= and WORKERS= too)
-	@$(pytest) $(ARGS)
+	@$(call pytest,3) $(ARGS)
 
 test-versions:  ## ROOMS= that another TensorFlow may break, on each of VERSIONS="2.15 2.16 2.18 2.21" (TIER=test-all: all cases)
 	@for version in $(VERSIONS); do echo "== TensorFlow $$version" && \

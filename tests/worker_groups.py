@@ -1,8 +1,8 @@
 """Chooses the cases that one worker runs, as `--dist loadgroup` of pytest-xdist requires.
 
 Ranks that wait for each other take whole cores, so more jobs at once would be slower than one after the other: ranks
-that stay up are one worker's, all other jobs are one worker's. Files that start no ranks go one by one to the worker
-that is free.
+that stay up are one worker's, all other jobs are one worker's. Jobs on several hosts and under a cluster's scheduler
+mostly wait, and are a third worker's. Files that start no ranks go one by one to the worker that is free.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import pathlib
 import types
 
 _LAUNCHES = pathlib.Path(__file__).parent / "npu_run"
+_WAITING_JOBS = ("hosts", "clusters")  # folders, of slow cases only
 # By these names tests/npu_run and what it calls start processes; a `Job` is one of benchmarks/many_ranks.py.
 _STARTERS = {"Job", "Popen", "fork", "multiprocessing", "subprocess"}
 
@@ -19,6 +20,8 @@ def group_of(item) -> str:
     """The name of a case's group."""
     if "rank_pools" in item.fixturenames:
         return "ranks"
+    if item.path.parent.name in _WAITING_JOBS:
+        return "waiting jobs"
     if item.get_closest_marker("ranks") or (item.path.parent == _LAUNCHES and starts_processes(item)):
         return "jobs"
     if hasattr(item.module, "tree_of") or hasattr(item.module, "nodes_of"):

@@ -28,6 +28,11 @@ def map_values(grad: Any, transform: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     return transform(grad)
 
 
+def widen(values: tf.Tensor) -> tf.Tensor:
+    """Converts values of fewer than 32 bits to float32; other values stay unchanged."""
+    return tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values
+
+
 def gradient_values(grad: Any) -> tf.Tensor:
     """Returns the values of a sparse gradient, or a dense gradient unchanged."""
     return grad.values if isinstance(grad, tf.IndexedSlices) else grad
@@ -58,8 +63,7 @@ def zero_gradient_like(grad: Any, variable: Any) -> Any:
 def sum_repeated_rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
     """Adds up the rows of a sparse gradient that share an index, so each index occurs once; 16 bits in float32."""
     indices, position = tf.unique(grad.indices)
-    is_narrow = grad.values.dtype.size < tf.float32.size  # in bfloat16, a sum of ones would end at 256
-    wide = tf.cast(grad.values, tf.float32) if is_narrow else grad.values
+    wide = widen(grad.values)  # in bfloat16, a sum of ones would end at 256
     values = tf.cast(tf.math.unsorted_segment_sum(wide, position, tf.size(indices)), grad.values.dtype)
     return tf.IndexedSlices(values, indices, grad.dense_shape)
 
@@ -94,7 +98,7 @@ def average_sparse_rows(
 
 def multiply_values(values: tf.Tensor, factor: Any) -> tf.Tensor:
     """Multiplies values by a scalar, 16-bit values in float32; the dtype does not change."""
-    wide = tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values
+    wide = widen(values)
     return tf.cast(wide * tf.cast(factor, wide.dtype), values.dtype)
 
 
@@ -107,17 +111,15 @@ def unscale_gradient(grad, divisor):
     """
 
     def divide_values(values):
-        if values.dtype.size < tf.float32.size:
-            return tf.cast(tf.cast(values, tf.float32) / divisor, values.dtype)
-        return values / tf.cast(divisor, values.dtype)
+        wide = widen(values)
+        return tf.cast(wide / tf.cast(divisor, wide.dtype), values.dtype)
 
     return grad if divisor is None else map_values(grad, divide_values)
 
 
 def unscale_in_float32(grad, divisor):
     """Divides a dense or sparse gradient by `divisor`; a 16-bit gradient becomes float32."""
-    widened = map_values(grad, lambda values: tf.cast(values, tf.float32) if values.dtype.size < 4 else values)
-    return unscale_gradient(widened, divisor)
+    return unscale_gradient(map_values(grad, widen), divisor)
 
 
 def has_finite_norm(gradients) -> tf.Tensor:
@@ -145,8 +147,7 @@ def half_squared_sums(gradients) -> list:
         values = gradient_values(grad)
         if values.dtype.is_complex:
             values = tf.stack([tf.math.real(values), tf.math.imag(values)])
-        if values.dtype.size < tf.float32.size:
-            values = tf.cast(values, tf.float32)
+        values = widen(values)
         terms_of.setdefault(values.dtype, []).append(tf.nn.l2_loss(values))
     return [sum_in_order(terms) for terms in terms_of.values()]
 

@@ -174,6 +174,11 @@ def group_in_graph(*ops: Any) -> Any:
     return None if tf.executing_eagerly() else tf.group(*(op for op in ops if op is not None))
 
 
+def group_with_update(updated: Any, *ops: Any) -> Any:
+    """Returns one op that runs an update and the ops that follow it; in eager execution the result of the update."""
+    return updated if updated is None or tf.executing_eagerly() else tf.group(updated, *ops)
+
+
 def variable_like(variable: Any, owner: str, folder: str, dtype: tf.DType) -> tf.Variable:
     """Creates a variable of zeros in the shape of a trained variable, named and saved as `folder/variable name`.
 

@@ -15,7 +15,7 @@ from npu_bridge.gradients.arithmetic import (
     unscale_gradient,
     zero_gradient_like,
 )
-from npu_bridge.gradients.graph_mode import make_tensors_if, run_if
+from npu_bridge.gradients.graph_mode import group_with_update, make_tensors_if, run_if
 from npu_bridge.gradients.stage import VERDICT, SummingStage, unknown_gradients_error
 
 
@@ -160,8 +160,7 @@ class Accumulate(SummingStage):
             return update()
         # After the verdict: a dropped batch does not count.
         updated = run_if(step.notes[self].is_last, update)
-        kept = self._store_sums(step)
-        return updated if updated is None or tf.executing_eagerly() else tf.group(updated, kept)
+        return group_with_update(updated, self._store_sums(step))
 
     def after_update(self, step):
         return None if self._reduces_batches else self._store_sums(step)

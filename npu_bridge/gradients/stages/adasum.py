@@ -14,7 +14,7 @@ from npu_bridge.collective.adasum_tree import AdasumTree
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.gradients.arithmetic import average_sparse_rows, gradient_values, unscale_in_float32
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
-from npu_bridge.gradients.graph_mode import is_building_graph, value_before_update
+from npu_bridge.gradients.graph_mode import group_with_update, is_building_graph, value_before_update
 from npu_bridge.gradients.stage import FROZEN_UNCHANGED, VERDICT
 from npu_bridge.gradients.stages.all_reduce import AllReduce, static_bytes, wait_for_all_gradients
 
@@ -115,14 +115,13 @@ class Adasum(AllReduce):
         old_values = [value_before_update(variable) for variable in variables]
         with tf.control_dependencies(old_values):
             updated = update()
-        is_op = not (updated is None or tf.executing_eagerly())
         with tf.name_scope(f"{self.transfer_name}_Adasum"), wire_names.record_collective_names() as transfers:
-            with tf.control_dependencies([updated] if is_op else []):
+            with tf.control_dependencies([] if updated is None else [updated]):
                 assigned = self._combine_updates(variables, old_values, tree)
         if is_building_graph():
             # Ranks must start from equal values here, too, even if no gradients are exchanged.
             compare_variables_before_first_run(self.transfer_name, lambda: variables, transfers)
-        return tf.group(updated, *assigned) if is_op else updated
+        return group_with_update(updated, *assigned)
 
     def _combine_updates(self, variables, old_values, tree):
         old_values = [unscale_in_float32(value, None) for value in old_values]

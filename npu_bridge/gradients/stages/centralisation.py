@@ -9,6 +9,7 @@ from typing import Any
 from npu_bridge.base.arguments import check_texts
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.gradients.arithmetic import widen
 from npu_bridge.gradients.stage import Stage
 
 
@@ -51,8 +52,7 @@ class CentralizeGradients(Stage):
             return grad
         if grad.shape.rank is None or grad.shape.rank < 2:
             return grad
-        is_narrow = grad.dtype.size < tf.float32.size
-        wide = tf.cast(grad, tf.float32) if is_narrow else grad
+        wide = widen(grad)
         mean = tf.reduce_mean(wide, axis=list(range(grad.shape.rank - 1)), keepdims=True)
         # The difference of two large float16 numbers can be too large for float16.
-        return tf.saturate_cast(wide - mean, grad.dtype) if is_narrow else wide - mean
+        return wide - mean if wide is grad else tf.saturate_cast(wide - mean, grad.dtype)

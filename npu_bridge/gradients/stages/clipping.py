@@ -11,6 +11,7 @@ from npu_bridge.gradients.arithmetic import (
     half_squared_sums,
     multiply_values,
     sum_in_order,
+    widen,
 )
 from npu_bridge.gradients.stage import VERDICT, Stage
 
@@ -120,7 +121,7 @@ class ClipLocally(_ClippingStage):
 
 def clip_finite_values(values: tf.Tensor, low: float, high: float, factor: Any = 1.0) -> tf.Tensor:
     """Clips finite values to the range from low·factor to high·factor; keeps Inf and NaN. `factor` is positive."""
-    wide = tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values
+    wide = widen(values)
     factor = tf.cast(factor, wide.dtype)
     clipped = tf.clip_by_value(wide, low * factor, high * factor)
     return tf.cast(tf.where(tf.math.is_finite(wide), clipped, wide), values.dtype)

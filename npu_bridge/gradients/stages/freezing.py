@@ -88,7 +88,7 @@ class Freeze(SelectingStage):
     def after_update(self, step):
         counter = self._updates.counter_of(step.variables_with_gradient)
         is_updated = step.is_applied()
-        with tf.name_scope("Freeze"), tf.control_dependencies([] if tf.executing_eagerly() else [step.group.number]):
+        with tf.name_scope("Freeze"), tf.control_dependencies([step.group.number]):
             return counter.assign_add(tf.cast(is_updated, tf.int64))
 
     def _choose_trained_group(self, grads_and_vars, last_groups):

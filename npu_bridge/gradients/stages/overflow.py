@@ -14,7 +14,13 @@ from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.collective.this_process import rank_and_size_of_job
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import gradient_values, has_finite_norm, unscale_gradient
-from npu_bridge.gradients.graph_mode import group_in_graph, is_building_graph, run_if, value_before_update
+from npu_bridge.gradients.graph_mode import (
+    group_in_graph,
+    group_with_update,
+    is_building_graph,
+    run_if,
+    value_before_update,
+)
 from npu_bridge.gradients.stage import (
     REDUCED_GRADIENTS,
     DecidingStage,
@@ -195,7 +201,7 @@ class NarrowVariableGuard(Stage):
             for variable, old in zip(narrow, old_values):
                 new = variable.read_value()
                 kept.append(variable.assign(tf.where(tf.math.is_finite(tf.cast(new, tf.float32)), new, old)))
-        return updated if updated is None or tf.executing_eagerly() else tf.group(updated, *kept)
+        return group_with_update(updated, *kept)
 
 
 class SkipRecord(Stage):

@@ -11,7 +11,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
-from npu_bridge.gradients.graph_mode import group_in_graph, is_building_graph, run_if
+from npu_bridge.gradients.graph_mode import group_in_graph, group_with_update, is_building_graph, run_if
 from npu_bridge.gradients.stage import VERDICT, SynchronisingStage, synced_too_early_error
 from npu_bridge.gradients.trained_apart import CountersByVariables
 
@@ -71,7 +71,7 @@ class PartialSync(SynchronisingStage):
         self._variables += [variable for variable in update.variables if variable.ref() not in known]
         parts = split_into_partitions(update.variables, self._threshold)
         with tf.name_scope(f"{self.transfer_name}_PartialSync"), wire_names.record_collective_names() as transfers:
-            with tf.control_dependencies([] if updated is None or tf.executing_eagerly() else [updated]):
+            with tf.control_dependencies([] if updated is None else [updated]):
                 counter = self._turns.counter_of(update.variables)
                 turn = counter.read_value() % max(1, len(parts))
                 averaged = [
@@ -80,12 +80,12 @@ class PartialSync(SynchronisingStage):
                     )
                     for number, part in enumerate(parts)
                 ]
-            with tf.control_dependencies([] if tf.executing_eagerly() else averaged):
+            with tf.control_dependencies(averaged):
                 counted = counter.assign_add(1)
         if is_building_graph():
             # Ranks must start from equal values here, too, although no gradients are exchanged.
             compare_variables_before_first_run(self.transfer_name, lambda: self._variables, transfers)
-        return updated if updated is None or tf.executing_eagerly() else tf.group(updated, *averaged, counted)
+        return group_with_update(updated, *averaged, counted)
 
     def sync_all(self):
         if collective.current().size == 1:
