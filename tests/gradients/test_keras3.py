@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import amp
-from npu_bridge.amp import GroupLossScaleManager
+from npu_bridge.amp import GroupLossScaleManager, scale_boundary
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
@@ -409,9 +409,10 @@ def test_only_two_modules_load_keras_3():
 def test_groups_of_loss_scales_are_layers_and_variables():
     model = make_model()
     members = [[*model.layers[:2], model.layers[2].kernel, model.layers[2].bias], model.layers[3]]
-    manager = GroupLossScaleManager(members, init=[2.0**12, 2.0**8], growth_factor=2.0)
-    model, _ = fit(npu_keras_optimizer(sgd(), manager), make_data(1), model)
-    assert model.optimizer.loss_scale.numpy().tolist() == [2.0**13, 2.0**9]
+    manager = GroupLossScaleManager(members, init=2.0**12, growth_factor=2.0)
+    bounded = keras.Sequential([model, keras.layers.Lambda(lambda outputs: scale_boundary(outputs, 2, 0, manager))])
+    bounded, _ = fit(npu_keras_optimizer(sgd(), manager), make_data(1), bounded)
+    assert bounded.optimizer.loss_scale.numpy().tolist() == [2.0**13] * 2
 
 
 def test_levels_name_the_policy_for_models_of_keras_3():
