@@ -150,7 +150,6 @@ def calls_in_a_step():
             manager,
             is_distributed=True,
             is_loss_scale=True,
-            is_tailing_optimization=True,
         )
         optimizer.minimize(loss)
     finally:
