@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.npu_init import FixedLossScaleManager, NPUEstimator, keras_to_npu, npu_keras_optimizer
 from tests.documented.signatures import signature_of
@@ -59,6 +60,18 @@ def test_it_trains_as_the_stock_keras_estimator_with_every_optimizer(tmp_path):
         assert [value.shape for value in predicted.values()] == [(1,)]
     for kernel in kernels[:-1]:
         np.testing.assert_array_equal(kernel, kernels[-1])
+
+
+def writes_weights(folder):
+    """Returns whether a rank writes the weights of a model into a folder of its own."""
+    own = os.path.join(folder, str(collective.current().rank))
+    convert(make_model(), model_dir=own, config=NPURunConfig())
+    return os.path.exists(os.path.join(own, "keras"))
+
+
+@pytest.mark.ranks(2)
+def test_rank_0_alone_writes_weights(on_ranks, tmp_path):
+    assert on_ranks(2, writes_weights, str(tmp_path)) == [True, False]
 
 
 @pytest.mark.few_fast(1, "other generations of Keras")

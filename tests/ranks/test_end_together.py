@@ -95,6 +95,16 @@ def test_a_training_ends_with_the_last_step_of_the_shortest_rank_and_saves_it(on
         np.testing.assert_array_equal(reader.get_tensor("kernel"), first[way]["kernel:0"])
 
 
+@in_graph
+def test_a_run_that_does_not_train_ends_no_training():
+    end = EndTogether()
+    features, _ = end.next_of(_dataset())
+    with tf1.train.MonitoredTrainingSession(hooks=[end]) as session:
+        for _ in range(_BATCHES[0]):
+            session.run(features)
+        assert not session.should_stop()
+
+
 def _fit(folder, steps_per_epoch):
     """Trains two epochs on a rank; returns counts of steps and epochs, the weights, and the weights saved last."""
     end = EndTogetherCallback()

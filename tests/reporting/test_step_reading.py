@@ -56,6 +56,7 @@ def test_a_step_is_cut_into_its_kinds():
         (None, True),
         (12, False),
     ]
+    assert [transfer.wire_ms for transfer in step.transfers] == [5, 9, 11]  # one after the other
     assert step.exposed_intervals == [(8, 9), (11, 14)]
 
 

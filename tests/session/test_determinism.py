@@ -14,6 +14,7 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_helpers import close_session, init_resource
 from npu_bridge.session.determinism import FALLBACK_SEED
+from npu_bridge.session.random_seeds import seed_operators
 from tests.goldens.two_layers import assert_same_bits
 from tests.session.models import dataset, session_config
 
@@ -170,6 +171,19 @@ def test_operators_made_without_a_seed_get_one_each(on_ranks, caplog):
     assert of_rank_0 == first
     drawn_alike = [value == other for value, other in zip(of_rank_0[:7], of_rank_1[:7])]
     assert drawn_alike == [False, False, False, True, number == of_rank_1[4], False, False]
+
+
+def test_a_data_set_with_a_computed_seed_keeps_it():
+    with tf.Graph().as_default() as graph:
+        tf.raw_ops.ShuffleDataset(
+            input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.range(8)),
+            buffer_size=8,
+            seed=0,
+            seed2=tf1.placeholder(tf.int64, []),
+            output_types=[tf.int64],
+            output_shapes=[[]],
+        )
+        assert seed_operators(graph, 5) == []
 
 
 def test_the_session_of_a_resource_is_the_one_that_asked():
