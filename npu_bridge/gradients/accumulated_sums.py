@@ -1,4 +1,4 @@
-"""Sums gradients over a window of several batches, in variables."""
+"""Keeps the sums of a window's gradients in variables: adds the term of each batch, and resets them at its end."""
 
 from __future__ import annotations
 

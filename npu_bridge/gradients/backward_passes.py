@@ -64,7 +64,7 @@ class BackwardPasses:
         Ranks: collective where the pipeline communicates.
         """
         step = self._open_steps.remove_scaled_step()
-        delayed = {} if step is None else self._delayed_gradients(step)
+        delayed = {} if step is None else step.notes.pop(self, {})
         if step is None or not (step.grads_and_vars or delayed):
             problem, expected = "there are no gradients", "a backward pass since the last update"
             fix = "Write `with scale_loss(loss, optimizer) as scaled: scaled.backward(tape, variables)` first."

@@ -41,8 +41,8 @@ class FreezeSchedule(KeywordChecksMixin):
         also takes the remainder. An entry of a list is a list of variables, or of regular expressions that are searched
         in the names of variables. Variables in no entry are always trained.
       kind: "interval" draws for each update whether layers are frozen, and how many; few layers are more likely than
-        many. "continuous" repeats a series: several full updates, then one update of each other group. "explicit" uses
-        `sequence`.
+        many. "continuous" repeats a series: several full updates, at most `full_share` of the series, then one
+        update of each other group. "explicit" uses `sequence`.
       full_share: share of the updates that train all variables, above 0 and at most 1.
       total_steps: number of updates in the training. A sequence is 1 % longer than this, and repeats after its end.
       seed: seed of the random choices; must be equal on all ranks.
@@ -154,7 +154,7 @@ class FreezeSchedule(KeywordChecksMixin):
         elif self.group_count == 1 or self._full_share == 1:
             made = np.zeros(max(1, length))
         elif self._kind == "continuous":
-            full = int((self._full_share * (self.group_count - 1)) // (1 - self._full_share) + 0.5)
+            full = int((self._full_share * (self.group_count - 1)) // (1 - self._full_share))
             full = max(full, 1)  # else group 0 would never be trained
             made = np.resize([*[0] * full, *range(1, self.group_count)], length)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,16 +106,19 @@ def sum_gradients_by_variable(grads_and_vars: Sequence, more_grads_and_vars: Seq
     """Adds up the gradients of each variable, in the order of first occurrence; sparse gradients give a sparse sum."""
     if not grads_and_vars:
         return list(more_grads_and_vars)
-    sums: dict = {}
+    terms: dict = {}
     for grad, variable in [*grads_and_vars, *more_grads_and_vars]:
-        earlier = sums.get(id(variable), (None, variable))[0]
-        sums[id(variable)] = (_add_two_gradients(earlier, grad), variable)
-    return list(sums.values())
+        given = terms.setdefault(id(variable), ([], variable))[0]
+        given += [] if grad is None else [grad]
+    summed = [given for given, _ in terms.values()]
+    sums = map_gradients(
+        lambda position, _: functools.reduce(_add_two_gradients, summed[position]),
+        [given[-1] if given else None for given in summed],
+    )
+    return [(total, variable) for total, (_, variable) in zip(sums, terms.values())]
 
 
 def _add_two_gradients(first, second):
-    if first is None or second is None:
-        return second if first is None else first
     if not isinstance(first, tf.IndexedSlices) and not isinstance(second, tf.IndexedSlices):
         return first + second
     if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):

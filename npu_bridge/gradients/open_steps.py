@@ -8,8 +8,9 @@ from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import contexts_around, current_control_flow_context
+from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.step import Step, merge_steps
-from npu_bridge.graph.operators import sources_among
+from npu_bridge.graph.operators import depends_on, sources_among
 
 
 class UnappliedSteps:
@@ -62,7 +63,7 @@ class UnappliedSteps:
           step: the step.
           variables: the variables of the gradients; None if unknown.
           may_be_abandoned: whether the caller can abandon the step without applying it, as the loss scaling of Keras
-            does after an overflow. In eager execution `find` then recognises the step by its gradients only.
+            does after an overflow. In eager execution `has_returned` then recognises the step by its gradients only.
         """
         known = None if variables is None else frozenset(map(id, variables))
         self._combined = [kept for kept in self._combined if kept.is_still_open(known)]
@@ -73,8 +74,8 @@ class UnappliedSteps:
 
         If the gradients were computed from those of several steps, for example as their sum, merges the steps. Eager
         gradients that the caller changed are taken for those of the latest step with their variables. So are gradients
-        that were stored in variables. Ignores steps of a TF 1 loop or branch that is closed: their tensors cannot be
-        read from outside, and a branch that is not taken never computes them. Returns None for gradients from
+        of a graph that were stored in variables. Ignores steps of a TF 1 loop or branch that is closed: their tensors
+        cannot be read from outside, and a branch that is not taken never computes them. Returns None for gradients from
         elsewhere.
 
         Args:
@@ -89,27 +90,36 @@ class UnappliedSteps:
         if tf.executing_eagerly():
             sources = covering or returning or [kept for kept in here if given & kept.variable_ids]
         else:
-            sources = returning or covering
+            sources = returning or ([] if self.are_of_caller(grads_and_vars) else covering)
         return merge_steps([kept.step for kept in sources], owner) if sources else None
 
-    def find(self, grads_and_vars: Sequence) -> Step | None:
-        """Returns the step that surely returned these gradients and keeps it open, or returns None."""
-        kept = self._find_step(grads_and_vars)
-        if kept is None and self._trusts_variables:
-            kept = self._latest_eager_step(grads_and_vars)
-            kept = None if kept is None or kept.may_be_abandoned else kept
-        return kept and kept.step
+    def are_of_caller(self, grads_and_vars: Sequence) -> bool:
+        """Returns whether the caller has surely computed these gradients of a TF 1 graph, from the same variables."""
+        if not is_building_graph() or _steps_that_returned(grads_and_vars, self._combined):
+            return False
+        given = [grad for grad, _ in grads_and_vars if grad is not None]
+        return depends_on(given, [variable.op for grad, variable in grads_and_vars if grad is not None])
 
-    def remove_step(self, grads_and_vars: Sequence) -> Step | None:
-        """Closes and returns the step of gradients that went through the pipeline, or returns None."""
-        kept = self._find_step(grads_and_vars) or self._latest_eager_step(grads_and_vars)
-        if kept is not None:
-            self._combined.remove(kept)
-        return kept and kept.step
+    def has_returned(self, grads_and_vars: Sequence) -> bool:
+        """Returns whether a step surely returned these gradients, or gradients from which they are computed."""
+        if self._find_steps(grads_and_vars):
+            return True
+        latest = self._latest_eager_step(grads_and_vars) if self._trusts_variables else None
+        return latest is not None and not latest.may_be_abandoned
 
-    def _find_step(self, grads_and_vars):
+    def remove_step(self, grads_and_vars: Sequence, owner: str) -> Step | None:
+        """Closes the steps of gradients that went through the pipeline; returns them as one step, or None.
+
+        Arguments and errors are those of `copy_step`.
+        """
+        latest = self._latest_eager_step(grads_and_vars)
+        found = self._find_steps(grads_and_vars) or ([] if latest is None else [latest])
+        self._combined = [kept for kept in self._combined if kept not in found]
+        return merge_steps([kept.step for kept in found], owner) if found else None
+
+    def _find_steps(self, grads_and_vars):
         here = [kept for kept in self._newest_first() if kept.place in _enclosing_graphs()]
-        return next(iter(_steps_that_returned(grads_and_vars, here)), None)
+        return _steps_that_returned(grads_and_vars, here)
 
     def _latest_eager_step(self, grads_and_vars):
         """Returns the latest step with these variables in eager execution; None in a graph."""

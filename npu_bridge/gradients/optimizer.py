@@ -161,8 +161,11 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         """
         grads_and_vars = list(grads_and_vars)
         step = self._open_steps.copy_step(grads_and_vars, type(self).__name__) or Step()
+        is_foreign = self._open_steps.are_of_caller(grads_and_vars)
         trained = [variable for grad, variable in grads_and_vars if grad is not None]
-        foreign = [variable.name for variable in trained if id(variable) not in self._averaged_by_id]
+        foreign = [each.name for each in trained if is_foreign or id(each) not in self._averaged_by_id]
+        if is_foreign:
+            self._pipeline.warn_of_unscaled_loss(self.get_name(), "Call minimize or compute_gradients.")
         if self._pipeline.reduces_gradients and foreign and collective.current().size > 1:
             _LOG.warning(
                 "%s: the gradients of %s were not averaged over the ranks, because they did not come from "

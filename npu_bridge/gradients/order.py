@@ -12,6 +12,7 @@ from npu_bridge.gradients.stage import (
     REDUCED_GRADIENTS,
     ExchangingStage,
     ReducingStage,
+    ScalingStage,
     SelectingStage,
     Stage,
 )
@@ -55,10 +56,13 @@ def sort_stages(stages: Sequence[Any], owner: str) -> tuple:
 def order_for_hook(stages: Sequence[Stage], hook: str) -> tuple:
     """Returns the order in which stages run a hook: usually the order of their places.
 
+    `scale_loss` runs in stages that multiply the loss by a scale last, so that other stages get the loss as it is.
     `each_batch` and `before_reduce` change the gradients of this rank. Stages with places after "verdict" run these
     hooks before other stages add up, clip, check and send the gradients; later changes would be lost. A stage that
     reduces runs them at "reduce" wherever its place is, so that it sends what the other stages have changed.
     """
+    if hook == "scale_loss":
+        return tuple(sorted(stages, key=lambda stage: isinstance(stage, ScalingStage)))
     if hook not in _FIRST_USE_OF_OWN_GRADIENTS:
         return tuple(stages)
     first_use, verdict = PLACES.index(_FIRST_USE_OF_OWN_GRADIENTS[hook]), PLACES.index("verdict")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Sequence
 from typing import Any, Callable, TypeVar
 
-from npu_bridge.base.errors import message
+from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import exchanges, wire_names
 from npu_bridge.gradients import collections
@@ -159,6 +160,12 @@ class Pipeline:
         if gradients is None:
             self.rank_state.create_replicas(variables, list)
 
+    def warn_of_unscaled_loss(self, owner: str, fix: str) -> None:
+        """Warns once if the pipeline scales losses, for gradients that other code has computed."""
+        if self.scales_loss:
+            text = f"{owner}: the loss was not scaled, because other code computed the gradients. {fix}"
+            say_once(logging.WARNING, text)
+
     # AutoGraph would convert this package when a user's tf.function calls it: slowly, to no effect.
     @tf.autograph.experimental.do_not_convert
     def begin(self) -> Step:
@@ -177,7 +184,7 @@ class Pipeline:
         """
         step.losses.numbers.append(loss_id)
         step.losses.values.append(loss)
-        for stage in self.stages_of_type(LossStage):
+        for stage in order_for_hook(self.stages_of_type(LossStage), "scale_loss"):
             loss = stage.scale_loss(loss, step)
         step.losses.scaled.append(loss)
         return loss
@@ -233,11 +240,18 @@ class Pipeline:
             with tf.control_dependencies(step.notes[_OPS_TO_AWAIT]):
                 self._select_variables(step)
                 for stage in order_for_hook(self.stages, "each_batch"):
+                    self._check_before(stage, step)
                     stage.each_batch(step)
                 self._reduce_if_due(step)
         self.rank_state.compare_before_first_run(step, transfers)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
         return list(step.grads_and_vars)
+
+    def _check_before(self, stage, step):
+        """Records whether gradients are finite before a stage could hide that one is not."""
+        can_hide = not stage.keeps_usable and changes_gradients(stage, ["each_batch", "before_reduce"])
+        if can_hide and self.decides_about_steps and not step.losses.usable:
+            step.losses.record_finiteness(step.losses.latest, step.gradients, step.divisor)
 
     def _prepare(self, step):
         """Creates the state of stages, and makes later operators wait until this rank has restored its values."""

@@ -202,7 +202,10 @@ class Stage(KeywordChecksMixin):
         return update()
 
     def after_update(self, step: Step) -> Any:
-        """Updates the state of the stage; returns the op, or None if there is nothing to run."""
+        """Updates the state of the stage; returns the op, or None if there is nothing to run.
+
+        In a TF 1 graph, stages that scale, select, sum or reduce run this hook without waiting for the update.
+        """
         return None
 
 
@@ -210,7 +213,7 @@ class LossStage(Stage):
     """Base class of stages that change the loss before the backward pass."""
 
     def scale_loss(self, loss: tf.Tensor, step: Step) -> tf.Tensor:
-        """Returns the loss to differentiate in place of `loss`."""
+        """Returns the loss to differentiate in place of `loss`, which is not scaled yet unless `place` is "scale"."""
         return loss
 
 

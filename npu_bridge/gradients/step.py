@@ -10,7 +10,13 @@ from typing import Any, Callable
 from npu_bridge.base.errors import message
 from npu_bridge.base.flat_tensors import map_elementwise
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.arithmetic import as_gradient, map_gradients, map_values, sum_repeated_rows
+from npu_bridge.gradients.arithmetic import (
+    as_gradient,
+    backward_order_key,
+    map_gradients,
+    map_values,
+    sum_repeated_rows,
+)
 from npu_bridge.gradients.graph_mode import make_tensors_if, run_if
 from npu_bridge.gradients.losses import Losses, sum_gradients_by_variable
 
@@ -116,7 +122,8 @@ class Step:
         Rows of equal index are added up first, as in the dense gradient. Gradients that are combined into one flat
         tensor stay combined.
         """
-        dense = [grad for grad in self.gradients if isinstance(grad, tf.Tensor)]
+        order = sorted(range(len(self.gradients)), key=backward_order_key(self.gradients))
+        dense = [self.gradients[position] for position in order if isinstance(self.gradients[position], tf.Tensor)]
         made = dict(zip(map(id, dense), map_elementwise(dense, transform)))
         self.map(
             lambda grad: (

@@ -13,8 +13,7 @@ class CountersByVariables:
     """The counters of one stage: usually one, and another one for each list of variables that is trained apart.
 
     A generator and its discriminator, for example, can be trained in turn by one optimizer. Each has windows and turns
-    of its own, so that a step of one does not count for the other, even if they have some variables in common. A list
-    that contains another list, or is part of it, has the same counter: a loss does not always reach all variables.
+    of its own, so that a step of one does not count for the other, even if they have some variables in common.
 
     Args:
       name: name of the counters.
@@ -44,11 +43,9 @@ class CountersByVariables:
         self.state()
         trained = {variable.ref() for variable in variables}
         self.are_lists_mixed |= any(known & trained and known != trained for known in self._lists)
-        for is_same in (set.__eq__, set.__ge__, set.__le__):
-            for number, known in enumerate(self._lists):
-                if is_same(known, trained):
-                    known |= trained
-                    return self.counters[number]
+        for number, known in enumerate(self._lists):
+            if known == trained or not trained:
+                return self.counters[number]
         self._lists.append(trained)
         if len(self._lists) > len(self.counters):
             self._add_counter()

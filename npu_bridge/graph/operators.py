@@ -77,14 +77,23 @@ def sources_among(candidates: Sequence[Any], results: Sequence[Any]) -> list:
     """
     if not results or not candidates or tf.executing_eagerly():
         return list(candidates) if results else []
-    sought = set(_producing_ops(candidates))
+    reached = _data_sources(results, frozenset(_producing_ops(candidates)))
+    return [candidate for candidate in candidates if reached.intersection(_producing_ops([candidate]))]
+
+
+def depends_on(results: Sequence[Any], ops: Iterable[tf.Operation]) -> bool:
+    """Returns whether one of the dense or sparse tensors of a graph is computed from an operator."""
+    return not _data_sources(results).isdisjoint(ops)
+
+
+def _data_sources(results, ends=frozenset()):
+    """Returns the operators from which tensors are computed; does not look beyond `ends`."""
     captured = _captured_ops(tf.compat.v1.get_default_graph())
 
     def sources(op):
-        return () if op in sought else [*producers(op.inputs), *captured.get(op, ())]
+        return () if op in ends else [*producers(op.inputs), *captured.get(op, ())]
 
-    reached = set(search(_producing_ops(results), sources))
-    return [candidate for candidate in candidates if reached.intersection(_producing_ops([candidate]))]
+    return set(search(_producing_ops(results), sources))
 
 
 def _captured_ops(graph):

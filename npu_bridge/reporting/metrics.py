@@ -1,4 +1,4 @@
-"""Passes the numbers of a training to a writer every few steps, by a hook for sessions or a callback for Keras."""
+"""Collects the numbers of a training every few steps, for a writer, by a hook for sessions or a callback for Keras."""
 
 from __future__ import annotations
 

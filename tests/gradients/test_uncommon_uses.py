@@ -17,6 +17,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimi
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients.arithmetic import sum_repeated_rows
 from npu_bridge.gradients.inner import adapt_optimizer
+from npu_bridge.gradients.losses import sum_gradients_by_variable
 from npu_bridge.gradients.open_steps import UnappliedSteps
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from npu_bridge.gradients.step import Step
@@ -106,7 +107,7 @@ def test_variables_trained_in_turn_are_frozen_by_updates_of_their_own():
 def sync_in_turn(shares):
     """On a rank: trains two lists of two variables in turn; returns their values, and those after `sync_all`.
 
-    With `shares`, both lists also contain a third variable, which is averaged with every third update.
+    With `shares`, both lists also contain a third variable.
     """
     lists = [[tf.Variable([0.0, 0.0]), tf.Variable([0.0, 0.0])] for _ in range(2)]
     if shares:
@@ -353,6 +354,84 @@ def test_stages_that_replace_gradients_keep_the_order_of_the_backward_pass():
     step.losses.scales, step.losses.common_scale = (tf.constant(2.0), tf.constant(4.0)), tf.constant(2.0)
     converted = step.losses.convert_to_common_scale(pairs, 1)
     assert cut_fragments([grad for grad, _ in converted], names) == expected
+    summed = sum_gradients_by_variable(pairs, pairs)
+    assert cut_fragments([grad for grad, _ in summed], names) == expected
+    step.map_gradient_elements(tf.sign)
+    assert cut_fragments(step.gradients, names) == expected
+
+
+@pytest.mark.ranks(2)
+def test_a_list_that_contains_another_one_is_averaged_by_turns_of_its_own(on_ranks):
+    for first, last in on_ranks(2, sync_all_and_head):
+        assert (first, last) == (-0.5, -1.0)
+
+
+def sync_all_and_head():
+    """Trains, on a rank, two variables and the last one alone in turn; returns both after two rounds."""
+    first, last = tf.Variable([0.0, 0.0]), tf.Variable([0.0, 0.0])
+    pipeline = stages.pipeline("head", is_distributed=True, stages=[PartialSync(1)])
+    rank = float(collective.current().rank)
+    for variables in [[first, last], [last]] * 2:
+        step = pipeline.begin()
+        pairs = pipeline.combine(step, [(tf.fill([2], rank), variable) for variable in variables])
+        pipeline.apply(step, pairs, lambda pairs: [variable.assign_sub(grad / 2) for grad, variable in pairs])
+    return float(first[0]), float(last[0])
+
+
+@pytest.mark.parametrize("hook", ["each_batch", "before_reduce"])
+def test_a_stage_that_hides_an_infinite_gradient_is_checked_before(hook):
+    class TakeSigns(Stage):
+        needs = ("a verdict",)
+
+    setattr(TakeSigns, hook, lambda self, step: step.map_gradient_elements(tf.sign))
+    variable, manager = tf.Variable([1.0]), falling_scale(4)
+    pipeline = stages.pipeline("signs", manager, stages=[TakeSigns()])
+    for gradient, after in ((np.inf, 1.0), (3.0, 0.5)):
+        step = pipeline.begin()
+        pipeline.scale(variable[0], step)
+        pairs = pipeline.combine(step, [(tf.constant([gradient]), variable)])
+        pipeline.apply(step, pairs, lambda pairs: variable.assign_sub(pairs[0][0]))
+        assert float(variable[0]) == after
+    assert float(manager.get_loss_scale()) == 2.0
+
+
+def test_a_term_that_a_stage_adds_to_the_loss_is_scaled():
+    class AddPenalty(stages.LossStage):
+        def scale_loss(self, loss, step):
+            return loss + 2.0 * variable
+
+    variable = tf.Variable(1.0)
+    pipeline = stages.pipeline("penalty", FixedLossScaleManager(1024.0), stages=[AddPenalty()])
+    step = pipeline.begin()
+    with tf.GradientTape() as tape:
+        loss = pipeline.scale(3.0 * variable, step)
+    ((gradient, _),) = pipeline.combine(step, [(tape.gradient(loss, variable), variable)])
+    assert float(gradient) == 5.0
+
+
+def test_a_window_of_summed_gradients_of_two_passes_in_a_function_is_refused():
+    variable = tf.Variable([1.0])
+    optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(1.0), stages=[Accumulate(2)])
+
+    @tf.function
+    def train():
+        computed = []
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(variable)
+            computed += optimizer.compute_gradients(loss, [variable], tape)
+        optimizer.apply_gradients([(computed[0][0] + computed[1][0], variable)])
+
+    with pytest.raises(ValueError, match="Accumulate needs the gradients of each step apart"):
+        train()
+
+
+def test_a_loss_that_was_not_scaled_is_told(graph, caplog):
+    variable = tf1.get_variable("variable", initializer=[1.0])
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), falling_scale(4), is_loss_scale=True)
+    optimizer.compute_gradients(tf.reduce_sum(variable))
+    optimizer.apply_gradients([(tf.gradients(tf.reduce_sum(variable**2), variable)[0], variable)])
+    assert "the loss was not scaled, because other code computed the gradients" in caplog.text
 
 
 @in_graph

@@ -282,13 +282,17 @@ def test_no_transfer_is_optimised_away(on_ranks):
 
 @in_graph
 def warnings_of_foreign_gradients(added=()):
-    """On a rank: warnings for gradients of two variables, of which `compute_gradients` has covered the first."""
+    """On a rank: warnings for gradients of two variables, of which `compute_gradients` has covered the first.
+
+    The last gradients are the script's own, of a variable that is covered.
+    """
     first, second = (tf1.get_variable(name, initializer=[1.0], use_resource=True) for name in ("first", "second"))
     inner = tf1.train.GradientDescentOptimizer(0.1)
     optimizer = NPUOptimizer(inner, is_distributed=True, stages=added) if added else NPUDistributedOptimizer(inner)
     pairs = optimizer.compute_gradients(tf.reduce_sum(first), var_list=[first])
     of_both = []
-    for given in (pairs, [*pairs, (tf.ones([1]), second)]):
+    own = tf.gradients(tf.reduce_sum(first**2), first)
+    for given in (pairs, [*pairs, (tf.ones([1]), second)], [(own[0], first)]):
         with lines_said(optimizer_module.__name__) as lines:
             optimizer.apply_gradients(given)
         of_both.append(lines)
@@ -296,8 +300,8 @@ def warnings_of_foreign_gradients(added=()):
 
 
 def test_gradients_that_were_not_averaged_are_named_unless_ranks_synchronise_variables(on_ranks):
-    for averaged, (line,) in on_ranks(2, warnings_of_foreign_gradients):
+    for averaged, (line,), (of_own,) in on_ranks(2, warnings_of_foreign_gradients):
         assert averaged == []
         assert "the gradients of second:0 were not averaged over the ranks" in line
-    for of_first, of_both in on_ranks(2, warnings_of_foreign_gradients, [stages.PartialSync()]):
-        assert of_first == of_both == []
+        assert "the gradients of first:0 were not averaged over the ranks" in of_own
+    assert on_ranks(2, warnings_of_foreign_gradients, [stages.PartialSync()]) == [[[], [], []]] * 2

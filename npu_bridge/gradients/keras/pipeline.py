@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Sequence
 from typing import Any, Callable
 
 from npu_bridge import collective
-from npu_bridge.base.errors import message, say_once
+from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.callers import model_in_training
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
@@ -77,7 +76,7 @@ class KerasPipeline:
     def average_unless_averaged(self, grads_and_vars: Sequence) -> list:
         """Averages gradients of this rank over all ranks, unless they are already averaged."""
         pairs = list(grads_and_vars)
-        return pairs if self._open_steps.find(pairs) is not None else self.average(pairs)
+        return pairs if self._open_steps.has_returned(pairs) else self.average(pairs)
 
     def average_scaled(self, grads_and_vars: Sequence) -> list:
         """Averages gradients of the loss that `scale_loss` returned in this function.
@@ -90,7 +89,7 @@ class KerasPipeline:
         pairs = list(grads_and_vars)
         step = self._open_steps.remove_scaled_step(is_nested=True)
         if step is None:
-            if self._open_steps.find(pairs) is not None:
+            if self._open_steps.has_returned(pairs):
                 return pairs
             if self.pipeline.scales_loss and self._open_steps.has_scaled_step:
                 problem = "scale_loss and apply run in different functions, so the loss scale can change in between"
@@ -103,12 +102,12 @@ class KerasPipeline:
     def close_step(self, grads_and_vars: Sequence) -> bool:
         """Closes the step of these gradients; returns whether the gradients went through the pipeline before."""
         pairs = list(grads_and_vars)
-        return self._open_steps.find(pairs) is not None and self._open_steps.remove_step(pairs) is not None
+        return self._open_steps.has_returned(pairs) and self._open_steps.remove_step(pairs, self._owner) is not None
 
     def apply(self, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
         """Calls `update` with the pairs, unless a stage skips the step; returns the result of `Pipeline.apply`."""
         pairs = list(grads_and_vars)
-        step = self._open_steps.remove_step(pairs) or self._begin_unscaled_step()
+        step = self._open_steps.remove_step(pairs, self._owner) or self._begin_unscaled_step()
         self.inner.create_state([variable for _, variable in pairs])
         return self.pipeline.apply(step, pairs, lambda trained: self.inner.stand_ins.update(trained, update))
 
@@ -169,12 +168,8 @@ class KerasPipeline:
             expected, got = "get_unscaled_gradients after get_scaled_loss", "get_scaled_loss alone"
             fix = "Write gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled_loss, variables))."
             raise ValueError(message(self._owner, problem, expected, got, fix))
-        if self.pipeline.scales_loss:
-            say_once(
-                logging.WARNING,
-                f"{self._owner}: the loss was not scaled, because other code computed the gradients. Call minimize, or "
-                f"get_scaled_loss and get_unscaled_gradients around your tape.",
-            )
+        fix = "Call minimize, or get_scaled_loss and get_unscaled_gradients around your tape."
+        self.pipeline.warn_of_unscaled_loss(self._owner, fix)
         return Step()
 
     def _check_compilation(self):

@@ -1,4 +1,4 @@
-"""Accumulates gradients: adds up the gradients of several batches and applies the sum once."""
+"""Accumulates gradients: weights the gradient of each batch, adds up several, and applies the sum once."""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ class Freeze(SelectingStage):
 
     def select_variables(self, step):
         last_groups = self._schedule.last_group_of_each([variable.name for _, variable in step.grads_and_vars])
-        step.group = self._choose_trained_group(step.grads_and_vars, last_groups)
+        step.notes[self] = self._updates.counter_of(step.variables_with_gradient)
+        step.group = self._choose_trained_group(step.grads_and_vars, last_groups, step.notes[self])
         if step.losses.is_backward_by_optimizer:
             losses = [*step.losses.values, *step.losses.scaled]
             with tf.name_scope("Freeze"):
@@ -86,13 +87,18 @@ class Freeze(SelectingStage):
         return update()
 
     def after_update(self, step):
-        counter = self._updates.counter_of(step.variables_with_gradient)
         is_updated = step.is_applied()
         with tf.name_scope("Freeze"), tf.control_dependencies([step.group.number]):
-            return counter.assign_add(tf.cast(is_updated, tf.int64))
+            return step.notes[self].assign_add(tf.cast(is_updated, tf.int64))
 
-    def _choose_trained_group(self, grads_and_vars, last_groups):
-        """Returns the group that this step trains; `last_groups` holds the last group that trains each variable."""
+    def _choose_trained_group(self, grads_and_vars, last_groups, counter):
+        """Returns the group that this step trains.
+
+        Args:
+          grads_and_vars: the pairs of the step.
+          last_groups: for each pair, the last group that trains its variable.
+          counter: the number of earlier updates.
+        """
         count = self._schedule.group_count
         frozen = tuple(
             frozenset(variable.ref() for (_, variable), last in zip(grads_and_vars, last_groups) if last < group)
@@ -102,7 +108,6 @@ class Freeze(SelectingStage):
             problem = f"group {count - 1} trains no variable on which the loss depends"
             expected, got = "a gradient in each group", f"no gradient in this group of {len(grads_and_vars)} variables"
             raise ValueError(message("Freeze", problem, expected, got, "Use fewer groups, or pass lists of variables."))
-        counter = self._updates.counter_of([variable for grad, variable in grads_and_vars if grad is not None])
         with tf.name_scope("Freeze"):
             updates, sequence = counter.read_value(), self._schedule.sequence
             if tf.executing_eagerly():
