@@ -249,7 +249,8 @@ class Pipeline:
 
     def _check_before(self, stage, step):
         """Records whether gradients are finite before a stage could hide that one is not."""
-        can_hide = not stage.keeps_usable and changes_gradients(stage, ["each_batch", "before_reduce"])
+        is_custom = not isinstance(stage, (ExchangingStage, SummingStage))
+        can_hide = is_custom and not stage.keeps_usable and changes_gradients(stage, ["each_batch", "before_reduce"])
         if can_hide and self.decides_about_steps and not step.losses.usable:
             step.losses.record_finiteness(step.losses.latest, step.gradients, step.divisor)
 
