@@ -2,8 +2,8 @@
 
 Horovod 0.28 has a stall check, but with Gloo the check never reports, because it reads a list of ranks that only the
 MPI controller fills. So a rank samples itself. If a call has not returned between two samples, both samples find the
-same frame object at the same instruction. A new call of the same function has another frame object, because the last
-frame is kept alive.
+same frame at the same instruction. Frames are recognised by a mark and are not kept: a kept frame would delete a
+function's objects late and in another thread, in which TensorFlow cannot leave the graph of an unfinished generator.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sys
 import traceback
 import types
+import weakref
 from typing import Any
 
 from npu_bridge.base.machine import is_installed_code
@@ -43,6 +44,13 @@ _CODE_CHARACTERS = 60
 _CALLED_BACK, _OF_DATA = os.path.join("ops", "script_ops.py"), os.path.join("python", "data", "ops", "")
 
 
+class _CallMark:
+    """Marks the frame of one call: stored in its `f_trace`, it lasts as long as the frame."""
+
+    def __call__(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        """Traces nothing, for a debugger that is started while the frame is marked."""
+
+
 class MainThreadSampler:
     """Finds the call in which a thread is stuck, and whether the process computes meanwhile.
 
@@ -52,7 +60,7 @@ class MainThreadSampler:
 
     def __init__(self, thread: int):
         self._thread = thread
-        self._frame: types.FrameType | None = None
+        self._mark: weakref.ref[_CallMark] | None = None
         self._instruction = -1
         self._since = self._busy_at = self._sampled_at = 0.0
         self._processor_secs: float | None = None
@@ -66,8 +74,8 @@ class MainThreadSampler:
         self._is_collecting = phase == "start"
 
     def end(self) -> None:
-        """Releases the last frame with the script's objects: they must be deleted before the modules of TensorFlow."""
-        self._is_over, self._frame = True, None
+        """Ends the sampling."""
+        self._is_over = True
         gc.callbacks.remove(self._record_garbage_collection)
 
     def sample(self, now: float) -> dict[str, Any] | None:
@@ -81,12 +89,19 @@ class MainThreadSampler:
           when the thread moves again.
         """
         frames = frames_of_threads()
+        try:
+            return self._sample_frames(frames, now)
+        finally:
+            frames.clear()
+
+    def _sample_frames(self, frames, now):
         frame = frames.get(self._thread)
         if frame is None or self._is_over:
             return None
-        if frame is not self._frame or frame.f_lasti != self._instruction:
+        if not self._is_marked(frame) or frame.f_lasti != self._instruction:
             was_told, self._last_report = self._last_report is not None, None
-            self._frame, self._instruction, self._since = frame, frame.f_lasti, now
+            self._put_mark(frame)
+            self._instruction, self._since = frame.f_lasti, now
             return {"stuck": None} if was_told else None
         began, enough_secs = (
             (self._since, _NOTICE_SECS) if self._last_report is None else (self._sampled_at, _AGAIN_SECS)
@@ -110,12 +125,29 @@ class MainThreadSampler:
         is_new, self._last_report = stuck != self._last_report, stuck
         return {"stuck": stuck} if is_new else None
 
+    def _is_marked(self, frame: types.FrameType) -> bool:
+        mark = None if self._mark is None else self._mark()
+        return mark is not None and frame.f_trace is mark
+
+    def _put_mark(self, innermost: types.FrameType) -> None:
+        """Marks a frame and no other, unless a debugger traces it: each sample then takes its call for a new one."""
+        for frame, _ in traceback.walk_stack(innermost):
+            if isinstance(frame.f_trace, _CallMark):
+                frame.f_trace = None  # before Python 3.11, the line number of a marked frame does not change
+        mark = _CallMark()
+        if innermost.f_trace is None:
+            innermost.f_trace = mark
+        self._mark = weakref.ref(mark)
+
     def position(self) -> dict[str, str]:
         """Returns the thread's current position: a dict of `where` and `pipeline`, as in `StuckCall`."""
         frames = frames_of_threads()
-        frame = frames.get(self._thread)
-        where = "" if frame is None else _describe_position(frame)
-        return {"where": where, "pipeline": _find_input_pipeline(frames, self._thread)}
+        try:
+            frame = frames.get(self._thread)
+            where = "" if frame is None else _describe_position(frame)
+            return {"where": where, "pipeline": _find_input_pipeline(frames, self._thread)}
+        finally:
+            frames.clear()
 
     def _last_busy_time(self, now: float) -> float:
         """Returns the time of the last sample in which this process computed, or else the time when the call began."""
@@ -131,7 +163,10 @@ class MainThreadSampler:
 
 
 def frames_of_threads() -> dict[int, types.FrameType]:
-    """Returns the innermost frame of each thread.
+    """Returns the innermost frame of each thread; the caller must empty the result.
+
+    The frame of the calling thread refers to the result, so both would live until Python collects garbage, with all
+    objects of all threads' functions.
 
     Garbage collection is switched off meanwhile: Python 3.11 before 3.11.8 can collect garbage here while it holds a
     lock. Deleting an object tied to threads (such as a `threading.local`, which every TensorFlow graph has) needs this

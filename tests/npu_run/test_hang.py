@@ -338,6 +338,28 @@ def test_where_a_thread_is_without_waiting_for_it_to_be_stuck():
     assert MainThreadSampler(0).position() == {"where": "", "pipeline": ""}
 
 
+def test_sampling_keeps_no_object_of_a_function_that_returns():
+    """A graph that a generator has entered, for example, can be left only by the thread that entered it."""
+    sampler, deleted_by = MainThreadSampler(threading.get_ident()), []
+
+    class Local:
+        def __del__(self):
+            deleted_by.append(threading.get_ident())
+
+    def call():
+        local = Local()
+        for _ in range(2):
+            thread = threading.Thread(target=lambda: sampler.sample(time.monotonic()))
+            thread.start()
+            thread.join()
+        return local is not None
+
+    try:
+        assert call() and deleted_by == [threading.get_ident()]
+    finally:
+        sampler.end()
+
+
 GARBAGE = """
 import gc, threading
 from npu_run.rank.stuck_call import MainThreadSampler
