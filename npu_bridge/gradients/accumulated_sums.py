@@ -35,7 +35,7 @@ class GradientSums:
         """Warns once if batches of one window had gradients of different variables."""
         if self.counters.are_lists_mixed:
             problem = "some steps have gradients of other variables than the steps before"
-            expected = "the same variables in each batch, since a window updates the variables of its last batch"
+            expected = "the same variables in each batch, or none in common, since each list has a window of its own"
             fix = "Compute one gradient of the sum of all losses, or make an optimizer for each loss."
             say_once(logging.WARNING, message(self._owner, problem, expected, "lists with common variables", fix))
 
