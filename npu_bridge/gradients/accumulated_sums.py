@@ -28,14 +28,14 @@ class GradientSums:
         self._owner = owner
         self._kept: dict = {}
         self.module = tf.Module(name="accumulated")
-        self.counters = CountersByVariables("accumulated_steps", tf.int32)
+        self.counters = CountersByVariables("accumulated_steps", tf.int32, joins_lists=True)
         self.module.counter, self.module.counters_apart = self.counters.state().values()
 
     def warn_about_mixed_lists(self) -> None:
         """Warns once if batches of one window had gradients of different variables."""
         if self.counters.are_lists_mixed:
             problem = "some steps have gradients of other variables than the steps before"
-            expected = "the same variables in each batch, or none in common, since each list has a window of its own"
+            expected = "the same variables in each batch, since a window updates the variables of its last batch"
             fix = "Compute one gradient of the sum of all losses, or make an optimizer for each loss."
             say_once(logging.WARNING, message(self._owner, problem, expected, "lists with common variables", fix))
 

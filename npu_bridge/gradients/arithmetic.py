@@ -138,6 +138,13 @@ def has_finite_norm(gradients) -> tf.Tensor:
     return tf.reduce_all(tf.stack(verdicts)) if verdicts else tf.constant(True)
 
 
+def are_elements_finite(gradients) -> tf.Tensor:
+    """Returns whether no element of dense or sparse gradients is Inf or NaN, a boolean scalar."""
+    values = [gradient_values(grad) for grad in gradients]
+    real = [tf.abs(each) if each.dtype.is_complex else each for each in values]
+    return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(each)) for each in real]))
+
+
 def half_squared_sums(gradients) -> list:
     """Returns, for each dtype, half the sum of squares of the gradients; 16-bit gradients are converted to float32."""
     terms_of = {}

@@ -10,7 +10,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import contexts_around, current_control_flow_context
 from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.step import Step, merge_steps
-from npu_bridge.graph.operators import depends_on, sources_among
+from npu_bridge.graph.operators import ops_that_hold, sources_among, variable_ops_behind
 
 
 class UnappliedSteps:
@@ -84,24 +84,31 @@ class UnappliedSteps:
         """
         given = {id(variable) for _, variable in grads_and_vars}
         contexts = [None, *contexts_around(_current_context())]
-        here = [kept for kept in self._newest_first() if kept.place is _current_graph() and kept.context in contexts]
+        here = [kept for kept in self._newest_open() if kept.context in contexts]
         covering = [kept for kept in here if given <= kept.variable_ids][:1]
         returning = _steps_that_returned(grads_and_vars, here)
         if tf.executing_eagerly():
             sources = covering or returning or [kept for kept in here if given & kept.variable_ids]
         else:
-            sources = returning or ([] if self.are_of_caller(grads_and_vars) else covering)
+            sources = returning or covering
         return merge_steps([kept.step for kept in sources], owner) if sources else None
 
     def are_of_caller(self, grads_and_vars: Sequence) -> bool:
-        """Returns whether the caller has surely computed these gradients of a TF 1 graph, from the same variables."""
+        """Returns whether the caller has computed these gradients of a TF 1 graph from the variables themselves.
+
+        Gradients that also read variables which are not trained can be sums that the caller keeps: returns False.
+        """
         if not is_building_graph() or _steps_that_returned(grads_and_vars, self._combined):
             return False
-        given = [grad for grad, _ in grads_and_vars if grad is not None]
-        return depends_on(given, [variable.op for grad, variable in grads_and_vars if grad is not None])
+        read = variable_ops_behind([grad for grad, _ in grads_and_vars if grad is not None])
+        given = ops_that_hold([variable for _, variable in grads_and_vars])
+        return bool(read & given) and read <= given | ops_that_hold(tf.compat.v1.trainable_variables())
 
     def has_returned(self, grads_and_vars: Sequence) -> bool:
-        """Returns whether a step surely returned these gradients, or gradients from which they are computed."""
+        """Returns whether a step returned these gradients, or gradients from which they are computed.
+
+        Eager gradients that the caller changed are recognised by their variables, if `trusts_variables` is set.
+        """
         if self._find_steps(grads_and_vars):
             return True
         latest = self._latest_eager_step(grads_and_vars) if self._trusts_variables else None
@@ -118,16 +125,21 @@ class UnappliedSteps:
         return merge_steps([kept.step for kept in found], owner) if found else None
 
     def _find_steps(self, grads_and_vars):
-        here = [kept for kept in self._newest_first() if kept.place in _enclosing_graphs()]
-        return _steps_that_returned(grads_and_vars, here)
+        here = self._newest_open()
+        found = _steps_that_returned(grads_and_vars, here)
+        if not found and not tf.executing_eagerly() and _are_kept_in_variables(grads_and_vars):
+            found = [kept for kept in here if kept.can_include(grads_and_vars)][:1]
+        return found
 
     def _latest_eager_step(self, grads_and_vars):
         """Returns the latest step with these variables in eager execution; None in a graph."""
-        here = self._newest_first() if tf.executing_eagerly() else []
-        return next((kept for kept in here if kept.place is None and kept.can_include(grads_and_vars)), None)
+        here = self._newest_open() if tf.executing_eagerly() else []
+        return next((kept for kept in here if kept.can_include(grads_and_vars)), None)
 
-    def _newest_first(self):
-        return self._combined[::-1]
+    def _newest_open(self):
+        """Returns the steps of this function or graph and of those around it, or of eager execution; newest first."""
+        places = _enclosing_graphs()
+        return [kept for kept in self._combined[::-1] if kept.place in places]
 
 
 @dataclasses.dataclass(eq=False)
@@ -158,6 +170,14 @@ def _steps_that_returned(grads_and_vars, kept_steps):
     returned = [grad for kept in kept_steps for grad in kept.step.delivered if grad is not None]
     used = set(map(id, given if tf.executing_eagerly() else sources_among(returned, given)))
     return [kept for kept in kept_steps if used.intersection(map(id, kept.step.delivered))]
+
+
+def _are_kept_in_variables(grads_and_vars):
+    """Returns whether gradients of a graph or function are read from other variables than those that they update."""
+    if tf.distribute.has_strategy():  # whose variables have a handle for each replica
+        return False
+    read = variable_ops_behind([grad for grad, _ in grads_and_vars if grad is not None])
+    return bool(read) and not read & ops_that_hold([variable for _, variable in grads_and_vars])
 
 
 def _current_graph():

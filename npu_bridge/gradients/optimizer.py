@@ -166,6 +166,7 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         foreign = [each.name for each in trained if is_foreign or id(each) not in self._averaged_by_id]
         if is_foreign:
             self._pipeline.warn_of_unscaled_loss(self.get_name(), "Call minimize or compute_gradients.")
+            self._pipeline.warn_of_missing_changes(self.get_name())
         if self._pipeline.reduces_gradients and foreign and collective.current().size > 1:
             _LOG.warning(
                 "%s: the gradients of %s were not averaged over the ranks, because they did not come from "

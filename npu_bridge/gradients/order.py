@@ -10,11 +10,13 @@ from npu_bridge.gradients.stage import (
     FROZEN_UNCHANGED,
     PLACES,
     REDUCED_GRADIENTS,
+    DecidingStage,
     ExchangingStage,
     ReducingStage,
     ScalingStage,
     SelectingStage,
     Stage,
+    SummingStage,
 )
 
 _SHARED_PLACES = ("transform", "guard", "record")
@@ -58,7 +60,8 @@ def order_for_hook(stages: Sequence[Stage], hook: str) -> tuple:
 
     `scale_loss` runs in stages that multiply the loss by a scale last, so that other stages get the loss as it is.
     `each_batch` and `before_reduce` change the gradients of this rank. Stages with places after "verdict" run these
-    hooks before other stages add up, clip, check and send the gradients; later changes would be lost. A stage that
+    hooks before other stages add up, clip, check and send the gradients; later changes would be lost. So would changes
+    by custom stages after the gradients are added up, or before the sums replace them. A stage that
     reduces runs them at "reduce" wherever its place is, so that it sends what the other stages have changed.
     """
     if hook == "scale_loss":
@@ -71,7 +74,9 @@ def order_for_hook(stages: Sequence[Stage], hook: str) -> tuple:
         if isinstance(stage, ReducingStage):
             return PLACES.index("reduce")
         place = PLACES.index(stage.place)
-        return first_use - 0.5 if place > verdict else place
+        is_custom = not isinstance(stage, (ScalingStage, SelectingStage, SummingStage, DecidingStage))
+        is_lost = place >= first_use if hook == "each_batch" else place < first_use
+        return first_use - 0.5 if place > verdict or (is_custom and is_lost) else place
 
     return tuple(sorted(stages, key=turn))  # stages of equal turn keep their order
 

@@ -12,10 +12,10 @@ from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import exchanges, wire_names
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.arithmetic import unscale_gradient
+from npu_bridge.gradients.arithmetic import are_elements_finite, map_values, unscale_gradient
 from npu_bridge.gradients.graph_mode import choose_tensors, make_tensors_if
 from npu_bridge.gradients.inner import InnerOptimizer
-from npu_bridge.gradients.order import order_for_hook, sort_stages
+from npu_bridge.gradients.order import name_of_stage, order_for_hook, sort_stages
 from npu_bridge.gradients.rank_state import RankState
 from npu_bridge.gradients.stage import (
     REDUCED_GRADIENTS,
@@ -166,6 +166,13 @@ class Pipeline:
             text = f"{owner}: the loss was not scaled, because other code computed the gradients. {fix}"
             say_once(logging.WARNING, text)
 
+    def warn_of_missing_changes(self, owner: str) -> None:
+        """Warns once of the stages that have not changed gradients, because other code has computed these."""
+        names = [name_of_stage(stage) for stage in self.stages if changes_gradients(stage)]
+        if names:
+            text = f"{owner}: {', '.join(names)} did not change the gradients, because other code computed them."
+            say_once(logging.WARNING, f"{text} Call minimize or compute_gradients.")
+
     # AutoGraph would convert this package when a user's tf.function calls it: slowly, to no effect.
     @tf.autograph.experimental.do_not_convert
     def begin(self) -> Step:
@@ -240,19 +247,22 @@ class Pipeline:
             with tf.control_dependencies(step.notes[_OPS_TO_AWAIT]):
                 self._select_variables(step)
                 for stage in order_for_hook(self.stages, "each_batch"):
-                    self._check_before(stage, step)
-                    stage.each_batch(step)
+                    self._run_hook(stage, "each_batch", step)
                 self._reduce_if_due(step)
         self.rank_state.compare_before_first_run(step, transfers)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
         return list(step.grads_and_vars)
 
-    def _check_before(self, stage, step):
-        """Records whether gradients are finite before a stage could hide that one is not."""
+    def _run_hook(self, stage, hook, step):
+        """Runs a hook that changes this rank's gradients; a custom stage cannot hide that one is Inf or NaN."""
         is_custom = not isinstance(stage, (ExchangingStage, SummingStage))
-        can_hide = is_custom and not stage.keeps_usable and changes_gradients(stage, ["each_batch", "before_reduce"])
-        if can_hide and self.decides_about_steps and not step.losses.usable:
-            step.losses.record_finiteness(step.losses.latest, step.gradients, step.divisor)
+        can_hide = is_custom and not stage.keeps_usable and changes_gradients(stage, [hook])
+        if not (can_hide and self.decides_about_steps and step.gradients):
+            getattr(stage, hook)(step)
+            return
+        are_finite = are_elements_finite(step.gradients)
+        getattr(stage, hook)(step)
+        step.map(lambda grad: map_values(grad, lambda values: tf.where(are_finite, values, float("nan"))))
 
     def _prepare(self, step):
         """Creates the state of stages, and makes later operators wait until this rank has restored its values."""
@@ -262,7 +272,7 @@ class Pipeline:
 
     def _reduce(self, step):
         for stage in order_for_hook(self.stages, "before_reduce"):
-            stage.before_reduce(step)
+            self._run_hook(stage, "before_reduce", step)
         for stage in self.stages_of_type(ReducingStage):
             stage.all_reduce(step)
         self._divide_by_loss_scale(step)

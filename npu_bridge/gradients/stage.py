@@ -213,7 +213,7 @@ class LossStage(Stage):
     """Base class of stages that change the loss before the backward pass."""
 
     def scale_loss(self, loss: tf.Tensor, step: Step) -> tf.Tensor:
-        """Returns the loss to differentiate in place of `loss`, which is not scaled yet unless `place` is "scale"."""
+        """Returns the loss to differentiate in place of `loss`, which no `ScalingStage` has scaled yet."""
         return loss
 
 

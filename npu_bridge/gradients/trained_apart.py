@@ -13,19 +13,22 @@ class CountersByVariables:
     """The counters of one stage: usually one, and another one for each list of variables that is trained apart.
 
     A generator and its discriminator, for example, can be trained in turn by one optimizer. Each has windows and turns
-    of its own, so that a step of one does not count for the other, even if they have some variables in common.
+    of its own, so that a step of one does not count for the other.
 
     Args:
       name: name of the counters.
       dtype: dtype of the counters, scalars that begin at 0.
+      joins_lists: whether lists with a common variable have one counter, for a stage that keeps something of each
+        variable until the counter is full.
     Attributes:
       counters: all counters, in the order in which the lists were trained first; empty before the first use.
       are_lists_mixed: whether two steps had some variables in common, and others not.
     """
 
-    def __init__(self, name: str, dtype: tf.DType = tf.int64):
+    def __init__(self, name: str, dtype: tf.DType = tf.int64, joins_lists: bool = False):
         self._name = name
         self._dtype = dtype
+        self._joins_lists = joins_lists
         self._lists: list[set] = []
         self._others: tf.Module | None = None  # where object-based checkpoints find counters that are made later
         self.counters: list[tf.Variable] = []
@@ -44,7 +47,8 @@ class CountersByVariables:
         trained = {variable.ref() for variable in variables}
         self.are_lists_mixed |= any(known & trained and known != trained for known in self._lists)
         for number, known in enumerate(self._lists):
-            if known == trained or not trained:
+            if known == trained or not trained or (self._joins_lists and known & trained):
+                known |= trained
                 return self.counters[number]
         self._lists.append(trained)
         if len(self._lists) > len(self.counters):

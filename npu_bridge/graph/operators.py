@@ -12,6 +12,8 @@ from npu_bridge.base.search import dependency_order, search
 # Operators that lead back to the entrance of a TF 1 loop.
 BACK_EDGES = ("NextIteration", "RefNextIteration")
 NOTHING_FED: frozenset[str] = frozenset()
+# Operators that read a resource variable, which is their first input.
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
 
 def list_elements(graph: tf.Graph, structure: Any) -> list:
@@ -81,9 +83,34 @@ def sources_among(candidates: Sequence[Any], results: Sequence[Any]) -> list:
     return [candidate for candidate in candidates if reached.intersection(_producing_ops([candidate]))]
 
 
-def depends_on(results: Sequence[Any], ops: Iterable[tf.Operation]) -> bool:
-    """Returns whether one of the dense or sparse tensors of a graph is computed from an operator."""
-    return not _data_sources(results).isdisjoint(ops)
+def variable_ops_behind(results: Sequence[Any]) -> set[tf.Operation]:
+    """Returns the operators that stand for the variables which are read to compute dense or sparse tensors."""
+    captured, found = _captured_ops(tf.compat.v1.get_default_graph()), set()
+    for op in _data_sources(results):
+        if op.type in _READS:
+            holder = op.inputs[0].op
+            while captured.get(holder):
+                (holder,) = captured[holder]
+            found.add(holder)
+        elif op.type in ("Variable", "VariableV2"):
+            found.add(op)
+    return found
+
+
+def ops_that_hold(variables: Sequence[Any]) -> set[tf.Operation]:
+    """Returns the operators that stand for variables in the current graph, or in a function and those around it."""
+    handles = [getattr(variable, "handle", variable) for variable in variables]
+    graph, found = tf.compat.v1.get_default_graph(), {handle.op for handle in handles if _is_in_graph(handle)}
+    while graph is not None:
+        captures = getattr(graph, "captures", ())
+        found |= {inside.op for outside, inside in captures if any(outside is handle for handle in handles)}
+        graph = getattr(graph, "outer_graph", None)
+    return found
+
+
+def _is_in_graph(handle):
+    """Returns whether a handle, or a variable without a handle, belongs to a graph."""
+    return tf.is_symbolic_tensor(handle) or not isinstance(handle, tf.Tensor)
 
 
 def _data_sources(results, ends=frozenset()):

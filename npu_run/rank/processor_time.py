@@ -14,7 +14,7 @@ import platform
 import threading
 import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Callable
 
 from npu_bridge.base.after_import import call_after_import
@@ -63,9 +63,7 @@ def processor_secs() -> float | None:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def is_process_blocked(
-    frames: Mapping[int, types.FrameType], is_waiting_frame: Callable[[types.FrameType], bool]
-) -> bool:
+def is_process_blocked(frames: dict[int, types.FrameType], is_waiting_frame: Callable[[types.FrameType], bool]) -> bool:
     """Returns whether no thread of this process can continue: every thread waits for another thread or for other ranks.
 
     A thread that sleeps, reads, writes or listens can continue. So can a Python thread that waits with a time limit,
@@ -73,7 +71,8 @@ def is_process_blocked(
     but not during a cycle. The calling thread and the thread that renews locks on folders do not count.
 
     Args:
-      frames: the innermost frames of the threads that execute Python code, by `threading.get_ident()`.
+      frames: the innermost frames of the threads that execute Python code, by `threading.get_ident()`. Emptied before
+        the threads are watched, so that functions which return meanwhile delete their objects.
       is_waiting_frame: returns whether a thread in a given frame waits for another thread or for operators. TensorFlow
         also waits in destructors: up to a minute for the thread that tunes an iterator; then it continues.
     Returns:
@@ -88,6 +87,7 @@ def is_process_blocked(
     left_out = of_python.difference(str(thread.native_id) for thread in judged)
     if not all(is_waiting_frame(frames[thread.ident]) for thread in judged):
         return False
+    frames.clear()
 
     def is_waiting(thread):
         call = _system_call(thread)

@@ -14,7 +14,6 @@ import os
 import sys
 import traceback
 import types
-import weakref
 from typing import Any
 
 from npu_bridge.base.machine import is_installed_code
@@ -44,13 +43,6 @@ _CODE_CHARACTERS = 60
 _CALLED_BACK, _OF_DATA = os.path.join("ops", "script_ops.py"), os.path.join("python", "data", "ops", "")
 
 
-class _CallMark:
-    """Marks the frame of one call: stored in its `f_trace`, it lasts as long as the frame."""
-
-    def __call__(self, frame: types.FrameType, event: str, argument: Any) -> None:
-        """Traces nothing, for a debugger that is started while the frame is marked."""
-
-
 class MainThreadSampler:
     """Finds the call in which a thread is stuck, and whether the process computes meanwhile.
 
@@ -60,8 +52,7 @@ class MainThreadSampler:
 
     def __init__(self, thread: int):
         self._thread = thread
-        self._mark: weakref.ref[_CallMark] | None = None
-        self._instruction = -1
+        self._frame_id = self._instruction = -1
         self._since = self._busy_at = self._sampled_at = 0.0
         self._processor_secs: float | None = None
         self._blocked = 0
@@ -95,6 +86,7 @@ class MainThreadSampler:
             frames.clear()
 
     def _sample_frames(self, frames, now):
+        """Samples the thread as `sample` does, and empties `frames` before it takes long."""
         frame = frames.get(self._thread)
         if frame is None or self._is_over:
             return None
@@ -110,9 +102,6 @@ class MainThreadSampler:
             return None
         busy_at = self._last_busy_time(now)
         is_idle = busy_at < now and self._last_report is not None and not self._is_collecting
-        is_blocked = is_idle and is_process_blocked(frames, _waits_for_thread_or_operators)
-        self._blocked = self._blocked + 1 if is_blocked else 0
-        self._processor_secs = processor_secs()  # read again: sampling itself takes some processor time
         stuck = {
             "since": self._since,
             "where": _describe_position(frame),
@@ -120,24 +109,28 @@ class MainThreadSampler:
             "waits": not self._is_collecting and _waits_for_ranks(frame),
             "busy_at": busy_at,
             "pipeline": _find_input_pipeline(frames, self._thread),
-            "is_blocked": self._blocked >= _BLOCKED_SAMPLES,
         }
+        del frame
+        is_blocked = is_idle and is_process_blocked(frames, _waits_for_thread_or_operators)
+        self._blocked = self._blocked + 1 if is_blocked else 0
+        self._processor_secs = processor_secs()  # read again: sampling itself takes some processor time
+        stuck["is_blocked"] = self._blocked >= _BLOCKED_SAMPLES
         is_new, self._last_report = stuck != self._last_report, stuck
         return {"stuck": stuck} if is_new else None
 
     def _is_marked(self, frame: types.FrameType) -> bool:
-        mark = None if self._mark is None else self._mark()
-        return mark is not None and frame.f_trace is mark
+        """Returns whether a frame is the one that was marked last: Python makes each frame without a mark."""
+        return id(frame) == self._frame_id and not frame.f_trace_lines
 
     def _put_mark(self, innermost: types.FrameType) -> None:
-        """Marks a frame and no other, unless a debugger traces it: each sample then takes its call for a new one."""
+        """Marks a frame and no other, unless a debugger traces it: each sample then takes its call for a new one.
+
+        The mark, `f_trace_lines`, has no effect on a frame without a debugger.
+        """
         for frame, _ in traceback.walk_stack(innermost):
-            if isinstance(frame.f_trace, _CallMark):
-                frame.f_trace = None  # before Python 3.11, the line number of a marked frame does not change
-        mark = _CallMark()
-        if innermost.f_trace is None:
-            innermost.f_trace = mark
-        self._mark = weakref.ref(mark)
+            frame.f_trace_lines = True
+        innermost.f_trace_lines = innermost.f_trace is not None
+        self._frame_id = id(innermost)
 
     def position(self) -> dict[str, str]:
         """Returns the thread's current position: a dict of `where` and `pipeline`, as in `StuckCall`."""

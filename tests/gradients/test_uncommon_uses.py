@@ -378,21 +378,87 @@ def sync_all_and_head():
     return float(first[0]), float(last[0])
 
 
-@pytest.mark.parametrize("hook", ["each_batch", "before_reduce"])
-def test_a_stage_that_hides_an_infinite_gradient_is_checked_before(hook):
+def hide_in(hook, window, is_scaled):
+    """Trains, on a rank, with a stage that takes signs; one gradient of the last rank is Inf. Returns the values."""
+
     class TakeSigns(Stage):
         needs = ("a verdict",)
 
     setattr(TakeSigns, hook, lambda self, step: step.map_gradient_elements(tf.sign))
-    variable, manager = tf.Variable([1.0]), falling_scale(4)
-    pipeline = stages.pipeline("signs", manager, stages=[TakeSigns()])
-    for gradient, after in ((np.inf, 1.0), (3.0, 0.5)):
+    variable, ranks = tf.Variable([8.0]), collective.current()
+    manager = falling_scale(1) if is_scaled else None
+    added = [TakeSigns(), *([Accumulate(window)] if window > 1 else [])]
+    pipeline = stages.pipeline("signs", manager, is_distributed=ranks.size > 1, stages=added)
+    values = []
+    for number in range(2 * window):
         step = pipeline.begin()
         pipeline.scale(variable[0], step)
-        pairs = pipeline.combine(step, [(tf.constant([gradient]), variable)])
+        is_bad = number == 0 and ranks.rank == ranks.size - 1
+        pairs = pipeline.combine(step, [(tf.constant([np.inf if is_bad else 3.0]), variable)])
         pipeline.apply(step, pairs, lambda pairs: variable.assign_sub(pairs[0][0]))
-        assert float(variable[0]) == after
-    assert float(manager.get_loss_scale()) == 2.0
+        values.append(float(variable[0]))
+    return values
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("is_scaled", [False, True], ids=["unscaled", "scaled"])
+@pytest.mark.parametrize("hook", ["each_batch", "before_reduce"])
+def test_a_custom_stage_hides_no_infinite_gradient_on_any_rank(on_ranks, hook, is_scaled):
+    assert hide_in(hook, 1, is_scaled) == [8.0, 7.0]
+    assert hide_in(hook, 2, is_scaled) == [8.0, 8.0, 8.0, 7.0]
+    assert on_ranks(2, hide_in, hook, 1, is_scaled) == [[8.0, 7.0]] * 2
+
+
+def test_gradients_that_a_function_keeps_in_variables_are_not_taken_for_unscaled_ones(caplog):
+    variable, kept, manager = tf.Variable([1.0]), tf.Variable([0.0]), falling_scale(4)
+    optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(0.25), manager)
+    optimizer.build([variable])
+
+    @tf.function
+    def train():
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = optimizer.get_scaled_loss(tf.reduce_sum(variable))
+            (gradient,) = optimizer.get_unscaled_gradients(tape.gradient(loss, [variable]))
+            kept.assign_add(gradient)
+        optimizer.apply_gradients([(kept.read_value(), variable)])
+
+    train()
+    assert variable.numpy().tolist() == [0.5]
+    assert "the loss was not scaled" not in caplog.text
+
+
+@pytest.mark.parametrize(("hook", "place"), [("each_batch", "local clip"), ("before_reduce", "freeze")])
+def test_a_change_by_a_custom_stage_reaches_the_sums_of_a_window(hook, place):
+    class Halve(Stage):
+        keeps_usable = True
+
+    Halve.place = place
+    setattr(Halve, hook, lambda self, step: step.map(lambda grad: grad / 2.0))
+    variable = tf.Variable([8.0])
+    pipeline = stages.pipeline("halve", stages=[Accumulate(2), Halve()])
+    for _ in range(2):
+        step = pipeline.begin()
+        pairs = pipeline.combine(step, [(tf.constant([4.0]), variable)])
+        pipeline.apply(step, pairs, lambda pairs: variable.assign_sub(pairs[0][0]))
+    assert float(variable[0]) == 6.0
+
+
+def test_a_stage_that_other_gradients_do_not_reach_is_named(graph, caplog):
+    variable = tf1.get_variable("variable", initializer=[1.0])
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), stages=[ClipByGlobalNorm(1.0)])
+    optimizer.apply_gradients([(tf.gradients(tf.reduce_sum(variable**2), variable)[0], variable)])
+    assert "ClipByGlobalNorm did not change the gradients, because other code computed them" in caplog.text
+
+
+def test_sums_that_a_script_keeps_are_not_called_those_of_other_code(graph, caplog):
+    variable = tf1.get_variable("variable", initializer=[1.0])
+    kept = tf1.get_variable("kept", initializer=[0.0], trainable=False)
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), falling_scale(4), is_loss_scale=True)
+    ((gradient, _),) = optimizer.compute_gradients(tf.reduce_sum(variable))
+    with tf.control_dependencies([kept.assign_add(gradient)]):
+        optimizer.apply_gradients([(kept.read_value() + 0.5 * variable, variable)])
+    assert "other code" not in caplog.text
 
 
 def test_a_term_that_a_stage_adds_to_the_loss_is_scaled():

@@ -43,7 +43,7 @@ class KerasPipeline:
         self.inner = pipeline.inner
         self._owner = owner
         self.moments: tf.Variable | None = None
-        # The mean of equal gradients changes nothing. Other stages must not run twice.
+        # The mean of equal gradients changes the last bits at most. Other stages must not run twice.
         self._open_steps = UnappliedSteps(trusts_variables=not pipeline.only_communicates)
         self.backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine_gradients, owner)
 
