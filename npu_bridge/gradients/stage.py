@@ -72,7 +72,7 @@ class Stage(KeywordChecksMixin):
     check and send this rank's gradients.
 
     In steps that are not due (all batches of an accumulation window but the last), the hooks from `before_reduce` to
-    `after_reduce` do not run.
+    `after_reduce` do not run. If each batch is exchanged, every step is due, with zeros but for the last batch.
 
     Stages use TensorFlow operators only, so that one stage works in a TF 1 graph, a `tf.function` and eager execution.
     Settings are fixed at construction. Only what depends on the optimizer comes later: the name of its collectives
