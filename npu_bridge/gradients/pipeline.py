@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -247,21 +248,23 @@ class Pipeline:
             with tf.control_dependencies(step.notes[_OPS_TO_AWAIT]):
                 self._select_variables(step)
                 for stage in order_for_hook(self.stages, "each_batch"):
-                    self._run_hook(stage, "each_batch", step)
+                    with self._keep_unusable(stage, "each_batch", step):
+                        stage.each_batch(step)
                 self._reduce_if_due(step)
         self.rank_state.compare_before_first_run(step, transfers)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
         return list(step.grads_and_vars)
 
-    def _run_hook(self, stage, hook, step):
-        """Runs a hook that changes this rank's gradients; a custom stage cannot hide that one is Inf or NaN."""
+    @contextlib.contextmanager
+    def _keep_unusable(self, stage, hook, step):
+        """Makes gradients NaN after the block, a hook of a custom stage, if one was Inf or NaN before."""
         is_custom = not isinstance(stage, (ExchangingStage, SummingStage))
         can_hide = is_custom and not stage.keeps_usable and changes_gradients(stage, [hook])
         if not (can_hide and self.decides_about_steps and step.gradients):
-            getattr(stage, hook)(step)
+            yield
             return
         are_finite = are_elements_finite(step.gradients)
-        getattr(stage, hook)(step)
+        yield
         step.map(lambda grad: map_values(grad, lambda values: tf.where(are_finite, values, float("nan"))))
 
     def _prepare(self, step):
@@ -272,7 +275,8 @@ class Pipeline:
 
     def _reduce(self, step):
         for stage in order_for_hook(self.stages, "before_reduce"):
-            self._run_hook(stage, "before_reduce", step)
+            with self._keep_unusable(stage, "before_reduce", step):
+                stage.before_reduce(step)
         for stage in self.stages_of_type(ReducingStage):
             stage.all_reduce(step)
         self._divide_by_loss_scale(step)
