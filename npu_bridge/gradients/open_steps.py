@@ -70,7 +70,7 @@ class UnappliedSteps:
         self._combined.append(_UnappliedStep(_current_graph(), step, known, may_be_abandoned, _current_context()))
 
     def copy_step(self, grads_and_vars: Sequence, owner: str) -> Step | None:
-        """Returns a copy of the step, in the current function or graph, that returned these gradients; keeps it open.
+        """Returns a copy of the step that returned these gradients, in this graph or one around it; keeps it open.
 
         If the gradients were computed from those of several steps, for example as their sum, merges the steps. Eager
         gradients that the caller changed are taken for those of the latest step with their variables. So are gradients

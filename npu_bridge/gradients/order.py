@@ -10,13 +10,12 @@ from npu_bridge.gradients.stage import (
     FROZEN_UNCHANGED,
     PLACES,
     REDUCED_GRADIENTS,
-    DecidingStage,
     ExchangingStage,
     ReducingStage,
     ScalingStage,
     SelectingStage,
     Stage,
-    SummingStage,
+    has_role,
 )
 
 _SHARED_PLACES = ("transform", "guard", "record")
@@ -74,9 +73,8 @@ def order_for_hook(stages: Sequence[Stage], hook: str) -> tuple:
         if isinstance(stage, ReducingStage):
             return PLACES.index("reduce")
         place = PLACES.index(stage.place)
-        is_custom = not isinstance(stage, (ScalingStage, SelectingStage, SummingStage, DecidingStage))
         is_lost = place >= first_use if hook == "each_batch" else place < first_use
-        return first_use - 0.5 if place > verdict or (is_custom and is_lost) else place
+        return first_use - 0.5 if place > verdict or (is_lost and not has_role(stage)) else place
 
     return tuple(sorted(stages, key=turn))  # stages of equal turn keep their order
 

@@ -29,6 +29,7 @@ from npu_bridge.gradients.stage import (
     Stage,
     SummingStage,
     changes_gradients,
+    has_role,
     is_hook_overridden,
     variables_of,
 )
@@ -258,8 +259,7 @@ class Pipeline:
     @contextlib.contextmanager
     def _keep_unusable(self, stage, hook, step):
         """Makes gradients NaN after the block, a hook of a custom stage, if one was Inf or NaN before."""
-        is_custom = not isinstance(stage, (ExchangingStage, SummingStage))
-        can_hide = is_custom and not stage.keeps_usable and changes_gradients(stage, [hook])
+        can_hide = not (has_role(stage) or stage.keeps_usable) and changes_gradients(stage, [hook])
         if not (can_hide and self.decides_about_steps and step.gradients):
             yield
             return

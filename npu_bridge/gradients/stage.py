@@ -351,20 +351,19 @@ def is_hook_overridden(stage_class: type[Stage], hook: str) -> bool:
     return found is not None and found.__module__ != __name__
 
 
+def has_role(stage: Stage) -> bool:
+    """Returns whether a stage changes gradients in the way of its role; a custom stage usually has none."""
+    return isinstance(stage, (ScalingStage, SelectingStage, ExchangingStage, DecidingStage, SummingStage))
+
+
 def changes_gradients(stage: Stage, hooks: Sequence[str] = ("each_batch", "before_reduce", "after_reduce")) -> bool:
     """Returns whether a stage changes gradients in one of the given hooks.
 
     Stages of other roles do so in their own way if their places are not after "verdict": the overflow check reads what
     they make.
     """
-    has_role = isinstance(stage, (ScalingStage, SelectingStage, ExchangingStage, DecidingStage, SummingStage))
     is_early = PLACES.index(stage.place) <= PLACES.index("verdict")
-    return not (has_role and is_early) and any(is_hook_overridden(type(stage), hook) for hook in hooks)
-
-
-def changes_gradients_after_check(stage: Stage) -> bool:
-    """Returns whether a stage changes gradients after this rank has checked the gradients that it sends."""
-    return changes_gradients(stage, ["after_reduce"])
+    return not (has_role(stage) and is_early) and any(is_hook_overridden(type(stage), hook) for hook in hooks)
 
 
 def variables_of(state: dict) -> list:

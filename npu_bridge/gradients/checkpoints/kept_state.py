@@ -1,4 +1,4 @@
-"""Words the messages about state of stages that a checkpoint lacks, or that no stage uses, and lists what is restored.
+"""Logs which state of stages a checkpoint lacks, and which state no stage uses; lists what each rank restores.
 
 State that fits is restored, state that the checkpoint lacks starts from initial values, and state that no stage uses
 is dropped; rank 0 logs each case once. A missing variable of the model, or a missing step count, is an error. State

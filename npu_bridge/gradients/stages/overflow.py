@@ -26,7 +26,7 @@ from npu_bridge.gradients.stage import (
     DecidingStage,
     ReducingStage,
     Stage,
-    changes_gradients_after_check,
+    changes_gradients,
 )
 from npu_bridge.gradients.stand_ins import is_16_bit
 from npu_bridge.gradients.step import RankCheck
@@ -113,7 +113,7 @@ class OverflowCheck(DecidingStage):
 
     def after_reduce(self, step):
         # Later stages can turn unusable gradients into usable ones.
-        if step.check is None and any(map(changes_gradients_after_check, self.stages)):
+        if step.check is None and any(changes_gradients(stage, ["after_reduce"]) for stage in self.stages):
             step.check = RankCheck(_are_gradients_finite(step.gradients, step))
 
     def gate(self, step, update):
@@ -167,7 +167,8 @@ def _are_gradients_finite(gradients, step):
 
 def _can_make_gradients_unusable(stage):
     """Returns whether a stage can make gradients unusable after they were checked."""
-    return (isinstance(stage, ReducingStage) or changes_gradients_after_check(stage)) and not stage.keeps_usable
+    is_changing = isinstance(stage, ReducingStage) or changes_gradients(stage, ["after_reduce"])
+    return is_changing and not stage.keeps_usable
 
 
 def _changed_gradients_and_sources(step):
