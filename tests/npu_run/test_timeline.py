@@ -118,7 +118,9 @@ import tensorflow as tf
 from npu_bridge.npu_init import npu_callbacks_append, npu_keras_optimizer
 
 way = sys.argv[1]
-model = keras.Sequential([keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+# XLA compiles one long computation, so that a pause of a busy machine is short beside it.
+widths = [2000, 2000] if way == "compiled" else [8]
+model = keras.Sequential([*(keras.layers.Dense(width, "tanh") for width in widths), keras.layers.Dense(1)])
 optimizer = npu_keras_optimizer(keras.optimizers.Adam(0.1), is_distributed=way != "compiled")
 values = np.ones([48, 4], "f")
 
