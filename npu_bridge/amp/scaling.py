@@ -14,6 +14,7 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager
 from npu_bridge.gradients.backward_passes import BackwardPasses, check_loss_id
 from npu_bridge.gradients.loss_scale_rule import MOST_COUNTED_STEPS, check_scale
+from npu_bridge.gradients.losses import sum_gradients_by_variable
 from npu_bridge.gradients.step import Step
 
 __all__ = ["ScaledLoss", "load_state_dict", "scale_loss", "state_dict", "unscaled_gradients"]
@@ -87,9 +88,11 @@ class ScaledLoss:
         self.step = step
         self.grads_and_vars: list = []
         self._loss = loss
-        wide = loss if loss.dtype.size >= tf.float32.size else tf.cast(loss, tf.float32)
-        self.tensor = passes.pipeline.scale(wide, step, loss_id)
-        self._scale = step.losses.scales[loss_id] if step.losses.scales else None
+        # The user's tape can have stopped, so another one records what stages do to the loss.
+        with tf.GradientTape(persistent=True) as self._tape:
+            self._tape.watch(loss)
+            wide = loss if loss.dtype.size >= tf.float32.size else tf.cast(loss, tf.float32)
+            self.tensor = passes.pipeline.scale(wide, step, loss_id)
 
     @tf.autograph.experimental.do_not_convert
     def backward(self, tape: tf.GradientTape, variables: Sequence[tf.Variable]) -> list:
@@ -101,8 +104,14 @@ class ScaledLoss:
         Returns:
           The gradients, still multiplied by the scale, in the order of the variables; None if there is no gradient.
         """
-        seed = None if self._scale is None else tf.cast(self._scale, self._loss.dtype)
-        gradients = tape.gradient(self._loss, list(variables), output_gradients=seed)
+        variables = list(variables)
+        factor, *direct = self._tape.gradient(self.tensor, [self._loss, *variables])
+        through_loss = tape.gradient(self._loss, variables, output_gradients=factor)
+        # A stage can add terms of the variables themselves, such as a penalty of large weights.
+        gradients = [
+            sum_gradients_by_variable([(grad, variable)], [(term, variable)])[0][0]
+            for grad, term, variable in zip(through_loss, direct, variables)
+        ]
         self.add(zip(gradients, variables))
         return gradients
 

@@ -40,8 +40,8 @@ class FreezeSchedule(KeywordChecksMixin):
         contain "bn" or "bias" stay with the layer before. Each part has the same number of blocks, and the last part
         also takes the remainder. An entry of a list is a list of variables, or of regular expressions that are searched
         in the names of variables. Variables in no entry are always trained.
-      kind: "interval" draws for each update whether layers are frozen, and how many; few layers are more likely than
-        many. "continuous" repeats a series: full updates, at least one and at most `full_share` of the
+      kind: "interval" freezes layers in regular updates, and draws how many; few layers are more likely than many.
+        "continuous" repeats a series: full updates, at least one and at most `full_share` of the
         series, then one update of each other group. "explicit" uses `sequence`.
       full_share: share of the updates that train all variables, above 0 and at most 1.
       total_steps: number of updates in the training. A sequence is 1 % longer than this, and repeats after its end.

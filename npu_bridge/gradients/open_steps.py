@@ -8,7 +8,6 @@ from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import contexts_around, current_control_flow_context
-from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.step import Step, merge_steps
 from npu_bridge.graph.operators import ops_that_hold, sources_among, variable_ops_behind
 
@@ -94,11 +93,13 @@ class UnappliedSteps:
         return merge_steps([kept.step for kept in sources], owner) if sources else None
 
     def are_of_caller(self, grads_and_vars: Sequence) -> bool:
-        """Returns whether the caller has computed these gradients of a TF 1 graph from the variables themselves.
+        """Returns whether the caller has computed these gradients of a graph or function from the variables themselves.
 
         Gradients that also read variables which are not trained can be sums that the caller keeps: returns False.
         """
-        if not is_building_graph() or _steps_that_returned(grads_and_vars, self._combined):
+        if tf.executing_eagerly() or tf.distribute.has_strategy():  # whose variables have a handle for each replica
+            return False
+        if _steps_that_returned(grads_and_vars, self._combined):
             return False
         read = variable_ops_behind([grad for grad, _ in grads_and_vars if grad is not None])
         given = ops_that_hold([variable for _, variable in grads_and_vars])

@@ -17,7 +17,9 @@ from npu_bridge.gradients.backward_passes import BackwardPasses, check_loss_id, 
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt_optimizer, is_distributed, mark_as_distributed
 from npu_bridge.gradients.open_steps import UnappliedSteps
+from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.stage import changes_gradients
 from npu_bridge.gradients.step import Step
 from npu_bridge.gradients.step_report import StepReport, report_of
 
@@ -164,7 +166,7 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         is_foreign = self._open_steps.are_of_caller(grads_and_vars)
         trained = [variable for grad, variable in grads_and_vars if grad is not None]
         foreign = [each.name for each in trained if is_foreign or id(each) not in self._averaged_by_id]
-        if is_foreign:
+        if foreign:
             self._pipeline.warn_of_unscaled_loss(self.get_name(), "Call minimize or compute_gradients.")
             self._pipeline.warn_of_missing_changes(self.get_name())
         if self._pipeline.reduces_gradients and foreign and collective.current().size > 1:
@@ -242,21 +244,14 @@ def _scale_loss_of_function(scale, loss):
 
 
 def _check_nesting(optimizer, pipeline, owner):
-    if (
-        pipeline.scales_gradients
-        and isinstance(optimizer, PipelineOptimizer)
-        and optimizer._pipeline.needs_unscaled_gradients
-    ):
-        names = ", ".join(type(stage).__name__ for stage in optimizer._pipeline.stages)
+    within = optimizer._pipeline if isinstance(optimizer, PipelineOptimizer) else None
+    if pipeline.scales_gradients and within is not None and within.needs_unscaled_gradients:
+        names = ", ".join(map(name_of_stage, within.stages))
         problem = "the stages of the inner optimizer would get gradients that are still multiplied by the loss scale"
         fix = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[...])."
         expected = "the order scale, accumulate, reduce, unscale, verdict, clip, update"
         raise ValueError(message(owner, problem, expected, f"{names} inside this optimizer", fix))
-    if (
-        pipeline.scales_gradients
-        and isinstance(optimizer, PipelineOptimizer)
-        and optimizer._pipeline.decides_about_steps
-    ):
+    if pipeline.scales_gradients and within is not None and within.decides_about_steps:
         pipeline.check_scaled_gradients()
     updating = optimizer
     while isinstance(updating, PipelineOptimizer):
@@ -273,12 +268,18 @@ def _check_nesting(optimizer, pipeline, owner):
             f"{owner}: the gradients would be averaged over the ranks twice. Expected one distributed optimizer; got "
             f"{type(optimizer).__name__} inside {owner}. Pass the optimizer that {type(optimizer).__name__} wraps."
         )
-    if isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.scales_gradients:
-        if pipeline.only_communicates:
-            optimizer.skip_steps_together()
-            return
+    if within is None:
+        return
+    changing = [name_of_stage(stage) for stage in within.stages if changes_gradients(stage, ["after_reduce"])]
+    if changing:
+        problem = f"{changing[0]} would change the gradients of each rank, and not their mean"
+        expected, got = "the stages of the optimizer that averages gradients", f"stages of the optimizer inside {owner}"
+        fix = "Write NPUOptimizer(opt, is_distributed=True, stages=[...])."
+        raise ValueError(message(owner, problem, expected, got, fix))
+    if within.scales_gradients and not pipeline.only_communicates:
         raise ValueError(
             f"{owner}: loss scaling must be outside the reduction. Expected the order loss scale, reduce, unscale, "
             f"check, update; got {type(optimizer).__name__} inside {owner}. Write "
             f"NPULossScaleOptimizer(NPUDistributedOptimizer(opt), manager, is_distributed=True), or one NPUOptimizer."
         )
+    within.skip_steps_together()

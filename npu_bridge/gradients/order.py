@@ -18,9 +18,14 @@ from npu_bridge.gradients.stage import (
     has_role,
 )
 
+_PLACES_OF_ROLES = PLACES[: PLACES.index("verdict") + 1]  # later ones come after this rank's gradients
 _SHARED_PLACES = ("transform", "guard", "record")
-# Hooks that change the gradients of this rank, and the first place whose stages use the changed gradients.
-_FIRST_USE_OF_OWN_GRADIENTS = {"each_batch": "accumulate", "before_reduce": "local clip"}
+# Hooks that change the gradients of this rank: the first place whose stages use the changed gradients, and the places
+# at which a stage without a role can have the hook. At any other place its change would be lost.
+_OWN_GRADIENTS = {
+    "each_batch": ("accumulate", PLACES[: PLACES.index("accumulate")]),
+    "before_reduce": ("local clip", ("local clip",)),
+}
 
 
 def sort_stages(stages: Sequence[Any], owner: str) -> tuple:
@@ -58,23 +63,20 @@ def order_for_hook(stages: Sequence[Stage], hook: str) -> tuple:
     """Returns the order in which stages run a hook: usually the order of their places.
 
     `scale_loss` runs in stages that multiply the loss by a scale last, so that other stages get the loss as it is.
-    `each_batch` and `before_reduce` change the gradients of this rank. Stages with places after "verdict" run these
-    hooks before other stages add up, clip, check and send the gradients; later changes would be lost. So would changes
-    by custom stages after the gradients are added up, or before the sums replace them. A stage that
-    reduces runs them at "reduce" wherever its place is, so that it sends what the other stages have changed.
+    `each_batch` and `before_reduce` change the gradients of this rank. At places where the change would be lost, stages
+    run these hooks early: before other stages add up, clip, check and send the gradients. A stage that reduces runs
+    them at "reduce" wherever its place is, so that it sends what the other stages have changed.
     """
     if hook == "scale_loss":
         return tuple(sorted(stages, key=lambda stage: isinstance(stage, ScalingStage)))
-    if hook not in _FIRST_USE_OF_OWN_GRADIENTS:
+    if hook not in _OWN_GRADIENTS:
         return tuple(stages)
-    first_use, verdict = PLACES.index(_FIRST_USE_OF_OWN_GRADIENTS[hook]), PLACES.index("verdict")
+    first_use, kept_places = _OWN_GRADIENTS[hook]
 
     def turn(stage):
-        if isinstance(stage, ReducingStage):
-            return PLACES.index("reduce")
-        place = PLACES.index(stage.place)
-        is_lost = place >= first_use if hook == "each_batch" else place < first_use
-        return first_use - 0.5 if place > verdict or (is_lost and not has_role(stage)) else place
+        place = "reduce" if isinstance(stage, ReducingStage) else stage.place
+        keeps_place = place in (_PLACES_OF_ROLES if has_role(stage) else kept_places)
+        return PLACES.index(place) if keeps_place else PLACES.index(first_use) - 0.5
 
     return tuple(sorted(stages, key=turn))  # stages of equal turn keep their order
 

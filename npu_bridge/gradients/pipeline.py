@@ -280,8 +280,13 @@ class Pipeline:
         for stage in self.stages_of_type(ReducingStage):
             stage.all_reduce(step)
         self._divide_by_loss_scale(step)
-        for stage in self.stages:
-            stage.after_reduce(step)
+        summing = [stage for stage in self.stages_of_type(SummingStage) if stage.place == "accumulate reduced"]
+        first = self.stages.index(summing[0]) if summing else len(self.stages)
+        _run_after_reduce(self.stages[:first], step)
+        if summing:
+            is_last, check = summing[0].add_reduced(step), step.check
+            _run_if(is_last, step, functools.partial(_run_after_reduce, self.stages[first:]))
+            step.check = check  # of every batch
 
     def _divide_by_loss_scale(self, step):
         """Divides the reduced gradients by `Step.divisor`, in flat tensors if the pipeline combines gradients."""
@@ -294,18 +299,11 @@ class Pipeline:
         step.mark_as_unscaled()
 
     def _reduce_if_due(self, step):
-        """Reduces gradients only if the step is due; else dense gradients become zeros, sparse ones lose their rows."""
-        if step.is_due is None or not step.gradients:
+        """Reduces gradients only if the step is due."""
+        if step.is_due is None:
             self._reduce_group(step)
-            return
-        results = BranchResults(step)
-
-        def reduce():
-            inside = dataclasses.replace(step, notes=dict(step.notes))
-            self._reduce_group(inside)
-            return results.outputs_of(inside)
-
-        results.unpack(step, make_tensors_if(step.is_due, reduce, results.zero_outputs))
+        else:
+            _run_if(step.is_due, step, self._reduce_group)
 
     def _reduce_group(self, step):
         """Reduces the gradients of the variables that this step trains; other gradients become zeros."""
@@ -371,6 +369,26 @@ class Pipeline:
         if updated is None or not state_updates or tf.executing_eagerly():
             return updated
         return tf.group(*results, *state_updates)
+
+
+def _run_after_reduce(stages, step):
+    for stage in stages:
+        stage.after_reduce(step)
+
+
+def _run_if(is_run, step, run):
+    """Calls `run` with a copy of `step` if `is_run`; else dense gradients become zeros, sparse ones lose their rows."""
+    if not step.gradients:
+        run(step)
+        return
+    results = BranchResults(step)
+
+    def branch():
+        inside = dataclasses.replace(step, notes=dict(step.notes))
+        run(inside)
+        return results.outputs_of(inside)
+
+    results.unpack(step, make_tensors_if(is_run, branch, results.zero_outputs))
 
 
 def _is_needed_early(stage):

@@ -152,9 +152,9 @@ def _dropped_step_warning(settings):
     """Returns the warning for the first step that is dropped, for optimizers without loss scaling."""
     if settings.wire_dtype == tf.float16:
         return (
-            f"{settings.owner}: a step was dropped, because a gradient does not fit float16, in which it is sent. "
-            f"Without a loss scale, every step like it is dropped. Write wire='bfloat16', which has the range of "
-            f"float32, or wire='none'."
+            f"{settings.owner}: a step was dropped, because a gradient is NaN or does not fit float16, in which it is "
+            f"sent. Without a loss scale, every step like it is dropped. If it is not NaN, write wire='bfloat16', with "
+            f"the range of float32, or wire='none'."
         )
     return (
         f"{settings.owner}: a step was dropped, because a gradient is NaN or infinite. Without a loss scale, every "

@@ -11,6 +11,7 @@ from typing import Any
 from npu_bridge import collective
 from npu_bridge.base.errors import KeywordChecksMixin, did_you_mean, message, say_once
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.base.plain_config import check_config
 from npu_bridge.gradients.step import Step, StepUpdate
 
 # The places of stages, in the order in which gradients pass them.
@@ -72,7 +73,8 @@ class Stage(KeywordChecksMixin):
     check and send this rank's gradients.
 
     In steps that are not due (all batches of an accumulation window but the last), the hooks from `before_reduce` to
-    `after_reduce` do not run. If each batch is exchanged, every step is due, with zeros but for the last batch.
+    `after_reduce` do not run. If each batch is exchanged, every step is due, but `after_reduce` of stages with places
+    after "accumulate reduced" still runs only for the last batch.
 
     Stages use TensorFlow operators only, so that one stage works in a TF 1 graph, a `tf.function` and eager execution.
     Settings are fixed at construction. Only what depends on the optimizer comes later: the name of its collectives
@@ -129,7 +131,7 @@ class Stage(KeywordChecksMixin):
         kind = type(self)
         if kind.get_config is not Stage.get_config:
             config = self.get_config()
-            _check_config(kind, config)
+            check_config(kind, config)
             return kind.from_config(config)
         made = object.__new__(type(self))
         vars(made).update(
@@ -306,6 +308,13 @@ class DecidingStage(Stage):
 class SummingStage(Stage):
     """Base class of stages that make one update from several batches; their place is one of `SUMMING_PLACES`."""
 
+    def add_reduced(self, step: Step) -> tf.Tensor:
+        """Adds reduced gradients to the sums, at "accumulate reduced"; returns whether this is the window's last batch.
+
+        Only then do `after_reduce` of this stage, which sets the gradients to the sums, and of later stages run.
+        """
+        raise NotImplementedError
+
     @property
     def batch_counters(self) -> list:
         """The variables that count the batches since the last update; more than one for variables trained apart."""
@@ -326,23 +335,6 @@ class SynchronisingStage(ExchangingStage):
     def sync_all(self) -> Any:
         """Makes all trained variables equal on all ranks; returns the op, or None in eager execution."""
         raise NotImplementedError
-
-
-def _check_config(kind, config):
-    """Rejects a class of stages whose constructor has other arguments than the `get_config` of its base class."""
-    constructed, described = (
-        inspect.signature(next(base for base in kind.__mro__ if name in vars(base)).__init__).parameters
-        for name in ("__init__", "get_config")
-    )
-    takes_any = any(each.kind == each.VAR_KEYWORD for each in constructed.values())
-    named = [name for name, each in constructed.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    lost = [name for name in named if name not in described]
-    unknown = [] if takes_any else [name for name in config if name not in constructed]
-    if lost or unknown:
-        problem, got = "get_config does not fit the constructor", f"one with {', '.join(config) or 'nothing'}"
-        fix = f"Write get_config in {kind.__name__}: an optimizer copies its stages, and Keras saves them."
-        expected = f"a get_config that returns {', '.join(named[1:]) or 'nothing'}"
-        raise TypeError(message(kind.__name__, problem, expected, got, fix))
 
 
 def is_hook_overridden(stage_class: type[Stage], hook: str) -> bool:

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective, stages
+from npu_bridge.amp.scaling import scale_loss, unscaled_gradients
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
@@ -409,6 +410,28 @@ def test_a_custom_stage_hides_no_infinite_gradient_on_any_rank(on_ranks, hook, i
     assert on_ranks(2, hide_in, hook, 1, is_scaled) == [[8.0, 7.0]] * 2
 
 
+class HalveAtVerdict(Stage):
+    place = "verdict"
+    keeps_usable = True
+
+    def before_reduce(self, step):
+        step.map(lambda grad: grad / 2.0)
+
+
+def average_halves():
+    variable = tf.Variable([8.0])
+    pipeline = stages.pipeline("halves", is_distributed=True, stages=[HalveAtVerdict()])
+    step = pipeline.begin()
+    pairs = pipeline.combine(step, [(tf.constant([4.0]), variable)])
+    pipeline.apply(step, pairs, lambda pairs: variable.assign_sub(pairs[0][0]))
+    return float(variable[0])
+
+
+@pytest.mark.ranks(2)
+def test_a_change_before_the_average_is_sent_from_the_place_of_the_verdict_too(on_ranks):
+    assert on_ranks(2, average_halves) == [6.0, 6.0]
+
+
 def test_gradients_that_a_function_keeps_in_variables_are_not_taken_for_unscaled_ones(caplog):
     variable, kept, manager = tf.Variable([1.0]), tf.Variable([0.0]), falling_scale(4)
     optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(0.25), manager)
@@ -444,11 +467,69 @@ def test_a_change_by_a_custom_stage_reaches_the_sums_of_a_window(hook, place):
     assert float(variable[0]) == 6.0
 
 
+class Normalise(Stage):
+    keeps_usable = False
+
+    def after_reduce(self, step):
+        step.map(lambda grad: grad / tf.norm(grad))
+
+
+@pytest.mark.parametrize("decorate", [tf.function, lambda train: train])
+def test_stages_after_a_sum_of_exchanged_batches_see_the_whole_sum_only(decorate):
+    """A quotient of two zeros is NaN, and would be left out of the window in place of a batch."""
+    variable = tf.Variable([10.0, 10.0])
+    pipeline = stages.pipeline("sums", falling_scale(4), stages=[Accumulate(2, "sum", exchange="batch"), Normalise()])
+
+    @decorate
+    def train(gradient):
+        step = pipeline.begin()
+        pipeline.scale(tf.constant(0.0), step)
+        pairs = pipeline.combine(step, [(gradient * step.loss_scale, variable)])
+        pipeline.apply(step, pairs, lambda pairs: variable.assign_sub(pairs[0][0]))
+        return step.should_apply
+
+    batches = [[1.0, 0.0], [2.0, np.inf], [2.0, 4.0], [3.0, 0.0], [5.0, 0.0]]
+    applied = [bool(train(tf.constant(batch))) for batch in batches]
+    assert applied == [True, False, True, True, True]
+    assert variable.numpy() == pytest.approx([10.0 - 0.6 - 1.0, 10.0 - 0.8])
+
+
 def test_a_stage_that_other_gradients_do_not_reach_is_named(graph, caplog):
     variable = tf1.get_variable("variable", initializer=[1.0])
     optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), stages=[ClipByGlobalNorm(1.0)])
     optimizer.apply_gradients([(tf.gradients(tf.reduce_sum(variable**2), variable)[0], variable)])
     assert "ClipByGlobalNorm did not change the gradients, because other code computed them" in caplog.text
+
+
+def test_a_function_whose_tape_has_made_the_gradients_says_what_was_left_out(caplog):
+    variable = tf.Variable([1.0])
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), stages=[ClipByGlobalNorm(1.0)])
+    optimizer.minimize(lambda: tf.reduce_sum(variable))
+
+    @tf.function
+    def train():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable**2)
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+
+    train()
+    assert "ClipByGlobalNorm did not change the gradients, because other code computed them" in caplog.text
+
+
+def test_stages_inside_of_an_average_over_ranks_are_refused():
+    inner = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), stages=[ClipByGlobalNorm(1.0)])
+    with pytest.raises(ValueError, match="ClipByGlobalNorm would change the gradients of each rank, and not their"):
+        NPUDistributedOptimizer(inner)
+
+
+def test_an_eager_step_with_gradients_of_other_code_says_what_was_left_out(caplog):
+    variable = tf.Variable([1.0])
+    arguments = {"is_loss_scale": True, "stages": [ClipByGlobalNorm(1.0)]}
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), falling_scale(4), **arguments)
+    optimizer.apply_gradients([(tf.constant([8.0]), variable)])
+    assert "the loss was not scaled, because other code computed the gradients" in caplog.text
+    assert "ClipByGlobalNorm did not change the gradients" in caplog.text
+    assert float(variable[0]) == -7.0
 
 
 def test_sums_that_a_script_keeps_are_not_called_those_of_other_code(graph, caplog):
@@ -461,18 +542,34 @@ def test_sums_that_a_script_keeps_are_not_called_those_of_other_code(graph, capl
     assert "other code" not in caplog.text
 
 
-def test_a_term_that_a_stage_adds_to_the_loss_is_scaled():
-    class AddPenalty(stages.LossStage):
-        def scale_loss(self, loss, step):
-            return loss + 2.0 * variable
+class AddPenalty(stages.LossStage):
+    def __init__(self, variable):
+        self._variable = variable
 
+    def scale_loss(self, loss, step):
+        return loss + 2.0 * self._variable
+
+
+def test_a_term_that_a_stage_adds_to_the_loss_is_scaled():
     variable = tf.Variable(1.0)
-    pipeline = stages.pipeline("penalty", FixedLossScaleManager(1024.0), stages=[AddPenalty()])
+    pipeline = stages.pipeline("penalty", FixedLossScaleManager(1024.0), stages=[AddPenalty(variable)])
     step = pipeline.begin()
     with tf.GradientTape() as tape:
         loss = pipeline.scale(3.0 * variable, step)
     ((gradient, _),) = pipeline.combine(step, [(tape.gradient(loss, variable), variable)])
     assert float(gradient) == 5.0
+
+
+@pytest.mark.parametrize("has_scale", [True, False])
+def test_a_term_that_a_stage_adds_to_the_loss_is_in_a_backward_pass(has_scale):
+    variable, other = tf.Variable(1.0), tf.Variable(1.0)
+    manager = FixedLossScaleManager(1024.0) if has_scale else None
+    optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(1.0), manager, stages=[AddPenalty(variable)])
+    with tf.GradientTape() as tape:
+        loss = 3.0 * variable + other
+    with scale_loss(loss, optimizer) as scaled:
+        scaled.backward(tape, [variable, other])
+    assert [float(gradient) for gradient, _ in unscaled_gradients(optimizer)] == [5.0, 1.0]
 
 
 def test_a_window_of_summed_gradients_of_two_passes_in_a_function_is_refused():

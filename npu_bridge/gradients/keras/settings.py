@@ -96,8 +96,8 @@ class KerasSettings:
 
     @classmethod
     def from_config(cls, config: dict) -> KerasSettings:
-        """Makes settings from the result of `to_config`; ignores unknown keys."""
-        arguments = {field.name: config[field.name] for field in dataclasses.fields(cls)}
+        """Makes settings from the result of `to_config`; ignores unknown keys, and takes defaults for missing ones."""
+        arguments = {field.name: config[field.name] for field in dataclasses.fields(cls) if field.name in config}
         manager = config["manager"]
         if manager is not None:
             manager = [_deserialize(each) for each in manager] if isinstance(manager, list) else _deserialize(manager)

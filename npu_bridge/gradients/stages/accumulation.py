@@ -6,15 +6,7 @@ from npu_bridge.base.arguments import check_choice, check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.accumulated_sums import AccumulationWindow, GradientSums
-from npu_bridge.gradients.arithmetic import (
-    gradient_from_parts,
-    gradient_parts,
-    gradient_values,
-    map_values,
-    sum_repeated_rows,
-    unscale_gradient,
-    zero_gradient_like,
-)
+from npu_bridge.gradients.arithmetic import gradient_values, map_values, sum_repeated_rows, unscale_gradient
 from npu_bridge.gradients.graph_mode import group_with_update, make_tensors_if, run_if
 from npu_bridge.gradients.stage import VERDICT, SummingStage, unknown_gradients_error
 
@@ -133,25 +125,14 @@ class Accumulate(SummingStage):
 
     # When batches are exchanged, reduced gradients are added up, and the update waits for the last batch.
 
-    def after_reduce(self, step):
-        if not self._reduces_batches:
-            return
+    def add_reduced(self, step):
         step.notes[self] = window = self._add_batch(step)
-        pairs = step.grads_and_vars
+        return window.is_last
 
-        def total():
-            return [part for grad, _ in window.window_sums(step) if grad is not None for part in gradient_parts(grad)]
-
-        def skip_update():
-            zeros = [zero_gradient_like(grad, variable) for grad, variable in pairs if grad is not None]
-            return [part for grad in zeros for part in gradient_parts(grad)]
-
-        with tf.name_scope("Accumulate"):
-            tensors = iter(make_tensors_if(window.is_last, total, skip_update) if step.gradients else [])
-            step.grads_and_vars = [
-                (None if grad is None else gradient_from_parts(grad, variable, tensors), variable)
-                for grad, variable in pairs
-            ]
+    def after_reduce(self, step):
+        if self._reduces_batches:
+            with tf.name_scope("Accumulate"):
+                step.grads_and_vars = step.notes[self].window_sums(step)
 
     def gate(self, step, update):
         if self not in step.notes:

@@ -16,7 +16,12 @@ from npu_bridge.gradients.arithmetic import average_sparse_rows, gradient_values
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import group_with_update, is_building_graph, value_before_update
 from npu_bridge.gradients.stage import FROZEN_UNCHANGED, VERDICT
-from npu_bridge.gradients.stages.all_reduce import AllReduce, static_bytes, wait_for_all_gradients
+from npu_bridge.gradients.stages.all_reduce import (
+    AllReduce,
+    replace_gradients,
+    static_bytes,
+    wait_for_all_gradients,
+)
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -98,10 +103,7 @@ class Adasum(AllReduce):
             for position, grad in enumerate(sent):
                 if isinstance(grad, tf.IndexedSlices):
                     results[position] = of_sparse(grad, tree, f"{self.transfer_name}_adasum_sparse_{position}")
-            step.grads_and_vars = [
-                (None if grad is None else _cast_like(grad, results[position]), variable)
-                for position, (grad, variable) in enumerate(step.grads_and_vars)
-            ]
+            replace_gradients(step, results)
         step.mark_as_unscaled()
 
     def gate(self, step, update):
@@ -134,9 +136,7 @@ class Adasum(AllReduce):
         cut = [range(len(finite))] if finite else []
         combined = _combine_dense_gradients(finite, cut, tree.combine_groups, f"{self.transfer_name}_adasum_weights")
         return [
-            variable.assign(
-                tf.ensure_shape(tf.cast(old - combined[position], variable.dtype.base_dtype), variable.shape)
-            )
+            variable.assign(tf.cast(old - combined[position], variable.dtype.base_dtype))
             for position, (variable, old) in enumerate(zip(variables, old_values))
         ]
 
@@ -159,12 +159,6 @@ def _count_averaged_ranks(wanted: Any, ranks: Communicator) -> int:
     if groups == 1:
         say_once(logging.INFO, f"Adasum: all {ranks.size} ranks average their gradients; nothing is left to combine.")
     return averaged
-
-
-def _cast_like(grad, result):
-    if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.cast(result.values, grad.dtype), result.indices, grad.dense_shape)
-    return tf.ensure_shape(tf.cast(result, grad.dtype), grad.shape)
 
 
 def _combine_dense_gradients(grads, cut, combine, name):
@@ -191,7 +185,9 @@ def _combine_tensors(grads, combine, name):
         for number in set(of_dtype).difference(known):
             flat = tf.reshape(grads[number], [-1])
             results[number] = combine(flat, None, f"{name}_{dtype.name}_{number}")
-    return [tf.reshape(results[number], tf.shape(grad)) for number, grad in enumerate(grads)]
+    return [
+        tf.ensure_shape(tf.reshape(results[number], tf.shape(grad)), grad.shape) for number, grad in enumerate(grads)
+    ]
 
 
 def _combine_sparse(grad, tree, name):

@@ -173,7 +173,7 @@ class TopK(_SparsifyingReduction):
     1 / N. At higher densities gradients are all-reduced as without this stage, and this is logged once.
 
     Args:
-      density: share of the values that is sent, above 0 and at most 1. At least one value of each gradient is sent.
+      density: share of the values that is sent, above 0 and at most 1. At least one value is sent.
       error_feedback: add the values that were not sent to the gradient of the next step, instead of losing them.
       per: "tensor" to send this share of each gradient, "fragment" for this share of all gradients that are sent
         together (`FUSION_TENSOR_SIZE` bytes), so that large values of one gradient displace small values of another.
