@@ -121,6 +121,18 @@ def check_output_path(path: str | os.PathLike, own_content_pattern: bytes, optio
         raise PermissionError(f"{where} cannot be written: the folder {folder!r} is read-only. Name another file.")
 
 
+def make_local_folder(folder: str | os.PathLike) -> None:
+    """Creates a folder if it is missing.
+
+    Raises:
+      OSError: the folder cannot be created, or is remote: only TensorFlow writes there, and a local folder of that name
+        would be a mistake.
+    """
+    if "://" in os.fspath(folder):
+        raise OSError(f"{os.fspath(folder)} is a remote folder, and only checkpoints and event files can be remote")
+    os.makedirs(folder, exist_ok=True)
+
+
 def check_free_space(folder: str | os.PathLike) -> None:
     """Creates a folder and checks its free space by writing some bytes; for writers that do not report failures.
 

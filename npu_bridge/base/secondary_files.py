@@ -12,6 +12,7 @@ import os
 import time
 from typing import Any, Callable
 
+from npu_bridge.base.files import make_local_folder
 from npu_bridge.base.terminal import escape_in_line, logger
 
 _LOG = logger(__name__)
@@ -76,9 +77,9 @@ class NonFatalOutput:
 
     def _note_failure(self, error: BaseException) -> None:
         self._next_try = self._clock() + self._pause_secs
+        self._pause_secs = min(2 * self._pause_secs, _LONGEST_PAUSE_SECS)
         if self.is_stopped:
             return
-        self._pause_secs = min(2 * self._pause_secs, _LONGEST_PAUSE_SECS)
         self.is_stopped, self.reason = True, describe_failure(error)
         self._say(f"{self.what} is not written any more: {self.reason}; the rest continues without it")
 
@@ -118,7 +119,7 @@ class GrowingFile:
         Raises:
           OSError: the file cannot be written.
         """
-        os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+        make_local_folder(os.path.dirname(self.path) or ".")
         if self._begin is not None:
             self._begin()
             self._begin = None

@@ -16,7 +16,7 @@ from npu_bridge.base.secondary_files import GrowingFile
 from npu_bridge.base.terminal import logger
 
 HISTORY_FILE = "history.jsonl"  # default name in the folder of a training
-_FILES = rb'^\{"(step|start|evaluation)": -?\d'  # how these files begin
+_FILES = rb'^\{"(step|start|evaluation|facts|comparison)": -?\d'  # how these files begin
 _MOST_RANKS = 1 << 20
 _LAST_SECOND = 253402300800.0  # of the year 9999
 _KEPT_BYTES = 1 << 26  # enough for about half a million steps, while the file cannot be written
@@ -77,7 +77,7 @@ class Evaluation(NamedTuple):
         cls, step: int, metrics: Mapping[str, Any], name: str, batches: int | None, secs: float | None, time: float
     ) -> Evaluation:
         """Makes an `Evaluation` from the metrics that are single numbers; leaves out `global_step`."""
-        numbers = {key: float(value) for key, value in metrics.items() if key != "global_step" and _is_number(value)}
+        numbers = {key: float(value) for key, value in metrics.items() if key != "global_step" and is_number(value)}
         return cls(step, time, numbers, name, batches, None if secs is None else round(secs, 3))
 
 
@@ -187,9 +187,12 @@ class History:
 
         The file is replaced as a whole, so a crash here leaves either the old or the new file. If the file cannot be
         written, the training continues, and entries are kept until it can be written. A file that is not a history is
-        left alone.
+        left alone. Evaluations that other objects have added to the file since it was read are kept.
         """
         self.close()
+        known = {(each.step, each.time, each.name) for each in self.evaluations}
+        added = [each for each in _read_entries(self.path) if isinstance(each, Evaluation)]
+        self.entries += [each for each in added if (each.step, each.time, each.name) not in known]
         self.entries = _entries_until(self.entries, step) + [SessionStart(step, self.now, ranks)]
         begin = functools.partial(write_atomically, self.path, "".join(map(_format_line, self.entries)), _FILES)
         self._file = self._make_file(begin)
@@ -369,7 +372,8 @@ def _parse_number(value) -> float | None:
     return None if value is None else float(value)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a single number, of Python or numpy."""
     return isinstance(value, (int, float)) or (getattr(value, "shape", None) == () and value.dtype.kind in "fiub")
 
 

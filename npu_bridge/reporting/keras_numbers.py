@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
+
+from npu_bridge.reporting.history import is_number
 
 
 class OptimizerNumbers(NamedTuple):
@@ -13,7 +16,7 @@ class OptimizerNumbers(NamedTuple):
 
     Attributes:
       step: updates so far.
-      loss_scale: the loss scale of the next step.
+      loss_scale: the loss scale of the next step; of several losses or groups, the smallest.
       skipped_steps: skipped steps so far.
       learning_rate: learning rate of the next step.
     """
@@ -37,13 +40,21 @@ class OptimizerNumbers(NamedTuple):
         )
 
 
+def numbers_in(logs: Mapping[str, Any] | None) -> dict[str, float]:
+    """Returns the metrics that are single numbers; others, such as the F1 score of each class, cannot be drawn."""
+    return {name: value for name, value in (logs or {}).items() if is_number(value)}
+
+
 def split_training_and_validation(logs: Mapping[str, float] | None) -> tuple[dict[str, float], dict[str, float]]:
-    """Splits the logs of an epoch into numbers of training and numbers of validation, without the prefix `val_`."""
+    """Splits the logs of an epoch into numbers of training and numbers of validation, without the prefix `val_`.
+
+    Leaves out metrics that are not single numbers.
+    """
     found: tuple[dict[str, float], dict[str, float]] = {}, {}
-    for name, value in (logs or {}).items():
+    for name, value in numbers_in(logs).items():
         found[name.startswith("val_")][name.removeprefix("val_")] = value
     return found
 
 
 def _as_float(value) -> float | None:
-    return None if value is None else float(tf.keras.backend.get_value(value))
+    return None if value is None else float(np.min(tf.keras.backend.get_value(value)))

@@ -23,7 +23,7 @@ from npu_bridge.reporting.errors import import_optional
 
 _NUMBERS = ("loss", "loss_scale", "skipped_steps", "learning_rate", "gradient_norm", "steps_per_sec")
 _COLUMNS = ("step", *_NUMBERS, "precision")
-_FILES = b"^" + ",".join(_COLUMNS[:4]).encode()  # how these files begin
+_FILES = b"^" + ",".join(_COLUMNS).encode() + rb"\r?\n"  # how these files begin
 _PREFIX = "training"
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 

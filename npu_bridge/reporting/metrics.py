@@ -14,7 +14,7 @@ from npu_bridge.base.machine import current_memory_bytes
 from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.gradients.arithmetic import gradient_values, sum_in_order
 from npu_bridge.gradients.collections import gradients_of
-from npu_bridge.reporting.keras_numbers import OptimizerNumbers
+from npu_bridge.reporting.keras_numbers import OptimizerNumbers, numbers_in
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.straggler_hook import latest_comparison
 from npu_bridge.reporting.stragglers import slowest_rank_metrics
@@ -168,10 +168,10 @@ class MetricsCallback(tf.keras.callbacks.Callback):
         is_due = self._entries.is_due
         self._entries.count(1, 1)
         if not is_due:
-            self._entries.keep_if_last(dict(logs or {}))
+            self._entries.keep_if_last(numbers_in(logs))
             return
         step, values = self._read_numbers()
-        values = {**(logs or {}), **values}
+        values = {**numbers_in(logs), **values}
         self._entries.set_step(step)
         if self._entries.add_entry(values, values["skipped_steps"] or 0):
             self._entries.write(step)

@@ -65,7 +65,7 @@ class ReportHook(tf.estimator.SessionRunHook):
         is_brief: bool = False,
         config: Any = None,
     ):
-        self._parts: list[tf.estimator.SessionRunHook] = [TensorBoardHook(folder)] if curves else []
+        self._parts: list[TensorBoardHook | HistoryHook] = [TensorBoardHook(folder)] if curves else []
         if history is None:
             recorder = HistoryHook(os.path.join(folder, HISTORY_FILE), every_n_steps=None)
             self._parts.append(recorder)
@@ -75,6 +75,7 @@ class ReportHook(tf.estimator.SessionRunHook):
         self._failure = FailureHook(folder, self._finish_after_error, history, stream)
         self._graph = StepHook()  # reads the step and the size of a batch
         self._options = None
+        self._begin_page: Callable[[], None] | None = None
         self._stream = stream
 
     def begin(self):
@@ -89,11 +90,15 @@ class ReportHook(tf.estimator.SessionRunHook):
             part.after_create_session(session, coord)
         self._page.write_facts(self._options or of_graph.options_of(session.graph))
         trained = session.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
-        self._page.begin(self._graph.read_step(session), self._graph.samples_per_step, trained)
+        size = (self._graph.read_step(session), self._graph.samples_per_step, trained)
+        self._begin_page = functools.partial(self._page.begin, *size)  # later, as another hook can begin the history
         self._failure.after_create_session(session, coord)
 
     def before_run(self, run_context):
         """Fetches the recorded tensors."""
+        if self._begin_page is not None:
+            self._begin_page()
+            self._begin_page = None
         self._page.begin_run()
         wanted = [part.before_run(run_context) for part in self._parts]
         return tf.estimator.SessionRunArgs([each.fetches if each else {} for each in wanted])
@@ -115,10 +120,12 @@ class ReportHook(tf.estimator.SessionRunHook):
         self._page.write_report(self._stream or sys.stdout, self._graph.read_step(session))
 
     def _finish_after_error(self, step: int | None) -> None:
-        """Writes the steps that are still kept when an error ends the session."""
+        """Writes the steps and curves that are still kept when an error ends the session."""
         for part in self._parts:
             if isinstance(part, HistoryHook):
                 part.write_last_step(step)
+            else:
+                part.close()
         if collective.current().rank == 0:
             self._page.note_memory(step or 0)
 
@@ -184,6 +191,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
 
     def _finish_after_error(self, error):
         step = self._before.step if self._writes else None
+        self._curves.on_train_end()
         if self._writes:
             self._thinning.write(self._history, step, is_training_over=True)
             self._history.close()
@@ -263,6 +271,7 @@ class _ReportWriter:
         self._config = config
         self.secondary = NonFatalOutput(f"the page of this training in {self.folder}", (Exception,))
         self._peaks: dict[int, int] = {}  # of memory, by rank
+        self._start, self._began, self._steps_per_run = 0, time.monotonic(), 1
         self._times, self._run_began = StepTimes(), 0.0
 
     def begin(self, step: int, samples: int | None, trained: Iterable) -> None:

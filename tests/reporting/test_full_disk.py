@@ -7,7 +7,7 @@ import json
 
 import tensorflow as tf
 
-from npu_bridge.base.secondary_files import GrowingFile
+from npu_bridge.base.secondary_files import GrowingFile, NonFatalOutput
 from npu_bridge.base.session_wrapper import add_engine
 from npu_bridge.options import read_session_config
 from npu_bridge.reporting import CsvWriter, History, HistoryHook, MetricsHook, ReportHook, TensorBoardHook
@@ -131,3 +131,17 @@ def test_what_could_not_be_written_is_tried_once_more_at_the_end(tmp_path):
     folder.unlink()
     file.close()
     assert (folder / "log.txt").read_text() == "first\n"
+
+
+def test_the_pauses_between_two_tries_grow_while_writes_fail():
+    now, tries = 0.0, []
+
+    def write():
+        tries.append(now)
+        raise OSError
+
+    output = NonFatalOutput("the log", say=lambda line: None, clock=lambda: now)
+    while now < 100:
+        output.attempt(write)
+        now += 1
+    assert tries == [0, 1, 3, 7, 15, 31, 63]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 
 import numpy as np
 import pytest
@@ -62,6 +63,35 @@ def test_evaluations_and_facts_are_kept_beside_the_steps(path):
     read.begin_session(2)  # what belongs to a later step is done again
     assert [evaluation.step for evaluation in History(path).evaluations] == [2]
     assert History(path).facts[2:] == (64, 7, None, None) and steps_of(read) == [(1, False), (2, False)]
+
+
+def test_facts_written_before_the_first_step_begin_a_history(path):
+    history = History(path)
+    os.makedirs(os.path.dirname(path))
+    history.note_facts(3, parameters=7)
+    history.begin_session(3)
+    history.append(4, 1.0, None, False)
+    history.close()
+    assert History(path).facts.parameters == 7 and steps_of(History(path)) == [(4, False)]
+
+
+def test_an_evaluation_that_a_script_has_added_stays_in_the_next_session(path):
+    history = write(path, [(1, False), (2, False)])
+    History(path).append_evaluation(2, {"loss": 0.5})
+    history.begin_session(2)
+    history.begin_session(2)
+    history.close()
+    assert [evaluation.metrics for evaluation in History(path).evaluations] == [{"loss": 0.5}]
+
+
+def test_a_remote_folder_does_not_become_a_local_one(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    history = History("gs://bucket/run/history.jsonl")
+    history.begin_session(0)
+    history.append(1, 1.0, None, False)
+    history.close()
+    assert os.listdir(tmp_path) == [] and len(history.rows) == 1
+    assert "gs://bucket/run is a remote folder" in caplog.text
 
 
 def test_reading_creates_nothing(path, tmp_path):

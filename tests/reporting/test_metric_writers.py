@@ -96,6 +96,14 @@ def test_csv_goes_on_from_a_checkpoint(tmp_path):
     assert numbers_in(path)[-1]["precision"] == "float16"
 
 
+def test_a_table_with_a_column_of_its_own_is_left_alone(tmp_path):
+    table = tmp_path / "numbers.csv"
+    table.write_text("step,loss,loss_scale,skipped_steps,accuracy\n1,2,3,4,5\n")
+    with pytest.raises(FileExistsError, match="npu_bridge did not make"):
+        CsvWriter(table).begin(0)
+    assert table.read_text().endswith("1,2,3,4,5\n")
+
+
 @pytest.mark.parametrize("kind", [MetricsHook, MetricsCallback, HistoryHook, TensorBoardHook, PrecisionSummaryHook])
 def test_intervals_are_checked(kind, tmp_path):
     with pytest.raises(ValueError, match=f"{kind.__name__}: every_n_steps is out of range.*got 0"):

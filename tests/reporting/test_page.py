@@ -152,6 +152,7 @@ def test_what_the_training_noted_is_shown_and_nothing_of_it_becomes_markup(tmp_p
     script = tmp_path / "<b>train.py"
     script.write_text("")
     arguments = [str(script), "--steps", "3", "--api-key=abc123", "--token", "xyz789", "--max_tokens=5"]
+    arguments += ["--wandb_key=abc124", "--accessToken", "xyz780", "private_key=abc125", "--keyboard=de"]
     monkeypatch.setattr(sys, "argv", arguments)
     monkeypatch.setenv("AOE_MODE", "</script><script>alert(1)</script>")
     options = {"precision_mode": "force_fp16", "iterations_per_loop": 1}
@@ -159,7 +160,7 @@ def test_what_the_training_noted_is_shown_and_nothing_of_it_becomes_markup(tmp_p
     facts.note_run(str(tmp_path), str(tmp_path / "history.jsonl"), options, ranks, [])
     page = render_page(read_run_folder(str(tmp_path)))
     assert "npu-run -np 2" in page and "--max_tokens=5" in page and "--api-key=***" in page
-    assert "abc123" not in page and "xyz789" not in page
+    assert "abc12" not in page and "xyz78" not in page and "--keyboard=de" in page
     assert "NPURunConfig.precision_mode" in page and "NPURunConfig.iterations_per_loop" not in page
     assert "<b>train" not in page and "alert(1)" in page and "<script>alert" not in page
     assert page.count("<script") == 2 and "http://" not in page and "https://" not in page

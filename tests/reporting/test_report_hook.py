@@ -66,6 +66,13 @@ def test_it_uses_the_history_that_is_recorded_anyhow(tmp_path):
     assert 'data-last-step="12"' in (tmp_path / "run" / "report.html").read_text()
 
 
+def test_a_history_that_another_hook_begins_later_is_written(tmp_path):
+    recorder = HistoryHook(str(tmp_path / "steps.jsonl"))
+    run_steps([ReportHook(str(tmp_path), recorder.history, stream=io.StringIO()), recorder], [3.0, 2.0])
+    kept = History(str(tmp_path / "steps.jsonl"))
+    assert len(kept.rows) == 2 and kept.facts.memory_bytes
+
+
 def test_nothing_where_nothing_is_to_be_shown(tmp_path, capsys):
     train(tmp_path, log_step_count_steps=None)
     assert not [name for name in os.listdir(tmp_path) if name.startswith(("report", "history"))]
@@ -130,6 +137,11 @@ def test_keras_has_a_callback(tmp_path):
     ]
     assert {row.learning_rate for row in rows} == {0.25}
     assert 'data-last-step="3"' in (tmp_path / "report.html").read_text()
+
+
+def test_of_several_loss_scales_the_smallest_is_shown():
+    managers = [FixedLossScaleManager(8.0), FixedLossScaleManager(4.0)]
+    assert OptimizerNumbers.of(npu_keras_optimizer(tf.keras.optimizers.SGD(0.25), managers)).loss_scale == 4.0
 
 
 def test_a_tf_train_optimizer_inside_keras_has_no_rate_to_read():

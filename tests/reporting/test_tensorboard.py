@@ -122,6 +122,38 @@ def test_a_report_has_the_curves_too_and_another_hook_does_not_double_them(tmp_p
     assert history.facts.parameters == 2 and history.facts.memory_bytes[0] > 10**8
 
 
+def test_a_metric_with_a_number_for_each_class_is_left_out(tmp_path):
+    model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(3)])
+    model.compile("sgd", "mse", metrics=["mae", tf.keras.metrics.F1Score()])
+    ones, classes = np.ones([4, 1], np.float32), np.eye(3, dtype=np.float32)[[0, 1, 2, 0]]
+    model.fit(ones, classes, verbose=0, callbacks=[ReportCallback(str(tmp_path))], validation_data=(ones, classes))
+    assert {"mae", "epoch_mae"} < set(curves(tmp_path)) and not [name for name in curves(tmp_path) if "f1" in name]
+
+
+def test_an_error_loses_no_point(tmp_path):
+    with pytest.raises(OverflowError), tf.Graph().as_default():
+        step = tf1.train.get_or_create_global_step()
+        train = tf1.assign_add(step, 1)
+        with tf1.train.MonitoredTrainingSession(hooks=[ReportHook(str(tmp_path))]) as session:
+            for _ in range(3):
+                session.run(train)
+            raise OverflowError
+    assert list(curves(tmp_path)["memory_mb"]) == [1, 2, 3]
+
+
+def test_an_error_in_fit_loses_no_point(tmp_path):
+    def batches():
+        yield from [(np.ones([1, 1], np.float32), np.ones([1, 1], np.float32))] * 3
+        raise OverflowError
+
+    model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_generator(batches, output_signature=(tf.TensorSpec([1, 1]), tf.TensorSpec([1, 1])))
+    with pytest.raises(tf.errors.OpError):
+        model.fit(data, verbose=0, callbacks=[ReportCallback(str(tmp_path))])
+    assert list(curves(tmp_path)["loss"]) == [1, 2, 3]
+
+
 class HalfASecond(tf.keras.callbacks.Callback):
     """Moves a clock: by half a second in each step, and by a hundred in each batch of a validation."""
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npu_bridge.base import environment
-from npu_bridge.base.files import write_atomically
+from npu_bridge.base.files import make_local_folder, write_atomically
 from npu_bridge.base.inventory import machine_rows, version_rows
 from npu_bridge.base.reading import read_json
 from npu_bridge.options import OPTIONS
@@ -26,8 +26,7 @@ from npu_bridge.options.environment_table import VARIABLES
 
 FACTS_FILE = "report.json"
 _FILES = rb'^\{\n "script": .*\n "command": '  # how these files begin
-_SECRETS = {"apikey", "credential", "credentials", "passphrase", "passwd", "password", "secret", "token"}
-_SECRET_PAIRS = (("api", "key"), ("access", "key"), ("private", "key"))
+_SECRETS = {"apikey", "credential", "credentials", "key", "passphrase", "passwd", "password", "secret", "token"}
 _LEFT_OUT = "***"
 _VALUE_CHARACTERS = 200
 
@@ -63,7 +62,7 @@ def note_run(
         "environment": [*version_rows(), *machine_rows(None if gpus is None else list(gpus))],
         "ranks": [dict(rank) for rank in ranks],
     }
-    os.makedirs(folder, exist_ok=True)
+    make_local_folder(folder)
     write_atomically(os.path.join(folder, FACTS_FILE), json.dumps(facts, indent=1), _FILES)
 
 
@@ -73,7 +72,7 @@ def note_options(folder: str, config: Any, options: Mapping[str, Any] | None) ->
     Raises:
       OSError: the file cannot be written, or another program wrote it.
     """
-    os.makedirs(folder, exist_ok=True)
+    make_local_folder(folder)
     write_atomically(os.path.join(folder, OPTIONS_FILE), as_toml(config, options), OPTIONS_FILES)
 
 
@@ -124,7 +123,7 @@ def _mask_secrets(arguments: Sequence[str]) -> list[str]:
         name, equals, _ = argument.partition("=")
         if hides_next and not argument.startswith("-"):
             argument, hides_next = _LEFT_OUT, False
-        elif name.startswith("-") and _is_secret(name):
+        elif (equals or name.startswith("-")) and _is_secret(name):
             hides_next = not equals
             argument = f"{name}={_LEFT_OUT}" if equals else argument
         else:
@@ -134,8 +133,8 @@ def _mask_secrets(arguments: Sequence[str]) -> list[str]:
 
 
 def _is_secret(name: str) -> bool:
-    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
-    return bool(_SECRETS & set(words)) or any(pair in zip(words, words[1:]) for pair in _SECRET_PAIRS)
+    words = re.findall(r"[A-Z]*[a-z0-9]+|[A-Z]+", name)  # also of accessToken
+    return any(word.lower() in _SECRETS for word in words)
 
 
 def _changed_options(options: Mapping[str, Any]) -> list[list[str]]:
