@@ -167,7 +167,6 @@ def _check_finite(context: click.Context, option: click.Parameter, number: float
 @click.option(
     "--vary",
     type=click.Choice(WAYS),
-    default="seed",
     metavar="WAY",
     help="Vary seed (the default), order or rounding.",
 )
@@ -198,7 +197,7 @@ def run_script(
     logs: bool,
     timeline: str | None,
     repeat: int | None,
-    vary: str,
+    vary: str | None,
     collectives: str | None,
     open_ports: bool,
     settings: tuple[str, ...],
@@ -225,6 +224,7 @@ def run_script(
             if not os.path.isfile(script):
                 raise LaunchError(describe_missing_script(script))
             announce_settings(settings)
+            _check_outputs_are_used(out, logs, timeline, repeat, vary)
             log_dir = (out or "logs") if logs else None
             recording = None if timeline is None else Recording.parse(timeline, out or "timeline")
             plan = tasks.make_plan() if tasks else plan_job(size, hosts, hostfile, rank_table)
@@ -233,7 +233,7 @@ def run_script(
             problem = engine_of_ranks.unsupported_job_reason(is_on_one_machine) if plan.size > 1 else ""
             if problem:
                 raise LaunchError(problem)
-            repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out or "repeats"))
+            repeats = None if repeat is None else Repeats(repeat, vary or "seed", os.path.abspath(out or "repeats"))
             _reserve_outputs(outputs, plan, log_dir, repeats, recording)
             TensorFlowChoice(era or 0, tuple(map(os.path.abspath, trees))).announce()
             if recording is not None:
@@ -259,6 +259,18 @@ def run_script(
             sys.exit(code)
         except (LaunchError, NotOursError) as error:
             exit_with_message(f"npu-run: {escape_in_line(str(error))}")
+
+
+def _check_outputs_are_used(
+    out: str | None, logs: bool, timeline: str | None, repeat: int | None, vary: str | None
+) -> None:
+    """Raises LaunchError for options that would have no effect."""
+    if repeat is None and vary is not None:
+        raise LaunchError("--vary says how the runs of --repeat differ. Add --repeat N, or omit --vary.")
+    if repeat is not None and timeline is not None:
+        raise LaunchError("--timeline records one run, but --repeat makes several. Omit one of the two.")
+    if out is not None and not logs and timeline is None and repeat is None:
+        raise LaunchError("--out is the folder of --logs, --timeline or --repeat. Add one of these, or omit --out.")
 
 
 def _elastic_bounds(options: Mapping[str, Any], plan: JobPlan, has_tasks: bool) -> tuple[RankBounds | None, JobPlan]:

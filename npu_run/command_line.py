@@ -358,7 +358,7 @@ def add_launcher_options(command: Callable) -> Callable:
         announce_settings(settings)
         launcher = [] if size is None else ["-np", str(size)]
         launcher += [word for setting in settings for word in ("--set", setting)]
-        launcher += [f"--tf{era}"] if era else []
+        launcher += [{1: "--tf1", 2: "--tf2", 3: "--as-installed"}[era]] if era else []
         launcher += [word for tree in trees for word in ("--tree", os.path.abspath(tree))]
         return command(*given, launcher=launcher, **others)
 

@@ -142,16 +142,21 @@ def _run_replay(recorded: str, run: str, command: list[str], uses_stderr: bool) 
     facts = read_json(os.path.join(recorded, "rank_0", "record.json"), within_folder=recorded)
     imposed = _options_to_impose(bool(facts.get("is_float32")))
     code = run_trial(trial, [*_QUIET * is_quiet(), *command], imposed, uses_stderr=uses_stderr)
-    paths = sorted(Path(run).glob("replay_rank_*.json"))
-    if code or not paths:
+    verdicts = read_verdicts(run)
+    if code or not verdicts:
         why = f"the script ended with exit code {code}" if code else "it trained fewer steps than were recorded"
         raise LaunchError(f"{why}; nothing was compared.")
-    verdicts = [read_json(path, within_folder=run) for path in paths]
     differences = [
-        {"rank": rank, "what": text} for rank, verdict in enumerate(verdicts) for text in verdict["differences"]
+        {"rank": rank, "what": text} for rank, verdict in verdicts.items() for text in verdict["differences"]
     ]
-    steps = verdicts[0]["steps"]
-    return {"steps": steps, "ranks": len(paths), "differences": differences, "races": _describe_races(facts)}
+    steps = min(verdict["steps"] for verdict in verdicts.values())
+    return {"steps": steps, "ranks": len(verdicts), "differences": differences, "races": _describe_races(facts)}
+
+
+def read_verdicts(folder: str) -> dict[int, dict[str, Any]]:
+    """Returns the verdicts that the ranks of a replay have written, by rank."""
+    paths = {int(path.stem.rpartition("_")[2]): path for path in Path(folder).glob("replay_rank_*.json")}
+    return {rank: read_json(path, within_folder=folder) for rank, path in sorted(paths.items())}
 
 
 def _print_replay_result(facts: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ OPEN_PORTS = "NPU_ALLOW_OPEN_PORTS"  # 1, which npu-run --allow-open-ports sets
 VERBOSE = "NPU_BRIDGE_VERBOSE"  # 1: show everything that TensorFlow prints
 # The variables that `fill_rank_variables` sets for each rank.
 RANK_VARIABLES = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID", "DEVICE_INDEX", "JOB_ID")
+DEVICE_VARIABLES = ("ASCEND_DEVICE_ID", "DEVICE_ID")  # the first that is set counts
 ENGINES = ("horovod", "tensorflow")  # the engines with which several ranks can exchange tensors
 _JOB = 10087  # the number that launch scripts for NPUs give their only job
 _ONE_CHANGE_AT_A_TIME = threading.RLock()
@@ -266,7 +267,7 @@ def declared_device() -> int:
     Raises:
       ValueError: the variable is not a non-negative integer.
     """
-    for name in ("ASCEND_DEVICE_ID", "DEVICE_ID"):
+    for name in DEVICE_VARIABLES:
         device = read_integer(name)
         if device is not None:
             return device

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from npu_bridge.base import environment
+from npu_bridge.base.gpus import usable_gpus
 from npu_bridge.base.reading import read_text
 from npu_bridge.options.rank_table import MOST_RANKS, RankTable, read_rank_table
 from npu_run.errors import LaunchError
@@ -60,7 +61,7 @@ def plan_job(
       rank_table: a rank table in JSON.
     Raises:
       LaunchError: the sources exclude each other, cannot be read, offer too few slots, name too many ranks, name a host
-        that ssh would take for an option, or contradict RANK_ID, RANK_SIZE or the CM_* variables.
+        that ssh would take for an option, or contradict RANK_ID, RANK_SIZE, a device or the CM_* variables.
     """
     named = [name for name, given in (("-H", hosts), ("--hostfile", hostfile), ("--rank-table", rank_table)) if given]
     if len(named) > 1:
@@ -76,6 +77,8 @@ def plan_job(
         raise LaunchError(f"-np {size} is more than {source} offers. Name more slots or a smaller -np.")
     _check_host_names(plan)
     _check_environment(plan.size)
+    if not rank_table:
+        _check_devices(plan.size)
     return plan
 
 
@@ -192,6 +195,16 @@ def _check_rank_order(table: RankTable, path: str) -> None:
                 f"rank table {path} numbers its ranks across servers. Expected rank {placement.rank} on {server}; got "
                 f"{placement.server}. Number the ranks of each server in a row."
             )
+
+
+def _check_devices(size: int) -> None:
+    """Raises LaunchError if a variable of the caller would give all ranks the same one of several GPUs."""
+    names = [name for name in environment.DEVICE_VARIABLES if environment.read_variable(name)]
+    if names and size > 1 and len(usable_gpus()) > 1 and environment.launcher_placement() is None:
+        raise LaunchError(
+            f"{names[0]}={environment.read_variable(names[0])} is set, so every rank would use the same GPU. Unset it: "
+            f"npu-run gives each rank a GPU."
+        )
 
 
 def _check_environment(size: int) -> None:

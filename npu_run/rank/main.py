@@ -21,6 +21,7 @@ from typing import Callable
 
 from npu_bridge.base.after_import import call_after_import, call_when_loaded
 from npu_bridge.base.environment import (
+    DEVICE_VARIABLES,
     VISIBLE_GPUS,
     Placement,
     declared_device,
@@ -139,7 +140,7 @@ def _watch_updates(tensorflow: types.ModuleType) -> None:
 
 def _set_device(device: str) -> None:
     """Overwrites the environment variables of the device with the device from the rank table."""
-    for name in ("ASCEND_DEVICE_ID", "DEVICE_ID"):
+    for name in DEVICE_VARIABLES:
         write_variable(name, device)
 
 

@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from npu_run import cli
+from npu_run.command_line import add_launcher_options
 from npu_run.commands import COMMANDS, GROUPS, find_command
 from tests.npu_run.launching import ROOT, needs_horovod, npu_run, write_script
 
@@ -203,6 +205,31 @@ def test_what_follows_the_script_is_its_own_in_every_command(name, tmp_path):
         given = words[1:] if words[0] == "--" else words
         assert (context.params["script"], list(context.params["arguments"])) == (script, given)
         assert context.params["era"] is None if "era" in context.params else True
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--vary", "order"], "--vary says how the runs of --repeat differ"),
+        (["--repeat", "2", "--timeline", "1:2"], "--timeline records one run"),
+        (["--out", "all"], "--out is the folder of --logs, --timeline or --repeat"),
+    ],
+)
+def test_an_option_without_effect_is_refused(tmp_path, monkeypatch, options, said):
+    monkeypatch.chdir(tmp_path)
+    write_script(tmp_path, "print('ran')")
+    result = CliRunner().invoke(cli.run_script, [*options, "train.py"])
+    assert result.exit_code == 2 and said in result.output and os.listdir(tmp_path) == ["train.py"]
+
+
+@pytest.mark.parametrize("option", ["--tf1", "--tf2", "--as-installed"])
+def test_commands_that_start_jobs_pass_the_choice_of_tensorflow_on(tmp_path, option):
+    @click.command()
+    @add_launcher_options
+    def start(launcher, script, arguments):
+        click.echo(launcher)
+
+    assert CliRunner().invoke(start, [option, str(write_script(tmp_path, ""))]).output == f"{[option]}\n"
 
 
 def test_one_folder_takes_all_that_a_job_writes(tmp_path):

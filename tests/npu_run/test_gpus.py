@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from npu_bridge.base.gpus import describe_gpus, gpu_of_rank, usable_gpus
 from npu_run.doctor.command import machine_section
+from npu_run.errors import LaunchError
+from npu_run.job.hosts import plan_job
 from tests.npu_run.launching import needs_horovod, npu_run, write_script
 
 SAYS = """
@@ -55,6 +59,15 @@ def test_a_rank_gets_the_gpu_of_its_device(tmp_path, monkeypatch, listed, device
     script = write_script(tmp_path, SAYS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
     assert gpu_of_rank(device, local_size, str(script)) == gpu
+
+
+@pytest.mark.parametrize("size, gpus", [(2, "4,5"), (1, "4,5"), (2, "4")])
+def test_one_device_for_all_ranks_is_refused_where_there_are_more(monkeypatch, size, gpus):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.setenv("DEVICE_ID", "0")
+    is_refused = size > 1 and "," in gpus
+    with pytest.raises(LaunchError, match="DEVICE_ID=0 is set") if is_refused else contextlib.nullcontext():
+        plan_job(size)
 
 
 @pytest.mark.parametrize("place", ["train.py", "devices.py", "lib/devices.py"])

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from npu_run.record import read_verdicts
 from tests.goldens.keras3_models import beside_keras3
 from tests.npu_run.launching import needs_horovod, npu_run, write_script
 
@@ -32,6 +33,12 @@ with tf.Session() as session:
     for _ in range(4):
         session.run(train)
 """
+
+
+def test_verdicts_of_many_ranks_keep_their_numbers(tmp_path):
+    for rank in (0, 1, 2, 10, 11):
+        (tmp_path / f"replay_rank_{rank}.json").write_text(json.dumps({"of": rank}))
+    assert {rank: found["of"] for rank, found in read_verdicts(tmp_path).items()} == {n: n for n in (0, 1, 2, 10, 11)}
 
 
 @pytest.mark.slow("three trainings on two ranks; test_record.py of trials has them on one")
