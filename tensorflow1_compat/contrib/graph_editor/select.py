@@ -105,12 +105,14 @@ def check_cios(control_inputs=False, control_outputs=None, control_ios=None):
     return (True, control_ios) if control_ios is not None else (control_inputs, control_outputs)
 
 
-def _predecessors(op, control_inputs=False):
-    return [tensor.op for tensor in op.inputs] + (list(op.control_inputs) if control_inputs else [])
+def _predecessors(op, control_inputs=False, left_out=()):
+    """Returns the operations that an operation reads from; ignores the tensors whose ids are in `left_out`."""
+    found = [tensor.op for tensor in op.inputs if id(tensor) not in left_out]
+    return found + (list(op.control_inputs) if control_inputs else [])
 
 
-def _successors(op, control_outputs=None):
-    found = [each for tensor in op.outputs for each in tensor.consumers()]
+def _successors(op, control_outputs=None, left_out=()):
+    found = [each for tensor in op.outputs if id(tensor) not in left_out for each in tensor.consumers()]
     return found + (ControlOutputs(op.graph).get(op) if control_outputs else [])
 
 
@@ -131,14 +133,12 @@ def compute_boundary_ts(ops):
     return [each for each in _get_input_ts(ops) if each.op not in inside], leaving, kept
 
 
-def _reachable_ops(seeds, neighbours, within_ops, stop_at=(), inclusive=True, within_ops_fn=None):
+def _reachable_ops(seeds, neighbours, within_ops, inclusive=True, within_ops_fn=None):
     seeds = [each if isinstance(each, tf.Operation) else each.op for each in tf.nest.flatten(seeds)]
     limits = None if within_ops is None else set(make_list_of_op(within_ops))
-    stops = set(stop_at)
 
     def next_ops(op):
-        found = [] if op in stops else neighbours(op)
-        found = [other for other in found if within_ops_fn is None or within_ops_fn(other)]
+        found = [other for other in neighbours(op) if within_ops_fn is None or within_ops_fn(other)]
         return [other for other in found if limits is None or other in limits]
 
     found = list(_search(seeds, next_ops))
@@ -150,12 +150,9 @@ def get_backward_walk_ops(
 ):
     """Returns the operations on which the seeds (operations or tensors) depend, nearest first."""
     stops = {id(tensor) for tensor in stop_at_ts}
-
-    def read_ops(op):
-        found = [tensor.op for tensor in op.inputs if id(tensor) not in stops]
-        return found + (list(op.control_inputs) if control_inputs else [])
-
-    return _reachable_ops(seed_ops, read_ops, within_ops, (), inclusive, within_ops_fn)
+    return _reachable_ops(
+        seed_ops, lambda op: _predecessors(op, control_inputs, stops), within_ops, inclusive, within_ops_fn
+    )
 
 
 def get_forward_walk_ops(
@@ -165,12 +162,9 @@ def get_forward_walk_ops(
     if tf.is_tensor(seed_ops) or (isinstance(seed_ops, (list, tuple)) and all(map(tf.is_tensor, seed_ops))):
         seed_ops = list(dict.fromkeys(op for tensor in make_list_of_t(seed_ops) for op in tensor.consumers()))
     stops = {id(tensor) for tensor in stop_at_ts}
-
-    def reading_ops(op):
-        found = [each for tensor in op.outputs if id(tensor) not in stops for each in tensor.consumers()]
-        return found + (ControlOutputs(op.graph).get(op) if control_outputs else [])
-
-    return _reachable_ops(seed_ops, reading_ops, within_ops, (), inclusive, within_ops_fn)
+    return _reachable_ops(
+        seed_ops, lambda op: _successors(op, control_outputs, stops), within_ops, inclusive, within_ops_fn
+    )
 
 
 def _list_ops_of_both_walks(
@@ -205,7 +199,7 @@ def get_within_boundary_ops(
     border = set(make_list_of_op(boundary_ops or []))
 
     def neighbours_of(op):
-        return get_ops_ios(op, control_inputs, control_outputs, control_ios)
+        return [] if op in border else get_ops_ios(op, control_inputs, control_outputs, control_ios)
 
-    found = set(_reachable_ops(seed_ops, neighbours_of, make_list_of_op(ops), border))
+    found = set(_reachable_ops(seed_ops, neighbours_of, make_list_of_op(ops)))
     return [op for op in make_list_of_op(ops) if op in found and (inclusive or op not in border)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from tensorflow1_compat.contrib.graph_editor.select import get_name_scope_ops, get_walks_union_ops, select_ops
+from tensorflow1_compat.contrib.graph_editor import select
 from tensorflow1_compat.contrib.graph_editor.util import make_list_of_op
 
 
@@ -18,17 +18,9 @@ class SubGraphView:
 
     def __init__(self, inside_ops=(), passthrough_ts=()):
         self.ops = make_list_of_op(inside_ops)
-        inside = set(self.ops)
         self.graph = self.ops[0].graph if self.ops else None
-        self.inputs, self.outputs = [], list(passthrough_ts)
-        for op in self.ops:
-            for tensor in op.inputs:
-                if tensor.op not in inside and all(tensor is not each for each in self.inputs):
-                    self.inputs.append(tensor)
-            for tensor in op.outputs:
-                readers = tensor.consumers()
-                if not readers or any(reader not in inside for reader in readers):
-                    self.outputs.append(tensor)
+        self.inputs, leaving, _ = select.compute_boundary_ts(self.ops)
+        self.outputs = [*passthrough_ts, *leaving]
         self._passthrough = list(passthrough_ts)
 
     def remap(self, new_input_indices=None, new_output_indices=None):
@@ -66,8 +58,8 @@ class SubGraphView:
 
     def remove_unused_ops(self, control_inputs=True):
         """Returns a view without operations that neither depend on an input nor contribute to an output."""
-        used = set(get_walks_union_ops(self.inputs, [each.op for each in self.outputs], within_ops=self.ops,
-                                       control_inputs=control_inputs))  # fmt: skip
+        used = set(select.get_walks_union_ops(self.inputs, [each.op for each in self.outputs], within_ops=self.ops,
+                                              control_inputs=control_inputs))  # fmt: skip
         made = copy.copy(self)
         made.ops = [op for op in self.ops if op in used]
         return made
@@ -79,7 +71,7 @@ def _select_by_index(tensors, indices):
 
 def sgv(*args, **kwargs):
     """Returns a `SubGraphView` of operations, given as objects and as regular expressions for their names."""
-    return SubGraphView(select_ops(*args, **kwargs))
+    return SubGraphView(select.select_ops(*args, **kwargs))
 
 
 make_view = sgv
@@ -87,7 +79,7 @@ make_view = sgv
 
 def sgv_scope(scope, graph):
     """Returns a `SubGraphView` of the operations in a name scope."""
-    return SubGraphView(get_name_scope_ops(graph, scope))
+    return SubGraphView(select.get_name_scope_ops(graph, scope))
 
 
 make_view_from_scope = sgv_scope
