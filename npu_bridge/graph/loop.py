@@ -74,10 +74,12 @@ class InGraphLoop(NamedTuple):
     Attributes:
       op: the operator to run, which trains the steps.
       count: int64 scalar placeholder, the number of steps.
+      transfers: in a loop of overlapping steps, the copies of collective operators, by the name of the original.
     """
 
     op: tf.Operation
     count: tf.Tensor
+    transfers: dict[str, tf.Operation] = {}
 
 
 def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed_names: Collection[str] = ()) -> InGraphLoop:

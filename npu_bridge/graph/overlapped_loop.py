@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -24,6 +24,7 @@ from npu_bridge.base.tf_internals.graphs import is_reference
 from npu_bridge.graph.control_flow import Guards, classic_control_flow, guards_of
 from npu_bridge.graph.loop import (
     COLLECTIVE_TYPES,
+    InGraphLoop,
     NotLoopableError,
     export_definition,
     name_of_outer_tensor,
@@ -38,26 +39,12 @@ _NEXT = "IteratorGetNext"
 _WHOLE = "^whole_step"
 
 
-class OverlappedLoop(NamedTuple):
-    """A loop of training steps that runs as one operator.
-
-    Attributes:
-      op: the operator to run, which trains the steps.
-      count: int64 scalar placeholder, the number of steps.
-      transfers: the copies of collective operators, by the name of the original.
-    """
-
-    op: tf.Operation
-    count: tf.Tensor
-    transfers: dict[str, tf.Operation]
-
-
 def put_in_overlapped_loop(
     graph: tf.Graph,
     step: Iterable[tf.Operation],
     fed_names: Collection[str] = (),
     control_inputs_of_copies: Mapping[tf.Operation, Collection[tf.Operation]] | None = None,
-) -> OverlappedLoop:
+) -> InGraphLoop:
     """Builds a loop in which every iteration runs the operators in `step`, and begins as early as it can.
 
     Args:
@@ -80,7 +67,7 @@ def put_in_overlapped_loop(
             reached = tf1.while_loop(
                 lambda number, *_: number < count, body.build_iteration, start, parallel_iterations=2
             )
-            return OverlappedLoop(tf.group(*reached), count, body.transfers)
+            return InGraphLoop(tf.group(*reached), count, body.transfers)
 
 
 @dataclasses.dataclass
@@ -110,7 +97,7 @@ class _LoopIteration:
 
     Attributes:
       states: the variables, resources and collectives whose use the tokens order, in the order of the tokens.
-      transfers: as in `OverlappedLoop`, once the iteration is built.
+      transfers: as in `InGraphLoop`, once the iteration is built.
     """
 
     def __init__(self, graph, step, fed, waits):

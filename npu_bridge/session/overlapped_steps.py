@@ -30,9 +30,8 @@ from npu_bridge.collective.order_on_the_wire import (
     order_for_forward_pass,
     set_horovod_order,
 )
-from npu_bridge.graph.loop import NotLoopableError
+from npu_bridge.graph.loop import InGraphLoop, NotLoopableError
 from npu_bridge.graph.operators import computed_ops
-from npu_bridge.graph.overlapped_loop import OverlappedLoop
 from npu_bridge.graph.recorded import events_of
 
 _LOG = logger(__name__)
@@ -67,14 +66,14 @@ class OverlappedSteps:
         step: Sequence[tf.Operation],
         fed: Collection[str],
         one_by_one: Callable[[Any, SessionEngine, int, dict], None],
-        make_loop: Callable[[Mapping], tuple[OverlappedLoop, bool]],
+        make_loop: Callable[[Mapping], tuple[InGraphLoop, bool]],
     ):
         self._step = step
         self._ops = computed_ops(step, frozenset(fed))
         self._transfers = gradient_all_reduces(self._ops)
         self._one_by_one = one_by_one
         self._make_loop = make_loop
-        self._loop: OverlappedLoop | None = None
+        self._loop: InGraphLoop | None = None
         self._calls = 0
         self._secs: dict[bool, list[float]] = {False: [], True: []}
         self._steps_per_call = 0
