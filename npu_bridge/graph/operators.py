@@ -85,7 +85,7 @@ def sources_among(candidates: Sequence[Any], results: Sequence[Any]) -> list:
 
 def variable_ops_behind(results: Sequence[Any]) -> set[tf.Operation]:
     """Returns the operators that stand for the variables which are read to compute dense or sparse tensors."""
-    captured, found = _captured_ops(tf.compat.v1.get_default_graph()), set()
+    captured, found = _captured_ops(), set()
     for op in _data_sources(results):
         if op.type in _READS:
             holder = op.inputs[0].op
@@ -100,12 +100,8 @@ def variable_ops_behind(results: Sequence[Any]) -> set[tf.Operation]:
 def ops_that_hold(variables: Sequence[Any]) -> set[tf.Operation]:
     """Returns the operators that stand for variables in the current graph, or in a function and those around it."""
     handles = [getattr(variable, "handle", variable) for variable in variables]
-    graph, found = tf.compat.v1.get_default_graph(), {handle.op for handle in handles if _is_in_graph(handle)}
-    while graph is not None:
-        captures = getattr(graph, "captures", ())
-        found |= {inside.op for outside, inside in captures if any(outside is handle for handle in handles)}
-        graph = getattr(graph, "outer_graph", None)
-    return found
+    inside = {inner.op for outer, inner in _captures() if any(outer is handle for handle in handles)}
+    return inside.union(handle.op for handle in handles if _is_in_graph(handle))
 
 
 def _is_in_graph(handle):
@@ -115,7 +111,7 @@ def _is_in_graph(handle):
 
 def _data_sources(results, ends=frozenset()):
     """Returns the operators from which tensors are computed; does not look beyond `ends`."""
-    captured = _captured_ops(tf.compat.v1.get_default_graph())
+    captured = _captured_ops()
 
     def sources(op):
         return () if op in ends else [*producers(op.inputs), *captured.get(op, ())]
@@ -123,14 +119,17 @@ def _data_sources(results, ends=frozenset()):
     return set(search(_producing_ops(results), sources))
 
 
-def _captured_ops(graph):
+def _captured_ops():
     """Returns a dict from the placeholders of a function, and of those around it, to the operators outside."""
-    captured: dict[tf.Operation, list] = {}
+    return {inner.op: [outer.op] if tf.is_symbolic_tensor(outer) else [] for outer, inner in _captures()}
+
+
+def _captures():
+    """Yields pairs of a tensor outside of the function being built and its placeholder, then of functions around it."""
+    graph = tf.compat.v1.get_default_graph()
     while graph is not None:
-        for outside, inside in getattr(graph, "captures", ()):
-            captured[inside.op] = [outside.op] if tf.is_symbolic_tensor(outside) else []
+        yield from getattr(graph, "captures", ())
         graph = getattr(graph, "outer_graph", None)
-    return captured
 
 
 def _producing_ops(values):

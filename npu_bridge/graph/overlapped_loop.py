@@ -193,7 +193,7 @@ class _LoopIteration:
         ordered = sorted(guards, key=lambda pair: len(self._guards_of_predicate(pair[0])))
         signal, others = tf.constant(True), []
         for name, value in ordered:
-            predicate = copies[name] if name in copies else self._outer_tensor(name)
+            predicate = copies[name] if name in copies else self._step[0].graph.get_tensor_by_name(name)
             sides = tf.raw_ops.Switch(data=signal, pred=predicate)
             signal = sides.output_true if value else sides.output_false
             others.append(sides.output_false if value else sides.output_true)
@@ -205,9 +205,6 @@ class _LoopIteration:
     def _guards_of_predicate(self, predicate_name):
         op = self._step[0].graph.get_operation_by_name(predicate_name.partition(":")[0])
         return self._guards.get(op, frozenset())
-
-    def _outer_tensor(self, name):
-        return self._step[0].graph.get_tensor_by_name(name)
 
 
 def _find_states(copied_ops: Sequence[tf.Operation]) -> list[_StateBetweenSteps]:

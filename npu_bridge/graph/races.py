@@ -41,8 +41,8 @@ def find_races(run: SessionRun) -> dict[str, Race]:
     watched = dict.fromkeys(op for name in writers for op in (*writers[name], *readers.get(name, ())))
     all_writers = [op for ops_of_name in writers.values() for op in ops_of_name]
     matters = _ops_needed_by(ops, all_writers if run.loss is None else [*all_writers, run.loss.op])
-    before = _watched_ops_before(ops, list(watched))
     bits = {op: 1 << number for number, op in enumerate(watched)}
+    before = _watched_ops_before(ops, bits)
     found: dict[str, Race] = {}
     for name, writing in writers.items():
         for writer in writing:
@@ -80,9 +80,8 @@ def _ops_needed_by(all_ops: Sequence[tf.Operation], results: Sequence[tf.Operati
     return needed
 
 
-def _watched_ops_before(ops: Sequence[tf.Operation], watched: Sequence[tf.Operation]) -> dict[tf.Operation, int]:
-    """Returns, for every operator, the watched operators that always run before it, as an int with a bit for each."""
-    bits = {op: 1 << number for number, op in enumerate(watched)}
+def _watched_ops_before(ops: Sequence[tf.Operation], bits: dict[tf.Operation, int]) -> dict[tf.Operation, int]:
+    """Returns, for every operator, the sum of the bits of the watched operators that always run before it."""
     before: dict[tf.Operation, int] = {}
     for op in ops:
         known = 0
