@@ -67,14 +67,9 @@ class CollectivesOwner:
             self._label = _next_label("restored", _numbers)
         return self._label
 
-    @contextlib.contextmanager
-    def own_collectives_in_block(self) -> Iterator[None]:
+    def own_collectives_in_block(self) -> contextlib.AbstractContextManager[None]:
         """Makes collectives inside the block belong to this owner."""
-        before = _of_owner.set(self.label)
-        try:
-            yield
-        finally:
-            _of_owner.reset(before)
+        return _set_in_block(_of_owner, self.label)
 
 
 def assign_collectives_to_owner(method: Callable) -> Callable:
@@ -103,14 +98,9 @@ _NAMES: weakref.WeakKeyDictionary[tf.Graph, _GraphNames] = weakref.WeakKeyDictio
 _OWNERS: weakref.WeakKeyDictionary[Any, CollectivesOwner] = weakref.WeakKeyDictionary()
 
 
-@contextlib.contextmanager
-def mark_optimizers_as_restored() -> Iterator[None]:
+def mark_optimizers_as_restored() -> contextlib.AbstractContextManager[None]:
     """Counts the optimizers that are made inside the block as restored from a file."""
-    before = _is_restoring.set(True)
-    try:
-        yield
-    finally:
-        _is_restoring.reset(before)
+    return _set_in_block(_is_restoring, True)
 
 
 def set_owner(optimizer: Any, owner: CollectivesOwner) -> None:
@@ -138,14 +128,18 @@ def label_of_graph(graph: tf.Graph) -> str:
     return names.label
 
 
-@contextlib.contextmanager
-def use_label(label_or_graph: str | tf.Graph) -> Iterator[None]:
+def use_label(label_or_graph: str | tf.Graph) -> contextlib.AbstractContextManager[None]:
     """Gives all collectives inside the block a label: the text `label_or_graph`, or the label of this graph."""
-    before = _in_force.set(label_or_graph)
+    return _set_in_block(_in_force, label_or_graph)
+
+
+@contextlib.contextmanager
+def _set_in_block(variable, value):
+    before = variable.set(value)
     try:
         yield
     finally:
-        _in_force.reset(before)
+        variable.reset(before)
 
 
 def graph_numbering_collectives() -> tf.Graph | None:
