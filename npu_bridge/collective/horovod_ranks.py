@@ -111,7 +111,7 @@ class HorovodCommunicator(SeveralRanks):
 
     def exchange_integers(self, numbers, exchange_name, group_text="its group"):
         # Read before the exchange: afterwards another rank can already be restarting Horovod.
-        self._known_sets = self._declared_sets()
+        self._known_sets = horovod_internals.declared_process_sets(self._hvd)
         gather, give_up = (lambda: self._gather_lists(numbers, exchange_name)), self._hvd.shutdown
         return rendezvous.run_barrier(gather, exchange_name, self.rank, self.size, give_up, group_text)
 
@@ -127,7 +127,8 @@ class HorovodCommunicator(SeveralRanks):
             horovod_restart.restart_horovod(
                 self._hvd, self.rank, self.size, [*declared, *new], f"{exchange_name}_restart"
             )
-        numbers = {tuple(members): number for number, members in self._declared_sets().items()}
+        sets = horovod_internals.declared_process_sets(self._hvd)
+        numbers = {tuple(members): number for number, members in sets.items()}
         return [_HorovodGroup(self._hvd, numbers[tuple(members)], self.rank, members) for members in groups]
 
     def _run_collective(self, collective, name, *tensors, **settings):
@@ -146,10 +147,6 @@ class HorovodCommunicator(SeveralRanks):
         if key not in _FUNCTIONS:
             _FUNCTIONS[key] = tf.function(send, autograph=False).get_concrete_function(*specs)
         return _FUNCTIONS[key](*tensors)
-
-    def _declared_sets(self):
-        """Returns the members of each process set by number; set 0 has all ranks."""
-        return horovod_internals.declared_process_sets(self._hvd)
 
     def _gather_lists(self, numbers, exchange_name):
         def gather(length, own):
