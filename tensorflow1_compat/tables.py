@@ -15,6 +15,9 @@ _OLD = "tensorflow.contrib"
 _MNIST = f"{_CONTRIB}.learn.datasets.mnist"
 _KERAS = f"{KERAS}.api._v1.keras"
 _INNER_KERAS = "tensorflow.python.keras"
+# Modules with the same name in their new package.
+_SLIM_LAYERS = ("initializers", "layers", "normalization", "optimizers", "regularizers", "utils")
+_PUBLIC_KERAS = ("applications", "layers", "models", "optimizers", "preprocessing", "utils")
 
 # Parts of the real TensorFlow with the same name in 1.15; other modules below `tensorflow` are version 2.
 INSIDES = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "tensorflow.tools", "tensorflow.lite")
@@ -34,12 +37,7 @@ MODULES: dict[str, str] = {
     f"{_OLD}.framework.python.ops.audio_ops": "tensorflow.python.ops.gen_audio_ops",
     f"{_OLD}.framework.python.ops.variables": "tf_slim.ops.variables",
     f"{_OLD}.image.ops": "tensorflow.python.ops",
-    f"{_OLD}.layers.python.layers.initializers": "tf_slim.layers.initializers",
-    f"{_OLD}.layers.python.layers.layers": "tf_slim.layers.layers",
-    f"{_OLD}.layers.python.layers.normalization": "tf_slim.layers.normalization",
-    f"{_OLD}.layers.python.layers.optimizers": "tf_slim.layers.optimizers",
-    f"{_OLD}.layers.python.layers.regularizers": "tf_slim.layers.regularizers",
-    f"{_OLD}.layers.python.layers.utils": "tf_slim.layers.utils",
+    **{f"{_OLD}.layers.python.layers.{name}": f"tf_slim.layers.{name}" for name in _SLIM_LAYERS},
     f"{_OLD}.layers.python.ops.sparse_ops": "tf_slim.layers.sparse_ops",
     f"{_OLD}.learn.python.learn.monitored_session": "tensorflow.python.training.monitored_session",
     f"{_OLD}.lookup.lookup_ops": f"{_CONTRIB}.lookup",
@@ -83,15 +81,10 @@ MODULES: dict[str, str] = {
     _INNER_KERAS: f"{KERAS}.src",
     f"{_INNER_KERAS}._impl": f"{KERAS}.src",
     f"{_INNER_KERAS}._impl.keras": _KERAS,
-    f"{_INNER_KERAS}.applications": f"{_KERAS}.applications",
+    **{f"{_INNER_KERAS}.{name}": f"{_KERAS}.{name}" for name in _PUBLIC_KERAS},
     f"{_INNER_KERAS}.datasets": f"{KERAS}.src.datasets",
-    f"{_INNER_KERAS}.layers": f"{_KERAS}.layers",
-    f"{_INNER_KERAS}.preprocessing": f"{_KERAS}.preprocessing",
-    f"{_INNER_KERAS}.models": f"{_KERAS}.models",
-    f"{_INNER_KERAS}.optimizers": f"{_KERAS}.optimizers",
     f"{_INNER_KERAS}.keras_parameterized": f"{KERAS}.src.testing_infra.test_combinations",
     f"{_INNER_KERAS}.testing_utils": f"{KERAS}.src.testing_infra.test_utils",
-    f"{_INNER_KERAS}.utils": f"{_KERAS}.utils",
 }
 
 # Modules of stand-alone Keras that are one module now, under every name that scripts import.
@@ -119,7 +112,6 @@ _PYTHON = "tensorflow.python"
 NAMES: dict[str, str] = {
     "tensorflow.app.flags": f"{_V1}:flags",
     "tensorflow.app.UsageError": "absl.app:UsageError",
-    "tensorflow.python.layers.base.InputSpec": f"{KERAS}.src.engine.input_spec:InputSpec",
     "tensorflow.core.protobuf.config_pb2.RPCOptions": "tensorflow.core.protobuf.rpc_options_pb2:RPCOptions",
     "tensorflow.math.maximum": "tensorflow1_compat.old_rules:maximum",
     "tensorflow.math.minimum": "tensorflow1_compat.old_rules:minimum",

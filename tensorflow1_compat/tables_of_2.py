@@ -40,8 +40,6 @@ OF_2 = NameTables(
         "keras.keras_parameterized": f"{_TESTING}.test_combinations",
         "keras.testing_utils": f"{_TESTING}.test_utils",
         "keras.combinations": f"{_TESTING}.test_combinations",
-        "tensorflow.python.keras.keras_parameterized": f"{_TESTING}.test_combinations",
-        "tensorflow.python.keras.testing_utils": f"{_TESTING}.test_utils",
         "tensorflow.python.keras.combinations": f"{_TESTING}.test_combinations",
     },
     names={

@@ -171,11 +171,8 @@ WRAPPED: dict[str, str] = {
     "networkx.normalized_laplacian_matrix": f"{_SHIMS}:normalized_laplacian_matrix",
     "imp": "tensorflow1_compat.old_python.old_imp",  # loads the user's files as imports do
     "math.factorial": f"{_PYTHON}:factorial",
-    "random.randint": f"{_PYTHON}:randint",
-    "random.randrange": f"{_PYTHON}:randrange",
+    **{f"random.{name}": f"{_PYTHON}:{name}" for name in ("randint", "randrange", "seed", "shuffle")},
     "random.sample": f"{_SHIMS}:sample",
-    "random.seed": f"{_PYTHON}:seed",
-    "random.shuffle": f"{_PYTHON}:shuffle",
     "skimage.filters.gaussian": f"{_SHIMS}:gaussian",
     "skimage.metrics.structural_similarity": f"{_SHIMS}:structural_similarity",
     "skimage.transform.rescale": f"{_SHIMS}:rescale",

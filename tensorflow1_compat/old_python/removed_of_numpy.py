@@ -65,6 +65,10 @@ GONE_SINCE_2: dict[str, str] = {
     "numpy.lib.stride_tricks._broadcast_shape": "numpy.lib._stride_tricks_impl:_broadcast_shape",
     "numpy.safe_eval": "ast:literal_eval",
 }
+_OF_LIB = (
+    "arraypad", "arraysetops", "arrayterator", "function_base", "histograms", "index_tricks", "nanfunctions",
+    "polynomial", "shape_base", "twodim_base", "type_check", "ufunclike", "utils",
+)  # fmt: skip
 # Old modules, and modules under old names.
 GONE_MODULES: dict[str, str] = {
     "numpy.compat": "tensorflow1_compat.old_python.old_numpy_compat",
@@ -72,19 +76,7 @@ GONE_MODULES: dict[str, str] = {
     "numpy.core._methods": "numpy._core._methods",
     "numpy.fft.fftpack": "numpy.fft",
     "numpy.fft.helper": "numpy.fft",
-    "numpy.lib.arraypad": "numpy.lib._arraypad_impl",
-    "numpy.lib.arraysetops": "numpy.lib._arraysetops_impl",
-    "numpy.lib.arrayterator": "numpy.lib._arrayterator_impl",
-    "numpy.lib.function_base": "numpy.lib._function_base_impl",
-    "numpy.lib.histograms": "numpy.lib._histograms_impl",
-    "numpy.lib.index_tricks": "numpy.lib._index_tricks_impl",
-    "numpy.lib.nanfunctions": "numpy.lib._nanfunctions_impl",
-    "numpy.lib.polynomial": "numpy.lib._polynomial_impl",
-    "numpy.lib.shape_base": "numpy.lib._shape_base_impl",
-    "numpy.lib.twodim_base": "numpy.lib._twodim_base_impl",
-    "numpy.lib.type_check": "numpy.lib._type_check_impl",
-    "numpy.lib.ufunclike": "numpy.lib._ufunclike_impl",
-    "numpy.lib.utils": "numpy.lib._utils_impl",
+    **{f"numpy.lib.{name}": f"numpy.lib._{name}_impl" for name in _OF_LIB},
     "numpy.linalg.linalg": "numpy.linalg",
     "numpy.testing.decorators": "numpy.testing",
     "numpy.testing.utils": "numpy.testing",
