@@ -13,6 +13,7 @@ import importlib.util
 import types
 from typing import Any
 
+from npu_bridge.base.lazy import import_module_or_object
 from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat import journal, missing
 from tensorflow1_compat.insides import find_moved_value, find_replacement_of_contrib, find_replacement_of_inner_module
@@ -194,15 +195,15 @@ def _find_value(module: ModuleProxy, name: str) -> Any:
         return proxy(full)
     if full in _tables.names:
         journal.record_use("name", full, _tables.names[full])
-        return _proxy_if_module(full, _import_value(_tables.names[full]))
+        return _proxy_if_module(full, import_module_or_object(_tables.names[full]))
     if full in removed_names.WRAPPED:
-        return _import_value(removed_names.WRAPPED[full])
+        return import_module_or_object(removed_names.WRAPPED[full])
     is_reused = full in removed_names.REUSED and _tables is OF_1
     if full in removed_names.GONE_NAMES and (is_reused or name not in base.__dict__):
         place = removed_names.GONE_NAMES[full]
         fate = "means something else by it now" if name in base.__dict__ else "no longer has it"
         journal.say_once(full, f"{base.__name__} {fate}; {place.replace(':', '.')} is used")
-        return _import_value(place)
+        return import_module_or_object(place)
     if name.startswith("__"):
         try:
             return getattr(base, name)
@@ -341,11 +342,3 @@ def _list_names_added_to_module(module: str) -> set[str]:
     """Returns the old names that the tables add to a module."""
     start = f"{module}."
     return {key[len(start) :].partition(".")[0] for key in (*_tables.names, *_tables.modules) if key.startswith(start)}
-
-
-def _import_value(dotted_name: str) -> Any:
-    module, _, inside = dotted_name.partition(":")
-    value = importlib.import_module(module)
-    for part in inside.split(".") if inside else ():
-        value = getattr(value, part)
-    return value

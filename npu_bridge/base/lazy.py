@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Mapping
 from typing import Any, Callable
 
@@ -24,10 +25,10 @@ def lazy_getattr(package: str, places_by_name: Mapping[str, str]) -> Callable[[s
 
 
 def import_module_or_object(place: str) -> Any:
-    """Imports and returns a module, given as `module`, or an object in it, given as `module:name`."""
+    """Imports and returns a module, given as `module`, or an object in it, given as `module:name` or `module:a.b`."""
     module, _, inside = place.partition(":")
     found = importlib.import_module(module)
-    return getattr(found, inside) if inside else found
+    return operator.attrgetter(inside)(found) if inside else found
 
 
 def places_of_submodules(package: str, *names: str) -> dict[str, str]:
