@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from npu_bridge.base.after_import import call_when_loaded, wrap_function
+from npu_bridge.base.tf_internals.sessions import collected_function_graphs
 
 _MARK = "npu_bridge_step"
 # "matmul_1:MatMul", a name and a type. Events of the profiler's other sources have other names.
@@ -43,21 +44,13 @@ def watch_calls(run_call: Callable[[Any, Callable], Any]) -> None:
 def collected_graphs() -> Iterator[list]:
     """Collects the optimized graphs of functions that are called inside the block for the first time.
 
-    Checked in TF 2.15: `Context.enable_graph_collection` and `export_run_metadata`.
-
     Returns:
       A list of GraphDefs, filled at the end of the block.
     """
-    from tensorflow.python.eager import context
-
     graphs: list = []
-    current = context.context()
-    current.enable_graph_collection()
-    try:
+    with collected_function_graphs() as metadata:
         yield graphs
-    finally:
-        graphs.extend(current.export_run_metadata().partition_graphs)
-        current.disable_graph_collection()
+    graphs.extend(metadata.partition_graphs)
 
 
 class CpuProfile:
