@@ -24,7 +24,7 @@ from tensorflow1_compat.missing import advise_replacement, shorten_name
 from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.reach import find_reached_names
 from tensorflow1_compat.reading import ANY, SET, FileFacts, NameUse, read_file
-from tensorflow1_compat.reading_tree import likely_path_additions, read_tree
+from tensorflow1_compat.reading_tree import likely_path_additions, mentions_search_path, read_tree
 from tensorflow1_compat.signatures import find_call_problem
 from tensorflow1_compat.tables import MODULES, NAMES, OF_1
 from tensorflow1_compat.tree import SourceTree
@@ -212,7 +212,7 @@ def _describe_call_error(use: NameUse) -> str | None:
 
 def _find_missing_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
     """Yields a finding for each imported package that is not installed or whose folder Python does not search."""
-    adds_folders = any(map(_mentions_search_path, files))
+    adds_folders = any(mentions_search_path(facts.path) for facts in files)
     own, *others = map(os.path.realpath, roots)
     searched = {own, *(root for root in others if not own.startswith(os.path.join(root, "")))}
     for facts in files:
@@ -234,12 +234,6 @@ def _find_missing_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> 
             elif (helper := _folder_of_old_package(package, tuple(roots))) is not None:
                 remark = f"it is written for TensorFlow 1: start with npu-run --tree {path_for_message(helper)}"
                 yield Finding("needed", f"package {package}", remark, use.place)
-
-
-def _mentions_search_path(facts: FileFacts) -> bool:
-    """Returns whether a file mentions `sys.path`, and so can change where Python finds modules."""
-    with open_file(facts.path, errors="replace") as file:
-        return "sys.path" in file.read()
 
 
 def _find_uncompiled_cython_modules(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:

@@ -34,10 +34,14 @@ def read_tree(script: str, roots: Sequence[str]) -> Iterator[FileFacts]:
 
 def likely_path_additions(script: str) -> list[str]:
     """Returns the parent folder and the current folder if a script mentions `sys.path`; else an empty list."""
-    with open_file(script, errors="replace") as file:
-        if "sys.path" not in file.read():
-            return []
-    return [os.path.dirname(os.path.dirname(os.path.realpath(script))), os.getcwd()]
+    above = os.path.dirname(os.path.dirname(os.path.realpath(script)))
+    return [above, os.getcwd()] if mentions_search_path(script) else []
+
+
+def mentions_search_path(path: str) -> bool:
+    """Returns whether a file mentions `sys.path`, and so can change where Python finds modules."""
+    with open_file(path, errors="replace") as file:
+        return "sys.path" in file.read()
 
 
 class _Tree:
