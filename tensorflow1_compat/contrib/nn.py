@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
-from tensorflow.compat.v2.nn import conv1d_transpose as _conv1d_transpose
+from tensorflow.python.ops.nn_ops import conv1d_transpose
 
 _DROPPED = 1.7580993408473766
-
-
-def conv1d_transpose(
-    input, filters, output_shape, strides, padding="SAME", data_format="NWC", dilations=None, name=None
-):
-    """Computes a transposed 1-D convolution, from [batch, width, channels] to `output_shape`."""
-    return _conv1d_transpose(input, filters, output_shape, strides, padding, data_format, dilations, name)
 
 
 def alpha_dropout(x, keep_prob, noise_shape=None, seed=None, name=None):
