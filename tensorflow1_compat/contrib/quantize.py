@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.tf_internals.contrib import moving_average_step
 from npu_bridge.base.tf_internals.graphs import update_input
+from tensorflow1_compat.contrib.graph_editor.reroute import reroute_ts
 
 _QUANTIZABLE = ("Conv2D", "MatMul", "DepthwiseConv2dNative")
 _AFTER = ("BiasAdd", "Add", "AddV2", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
@@ -75,7 +76,7 @@ def _find_weight(op):
     return tensor if is_variable and op.name.split("/")[0] != "gradients" else None
 
 
-def _make_range(scope, low, high, is_training):
+def _make_range(scope, low, high):
     with tf.variable_scope("", reuse=tf.AUTO_REUSE):
         collections = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
         return [
@@ -93,7 +94,7 @@ def _delay_rounding(tensor, rounded, quant_delay):
 
 
 def _quantize_weights(tensor, scope, bits, is_training, quant_delay):
-    low, high = _make_range(scope, -6.0, 6.0, is_training)
+    low, high = _make_range(scope, -6.0, 6.0)
     with tf.name_scope(f"{scope}/"):
         if is_training:
             low = tf.assign(low, tf.minimum(tf.reduce_min(tensor), 0.0), name="AssignMinLast")
@@ -115,7 +116,7 @@ def _quantize_output(op, context, bits, is_training, quant_delay, symmetric):
     if tensor.dtype != tf.float32:
         return
     scope = f"{context}/act_quant"
-    low, high = _make_range(scope, 0.0, 6.0, is_training)
+    low, high = _make_range(scope, 0.0, 6.0)
     with tf.variable_scope(scope, reuse=tf.AUTO_REUSE, use_resource=False):
         if is_training:
             smallest = tf.minimum(tf.reduce_min(tensor), 0.0)
@@ -127,7 +128,4 @@ def _quantize_output(op, context, bits, is_training, quant_delay, symmetric):
             high = moving_average_step(high, largest, 0.999, "AssignMaxEma")
         rounded = tf.quantization.fake_quant_with_min_max_vars(tensor, low, high, num_bits=bits)
         rounded = _delay_rounding(tensor, rounded, quant_delay if is_training else None)
-    for reader in readers:
-        for place, each in enumerate(reader.inputs):
-            if each is tensor:
-                update_input(reader, place, rounded)
+    reroute_ts(rounded, tensor, readers)
