@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from tensorflow1_compat.contrib.rnn.cells import _OneStateCell
+
 
 def crf_sequence_score(inputs, tag_indices, sequence_lengths, transition_params):
     """Returns unnormalised scores of tag sequences, [batch]; see `crf_log_likelihood` for the arguments."""
@@ -142,21 +144,13 @@ def crf_decode(potentials, transition_params, sequence_length):
     return found, tf.reduce_max(alphas, 1)
 
 
-class CrfForwardRnnCell(tf.nn.rnn_cell.RNNCell):
+class CrfForwardRnnCell(_OneStateCell):
     """An RNN cell of the forward recursion: state and output are log alphas, [batch, tags]."""
 
     def __init__(self, transition_params):
         super().__init__()
         self._transitions = tf.expand_dims(transition_params, 0)
-        self._tags = tf.compat.dimension_value(transition_params.shape[0])
-
-    @property
-    def state_size(self):
-        return self._tags
-
-    @property
-    def output_size(self):
-        return self._tags
+        self._num_units = tf.compat.dimension_value(transition_params.shape[0])
 
     def __call__(self, inputs, state, scope=None):
         new = inputs + tf.reduce_logsumexp(state[:, :, None] + self._transitions, 1)
