@@ -87,11 +87,6 @@ class EraEvidence(NamedTuple):
         return found
 
     @property
-    def older_packages(self) -> list[str]:
-        """The names of packages that the script needs in an older version."""
-        return list(self.packages_needed_in_older_version)
-
-    @property
     def is_tensorflow_1(self) -> bool:
         """Whether a script is written for TensorFlow 1. If names of both eras occur, the more frequent era decides."""
         return not self.switches_to_2 and len(self.of_1) > 0 and len(self.of_1) >= len(self.of_2)

@@ -46,7 +46,7 @@ def fix_old_names() -> None:
     if path:
         evidence = find_evidence_of_script(path, [os.path.dirname(path)])
         if evidence.old_of_2 and not evidence.is_tensorflow_1:
-            start.prepare_process([os.path.dirname(path)], era=2, older=evidence.older_packages)
+            start.prepare_process([os.path.dirname(path)], era=2, older=evidence.packages_needed_in_older_version)
 
 
 def _main_script() -> str | None:

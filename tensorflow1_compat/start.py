@@ -46,7 +46,7 @@ def prepare_process(
       roots: folders of the user's files.
       known_paths: see `SourceTree`.
       era: 1 or 2, for TensorFlow 1 or 2.
-      older: for TensorFlow 2, the packages whose older names the script needs (`EraEvidence.older_packages`).
+      older: for TensorFlow 2, the packages whose older names the script needs, as in `EraEvidence`.
     Returns:
       The user's source tree.
     """
