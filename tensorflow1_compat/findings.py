@@ -131,7 +131,8 @@ def survey(
         *_find_uncompiled_cython_modules(files, all_roots),
         *_find_unset_variables(files),
     )
-    of_era = _find_older_packages(evidence) if era == 2 and gets_older_names else ()
+    older = explain_older_keras(evidence.packages_needed_in_older_version) if era == 2 and gets_older_names else ()
+    of_era = [Finding("healed", "older Keras", remark, use.place) for use, remark in older]
     for finding in _ignore_unreached_findings(files, itertools.chain(of_era, find_more(files, era), *of_files, of_all)):
         found.setdefault((finding.kind, finding.what), finding)
     return ScriptSurvey(era, len(files), list(found.values()))
@@ -157,12 +158,6 @@ def _find_syntax_errors(facts: FileFacts) -> Iterator[Finding]:
         is_old = isinstance(facts.error, TabError) or _OF_PYTHON_2.search(f"{facts.error.msg}: {facts.error.text}")
         remark = ": is it Python 2? 2to3 and reindent make it Python 3" if is_old else ""
         yield Finding("cannot work", f"syntax of {place}", f"{facts.error.msg}{remark}", place)
-
-
-def _find_older_packages(evidence: EraEvidence) -> Iterator[Finding]:
-    """Yields a finding for each package that the script gets in an older version."""
-    for use, remark in explain_older_keras(evidence.packages_needed_in_older_version):
-        yield Finding("healed", "older Keras", remark, use.place)
 
 
 def _find_names(facts: FileFacts, era: int) -> Iterator[Finding]:
@@ -197,17 +192,12 @@ def _check_tensorflow_name(use: NameUse) -> Iterator[Finding]:
     if missing is not None:
         kind = "ignored" if use.is_guarded else "cannot work"
         yield Finding(kind, short, advise_replacement(missing, names_of_same_module(missing)), use.place)
-    elif (complaint := _describe_call_error(use)) is not None:
+    elif use.call and not use.is_guarded and (complaint := find_call_problem(use.name, use.call)):
         yield Finding("cannot work", f"{short}(...)", f"it {complaint}", use.place)
     elif use.name in NAMES:
         yield Finding("contrib", short, f"is {NAMES[use.name].replace(':', '.')} here", use.place)
     elif ".contrib." in use.name:
         yield Finding("contrib", ".".join(short.split(".")[:4]), "", use.place)
-
-
-def _describe_call_error(use: NameUse) -> str | None:
-    """Returns why a call cannot work; None if the call can work, or is inside `try`."""
-    return None if use.call is None or use.is_guarded else find_call_problem(use.name, use.call)
 
 
 def _find_missing_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
