@@ -99,14 +99,10 @@ def _wrap_to_return_matrix(name: str, new_name: str | None = None) -> Any:
     return make
 
 
-def _make_determinism_patch() -> Any:
-    """Returns a replacement of `tfdeterminism.patch` that does not replace `bias_add` on GPUs."""
-
-    def patch() -> None:
-        say_once("tfdeterminism.patch", "refuses TensorFlow since 2.1; only TF_CUDNN_DETERMINISTIC=1 is set, as by it")
-        write_variable("TF_CUDNN_DETERMINISTIC", "1")
-
-    return patch
+def deterministic() -> None:
+    """Replaces `tfdeterminism.patch`, but does not replace `bias_add` on GPUs."""
+    say_once("tfdeterminism.patch", "refuses TensorFlow since 2.1; only TF_CUDNN_DETERMINISTIC=1 is set, as by it")
+    write_variable("TF_CUDNN_DETERMINISTIC", "1")
 
 
 def _wrap_to_accept_multichannel(module: str, function_name: str) -> Any:
@@ -159,7 +155,6 @@ _LATE = {
     "gaussian": lambda: _wrap_to_accept_multichannel("skimage.filters", "gaussian"),
     "rescale": lambda: _wrap_to_accept_multichannel("skimage.transform", "rescale"),
     "structural_similarity": lambda: _wrap_to_accept_multichannel("skimage.metrics", "structural_similarity"),
-    "deterministic": _make_determinism_patch,
     "yaml_load": lambda: _wrap_to_accept_no_loader("load"),
     "yaml_load_all": lambda: _wrap_to_accept_no_loader("load_all"),
 }
