@@ -26,16 +26,12 @@ def make_regex(obj):
 
 def _get_input_ts(ops):
     """Returns the tensors that operations read, without duplicates."""
-    return _unique(tensor for op in make_list_of_op(ops) for tensor in op.inputs)
+    return list({id(tensor): tensor for op in make_list_of_op(ops) for tensor in op.inputs}.values())
 
 
 def _get_output_ts(ops):
     """Returns the output tensors of operations."""
     return filter_ts(ops, True)
-
-
-def _unique(tensors):
-    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 def filter_ts(ops, positive_filter=None):
