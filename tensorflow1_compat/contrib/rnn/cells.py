@@ -15,9 +15,7 @@ class _OneStateCell(RNNCell):
     def state_size(self):
         return self._num_units
 
-    @property
-    def output_size(self):
-        return self._num_units
+    output_size = state_size
 
 
 class _TwoStateCell(RNNCell):

@@ -72,9 +72,7 @@ class AttentionMechanism:
     def alignments_size(self):
         return self._alignments_size
 
-    @property
-    def state_size(self):
-        return self._alignments_size
+    state_size = alignments_size
 
     def initial_alignments(self, batch_size, dtype):
         """Returns zeros [batch, time]."""
