@@ -33,13 +33,10 @@ __all__ = [
 _API = {
     "tensorflow.compat.v1": "tensorflow._api.v2.compat.v1",
     "tensorflow": "tensorflow._api.v2.compat.v1",
-    "tensorflow.contrib": "tensorflow1_compat.contrib",
     "tensorflow.contrib.keras": f"{KERAS}.api._v1.keras",
     "tensorflow.layers": f"{KERAS}.api._v1.keras.__internal__.legacy.layers",
     "tensorflow.nn.rnn_cell": f"{KERAS}.api._v1.keras.__internal__.legacy.rnn_cell",
-    "tensorflow.keras": f"{KERAS}.api._v1.keras",
     "tensorflow.estimator": "tensorflow_estimator.python.estimator.api._v1.estimator",
-    "npu_bridge.npu_init.tf": "tensorflow._api.v2.compat.v1",
 }
 _ANYTHING = "*"
 # Statements of a module whose parts can define names.
