@@ -143,16 +143,12 @@ def _parse_float(digits: str) -> float:
     return number
 
 
-def _path_below(folder: str | os.PathLike, path: str | os.PathLike) -> str:
-    """Returns a path below a folder, relative to it and normalised.
+def _path_below(folder: str, path: str) -> str:
+    """Returns a path below a folder, relative to it and normalised; `path` can have the folder in front.
 
-    Args:
-      folder: where the path was found.
-      path: relative to the folder, or with the folder in front.
     Raises:
       RefusedFileError: the path leaves the folder: it is absolute, or contains `..`.
     """
-    folder, path = os.fspath(folder), os.fspath(path)
     inside = path[len(folder) :].lstrip(os.sep) if path.startswith(folder.rstrip(os.sep) + os.sep) else path
     parts = [part for part in inside.split(os.sep) if part not in ("", ".")]
     _check_file_name(inside)
