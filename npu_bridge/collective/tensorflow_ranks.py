@@ -94,10 +94,8 @@ class TensorFlowCommunicator(SeveralRanks):
     def _broadcast_numbers(self, tensor, root_rank, name):
         def send(value):
             (vector, number), shape = _pad_to_size(value), tf.shape(value)
-            if self.rank == root_rank:
-                sent = self._add_collective("CollectiveBcastSendV2", name, vector, number, root_rank)
-            else:
-                sent = self._add_collective("CollectiveBcastRecvV2", name, vector, number, root_rank)
+            operator = "CollectiveBcastSendV2" if self.rank == root_rank else "CollectiveBcastRecvV2"
+            sent = self._add_collective(operator, name, vector, number, root_rank)
             return _remove_padding(sent, value, shape)
 
         return _copy_any_dtype(tensor, send)
