@@ -6,8 +6,6 @@ import tensorflow.compat.v1 as tf
 from tensorflow.compat.v1.distributions import *
 from tensorflow.python.ops.distributions.util import fill_triangular
 
-Distribution = tf.distributions.Distribution
-
 
 class MultivariateNormalDiag(tf.distributions.Distribution):
     """Independent normal distributions over the last axis, with `loc` and `scale_diag` of shape [..., k]."""
