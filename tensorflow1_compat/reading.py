@@ -133,7 +133,16 @@ class _Reader(ast.NodeVisitor):
 
     @functools.cached_property
     def _names_bound_in_file(self) -> set[str]:
-        return _names_bound_in(self._tree)
+        """The names that the file itself binds, without imports; these names do not come from a star import."""
+        bound: set[str] = set()
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                bound.add(node.id)
+            elif isinstance(node, ast.arg):
+                bound.add(node.arg)
+            elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                bound.add(node.name)
+        return bound
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -297,19 +306,6 @@ def _read_call(node: ast.Call) -> ScriptCall:
     is_starred = any(isinstance(argument, ast.Starred) for argument in node.args)
     keywords = tuple(keyword.arg for keyword in node.keywords if keyword.arg)
     return ScriptCall(None if is_starred else len(node.args), keywords, len(keywords) < len(node.keywords), node)
-
-
-def _names_bound_in(tree: ast.Module) -> set[str]:
-    """Returns the names that a file itself binds, without imports; these names do not come from a star import."""
-    bound: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound.add(node.id)
-        elif isinstance(node, ast.arg):
-            bound.add(node.arg)
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            bound.add(node.name)
-    return bound
 
 
 def _list_names_bound_by_star(module: str) -> dict[str, str]:
