@@ -150,7 +150,8 @@ class ModuleProxy(types.ModuleType):
     def public_names(self) -> dict[str, Any]:
         """Returns the names that `from module import *` binds, with their values, for the module of this proxy."""
         names = getattr(self._base, "__all__", None) or [name for name in dir(self._base) if not name.startswith("_")]
-        names = [*names, *_list_names_added_to_module(self._name)] if self._is_of_tensorflow() else names
+        if self._name.partition(".")[0] in _TENSORFLOW_ROOTS:
+            names = [*names, *_list_names_added_to_module(self._name)]
         found = {}
         for name in names:
             try:
@@ -158,9 +159,6 @@ class ModuleProxy(types.ModuleType):
             except _MissingNameError:
                 continue
         return found
-
-    def _is_of_tensorflow(self) -> bool:
-        return self._name.partition(".")[0] in _TENSORFLOW_ROOTS
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._base, name, value)
