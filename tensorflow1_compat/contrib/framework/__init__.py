@@ -5,42 +5,9 @@ from tensorflow.python.framework.tensor_util import constant_value, is_tensor
 from tensorflow.python.ops.gen_state_ops import is_variable_initialized as _is_variable_initialized
 from tensorflow.python.util import nest
 from tensorflow.python.util.deprecation import deprecated, deprecated_arg_values, deprecated_args
-from tf_slim.ops.arg_scope import (
-    add_arg_scope,
-    arg_scope,
-    arg_scope_func_key,
-    arg_scoped_arguments,
-    current_arg_scope,
-    has_arg_scope,
-)
-from tf_slim.ops.framework_ops import get_graph_from_inputs, get_name_scope
-from tf_slim.ops.variables import (
-    VariableDeviceChooser,
-    add_model_variable,
-    assert_global_step,
-    assert_or_get_global_step,
-    assign_from_checkpoint,
-    assign_from_checkpoint_fn,
-    assign_from_values,
-    assign_from_values_fn,
-    create_global_step,
-    filter_variables,
-    get_global_step,
-    get_local_variables,
-    get_model_variables,
-    get_or_create_global_step,
-    get_trainable_variables,
-    get_unique_variable,
-    get_variable_full_name,
-    get_variables,
-    get_variables_by_name,
-    get_variables_by_suffix,
-    get_variables_to_restore,
-    global_variable,
-    local_variable,
-    model_variable,
-    variable,
-)
+from tf_slim.ops.arg_scope import *
+from tf_slim.ops.framework_ops import *
+from tf_slim.ops.variables import *
 
 from npu_bridge.base.search import search as _search
 from npu_bridge.base.tf_internals import contrib
