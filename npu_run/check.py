@@ -37,17 +37,13 @@ def check(
                 "--json cannot be used with --run: SCRIPT prints to the same output. Use --run --out FILE."
             )
         choice._replace(report=os.path.abspath(out) if out else "").announce()
-        _run_script([*["-q"] * is_quiet(), *([] if size is None else ["-np", str(size)]), script, *arguments])
+        from npu_run.cli import run_script  # imported late: it imports most of the launcher
+
+        words = [*["-q"] * is_quiet(), *([] if size is None else ["-np", str(size)]), script, *arguments]
+        run_script.main(words, prog_name="npu-run")
     found = choice.survey_script(script)
     facts = findings_as_facts(script, found)
     if out is not None:
         write_atomically(out, json.dumps(facts, indent=1), REPORT_FILES)
     is_fatal = any(finding.is_fatal for finding in found.findings)
     return int(is_fatal), facts, lambda: echo(format_findings(script, found))
-
-
-def _run_script(words: list[str]) -> None:
-    """Runs the script with `npu-run`, then ends the process."""
-    from npu_run.cli import run_script
-
-    run_script.main(words, prog_name="npu-run")

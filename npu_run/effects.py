@@ -70,15 +70,10 @@ def _print_rows(script: str, rows: Sequence[OptionRow], counts: Mapping[str, int
             print_table(shown, console, title)
     if not rows and script.endswith(".py"):
         echo("A script shows only the values written in it. For all values, give the model folder of a training.")
-    told = ", ".join(
-        f"{count} {word}" for word, count in (("work", counts["works"]), *_list_counts_of_other_levels(counts)) if count
-    )
+    words = {"works": "work", "no effect": "without effect", "refused": "refused"}
+    told = ", ".join(f"{counts[effect]} {word}" for effect, word in words.items() if counts[effect])
     options = f"{len(rows)} option{'' if len(rows) == 1 else 's'}"
     echo(f"{escape_in_line(script)}: {options} set{f': {told}' if told else ''}.")
-
-
-def _list_counts_of_other_levels(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    return [("without effect", counts["no effect"]), ("refused", counts["refused"])]
 
 
 def _table_cells(row: OptionRow) -> tuple[str, ...]:
