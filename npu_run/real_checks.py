@@ -26,7 +26,7 @@ from npu_bridge.options.rules import HELPER_RULES, RULES, DirectoryError, Settin
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG
 from npu_run.literals import CallArguments, UndecidedError, UnknownValue, is_known
 
-_OURS = ("npu_bridge.", "npu_device.", "hccl.")
+OURS = ("npu_bridge.", "npu_device.", "hccl.")  # how names of this package begin
 # Modules whose calls only check their arguments; for calls of other modules, only the signature is checked.
 _CHECKING_MODULES = re.compile(
     r"npu_bridge\.(hccl\.hccl_ops|operators\.\w+|amp\.(apex|loss_scale|groups|configuration)|boost\.config|"
@@ -100,7 +100,7 @@ def find_missing_name(name: str) -> Exception | None:
     """Returns an error with the nearest name if a module of this package lacks the named object; else None."""
     above, _, leaf = name.rpartition(".")
     module = import_object(above) if above else None
-    if not inspect.ismodule(module) or not f"{module.__name__}.".startswith(_OURS) or import_object(name) is not None:
+    if not inspect.ismodule(module) or not f"{module.__name__}.".startswith(OURS) or import_object(name) is not None:
         return None
     try:
         getattr(module, leaf)
@@ -122,7 +122,7 @@ def evaluate_call(name: str, arguments: CallArguments) -> Any:
             import_from_tensorflow(name)
             if name.endswith(WRAPPER_SUFFIX)
             else import_object(name)
-            if name.startswith(_OURS)
+            if name.startswith(OURS)
             else None
         )
         if function is None or not _can_be_checked(function) or arguments.is_open:
@@ -214,7 +214,7 @@ def _can_be_checked(function: Any) -> bool:
     module, name = getattr(function, "__module__", None) or "", getattr(function, "__name__", "")
     if name.endswith("LossScaleOptimizer") and "keras" in module.partition(".")[0]:
         return True
-    return _CHECKING_MODULES.fullmatch(module) is not None or (name in _CHECKING_FUNCTIONS and module.startswith(_OURS))
+    return _CHECKING_MODULES.fullmatch(module) is not None or (name in _CHECKING_FUNCTIONS and module.startswith(OURS))
 
 
 def _replace_job_arguments(bound_arguments: inspect.BoundArguments) -> inspect.BoundArguments:

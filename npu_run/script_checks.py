@@ -21,7 +21,6 @@ from tensorflow1_compat.installed import list_exported_names
 from tensorflow1_compat.journal import SourcePlace
 from tensorflow1_compat.reading import FileFacts
 
-_OURS = ("npu_bridge.", "npu_device.", "hccl.")
 _STARTS = ("npu_bridge.npu_init.tf.", "npu_bridge.npu_init.os.")
 _PARAMETER = re.compile(r"""parameter_map\s*\[\s*['"](\w+)['"]\s*\]""")
 _BY_NAME: dict[str, Option] = {name: option for option in OPTIONS for name in (option.name, option.key) if name}
@@ -79,15 +78,15 @@ def _has_checkable_calls(facts: FileFacts) -> bool:
 
 
 def _is_call_of_npu_bridge(use: Any) -> bool:
-    return use.call is not None and use.name.startswith(_OURS) and not use.name.startswith(_STARTS)
+    return use.call is not None and use.name.startswith(real_checks.OURS) and not use.name.startswith(_STARTS)
 
 
 def _find_refusals(facts: FileFacts) -> Iterator[Finding]:
     values = ExpressionEvaluator(facts, lambda name, call: real_checks.evaluate_call(name, values.arguments(call)))
     for use in facts.uses:
-        if use.is_guarded or (use.call is None and not use.name.startswith(_OURS)):
+        if use.is_guarded or (use.call is None and not use.name.startswith(real_checks.OURS)):
             continue
-        if use.name.startswith(_OURS) and (error := real_checks.find_missing_name(use.name)) is not None:
+        if use.name.startswith(real_checks.OURS) and (error := real_checks.find_missing_name(use.name)) is not None:
             yield Finding("cannot work", use.name, str(error), use.place)
         if use.call is None:
             continue
@@ -123,7 +122,7 @@ def _find_misspelt_names(facts: FileFacts) -> Iterator[Finding]:
     """Yields a finding for each undefined name that resembles a name in a star import of this package."""
     nodes = [*ast.walk(facts.tree)]
     stars = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom) and n.names[0].name == "*"]
-    if not stars or not all(f"{star}.".startswith(_OURS) for star in stars):
+    if not stars or not all(f"{star}.".startswith(real_checks.OURS) for star in stars):
         return
     exported = {name for star in stars for name in list_exported_names(star)}
     bound = {name for node in nodes for name in list_bound_names(node)} | exported | {*dir(builtins)} | {*facts.aliases}
@@ -218,7 +217,7 @@ def _find_option_uses(facts: FileFacts) -> Iterator[Finding]:
     """Yields a finding for each option in a file: keywords of configuration objects, and keys of `parameter_map`."""
     written: list[tuple[str, int, bool]] = []
     for use in facts.uses:
-        if use.call is not None and use.name.startswith(_OURS) and use.name.rpartition(".")[2] in _OWNERS:
+        if use.call is not None and use.name.startswith(real_checks.OURS) and use.name.rpartition(".")[2] in _OWNERS:
             written += [(keyword, use.place.line, False) for keyword in use.call.keywords]
     if facts.error is None:
         with open_file(facts.path, errors="replace") as file:
