@@ -189,21 +189,17 @@ class Bisection:
         for run in self._runs:
             if run["kept"] == names:
                 return run["passes"]
+        run_name = self._next_run_name()
         if self._is_by_type:
-            return self._train_and_judge(
-                names, {"modify_mixlist": self._write_types(names, f"{self._next_run_name()}.json")}
-            )
-        return self._train_and_judge(
-            names, {"customize_dtypes": self._write_names(names, f"{self._next_run_name()}.txt")}
-        )
+            options = {"modify_mixlist": self._write_types(names, f"{run_name}.json")}
+        else:
+            options = {"customize_dtypes": self._write_names(names, f"{run_name}.txt")}
+        return self._train_and_judge(names, options)
 
     def _train_and_judge(self, kept_names: list[str], options: dict[str, Any], description: str = "") -> bool:
         """Trains once in low precision; records and returns whether the losses stay in the band.
 
-        Args:
-          kept_names: names or types that stay in float32.
-          options: the options that keep them in float32.
-          description: a description of the run, to print.
+        `options` keep these names or types in float32; `description` is for the progress line.
         """
         if len(self._runs) + _REFERENCES >= self._max_runs:
             raise OutOfRunsError
@@ -266,18 +262,15 @@ class Bisection:
         if not self._low.startswith("allow_mix"):
             echo(f"  for the allow_mix_precision modes; {self._low} has no lists")
             return
-        known = [run for run in self._runs if run["kept"] == [f"mix list of {', '.join(types)}"]]
+        label = f"mix list of {', '.join(types)}"
+        known = [run for run in self._runs if run["kept"] == [label]]
         try:
-            passes = known[0]["passes"] if known else self._are_types_accepted(types, mixlist)
+            passes = known[0]["passes"] if known else self._train_and_judge([label], {"modify_mixlist": mixlist}, label)
         except OutOfRunsError:
             echo("  not tried: no runs are left")
             return
         fails = "  it does not pass, as casts are at other places; keep the operators instead"
         echo("  it passes, too" if passes else fails)
-
-    def _are_types_accepted(self, types: Sequence[str], mixlist: str) -> bool:
-        label = f"mix list of {', '.join(types)}"
-        return self._train_and_judge([label], {"modify_mixlist": mixlist}, label)
 
     def _print_progress(self, text: str) -> None:
         print_unless_quiet(f"npu-run bisect: {text}")
