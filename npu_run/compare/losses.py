@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from npu_bridge.base.errors import listed
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.page.run_folder import NoRunError, read_run_folder
 from npu_run.compare.events import read_scalars
-from npu_run.compare.names import format_first_names
 from npu_run.compare.verdict import NotComparableError, NothingToCompareError
 
 _REPEAT = re.compile(r"repeat-(\d+)")
@@ -83,12 +83,12 @@ def read_losses(path: str, tag: str | None = None) -> Losses:
             return Losses(path, *_as_arrays(points), f"tag {chosen} of event files")
         if tags and tag:
             raise NotComparableError(
-                f"{path} has no event with the tag {tag!r}; its tags are {format_first_names(sorted(tags), 8)}."
+                f"{path} has no event with the tag {tag!r}; its tags are {listed(sorted(tags), 8)}."
             )
         if tags:
             raise NotComparableError(
                 f"{path} has event files without a loss under a usual name; name the loss with --tag, one of "
-                f"{format_first_names(sorted(tags), 8)}."
+                f"{listed(sorted(tags), 8)}."
             )
     raise NothingToCompareError(
         f"{path} holds no losses; expected {HISTORY_FILE} with at least one step, or event files."

@@ -32,11 +32,6 @@ def convert_to_file_name(name: str) -> str:
     return re.sub(r"[./\\: ]", "_", name).strip("_")
 
 
-def format_first_names(names: Sequence[str], max_count: int = 4) -> str:
-    """Returns a text with the first names and the number of the others."""
-    return ", ".join(names[:max_count]) + (f" and {len(names) - max_count} more" if len(names) > max_count else "")
-
-
 def match_operators(
     a: Sequence[str], b: Sequence[str], given_pairs: Mapping[str, str] | None = None
 ) -> OperatorMatching:

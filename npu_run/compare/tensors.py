@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from npu_bridge.base.errors import listed
 from npu_run.compare.arrays import ArrayAgreement, choose_tolerance, compare_arrays
 from npu_run.compare.dumps import Dump, DumpKey, TensorPlace
-from npu_run.compare.names import OperatorMatching, format_first_names, match_operators
+from npu_run.compare.names import OperatorMatching, match_operators
 from npu_run.compare.verdict import NotComparableError, Verdict
 
 # The cause of a first difference, by the type of an operator without computed inputs.
@@ -21,7 +22,7 @@ _SOURCES = {
     "TruncatedNormal": "B draws other random numbers",
     "Stateless": "B draws other random numbers",
 }
-_MOST_STEPS_BACK = 8
+_MOST_STEPS_BACK, _MOST_NAMES = 8, 4
 # B's errors may be this many times as large as those of A's repeats, which are few (ours).
 _ROOM = 10.0
 # Reads of a TF 1 reference variable can show its value after the step.
@@ -276,12 +277,12 @@ def _describe_first_difference(tensors: TensorComparison) -> str:
     late = [repr(name) for name, is_inside in tensors.inputs.items() if is_inside is False]
     if good:
         plural, verb = ("s", "are") if len(good) > 1 else ("", "is")
-        said += f"; its input{plural} {format_first_names(good)} {verb} inside"
+        said += f"; its input{plural} {listed(good, _MOST_NAMES)} {verb} inside"
     if lost:
-        said += f"; {format_first_names(lost)} {'were' if len(lost) > 1 else 'was'} not compared"
+        said += f"; {listed(lost, _MOST_NAMES)} {'were' if len(lost) > 1 else 'was'} not compared"
     if late:
         verb = "are" if len(late) > 1 else "is"
-        said += f"; {format_first_names(late)} {verb} out, too, or shows the variable after this step"
+        said += f"; {listed(late, _MOST_NAMES)} {verb} out, too, or shows the variable after this step"
     return f"{said}."
 
 
@@ -308,17 +309,17 @@ def _describe_names(tensors: TensorComparison) -> list[str]:
     notes, matching = [], tensors.matching
     for names, side in ((matching.only_a, "A"), (matching.only_b, "B")):
         if names:
-            notes.append(f"Operators of {side} without a partner: {len(names)}, {format_first_names(names)}.")
+            notes.append(f"Operators of {side} without a partner: {len(names)}, {listed(names, _MOST_NAMES)}.")
     if matching.inside:
         notes.append(
             f"Operators of A inside fused ones of B: {len(matching.inside)}, "
-            f"{format_first_names(list(matching.inside))}."
+            f"{listed(list(matching.inside), _MOST_NAMES)}."
         )
     noise = [row.place.op for row in tensors.rows if row.is_noise]
     if noise:
         notes.append(
             f"Tensors that were not judged, as A's own repeats differ in them: {len(noise)}, "
-            f"{format_first_names(noise)}."
+            f"{listed(noise, _MOST_NAMES)}."
         )
     problems = [row.problem for row in tensors.rows if row.problem]
     if problems:
