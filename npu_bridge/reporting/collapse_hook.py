@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import tensorflow as tf
 
@@ -27,22 +25,6 @@ _CONCISE_HEALTH = 3  # of `DebugNumericSummaryV2`: identity, size, and the count
 
 class LossScaleCollapseError(RuntimeError):
     """Raised when every step is skipped, and no other loss scale would help."""
-
-
-class _ValuesOfLocalPart(NamedTuple):
-    """Values of the part of a run that needs no other rank.
-
-    Attributes:
-      ops: the operators of this part.
-      fed: the fed tensors.
-      worst: for each tensor by name, NaN if it contains NaN, else Inf if it contains Inf, else 0.
-      loss: the loss; None if this part does not compute it.
-    """
-
-    ops: tuple
-    fed: list
-    worst: dict
-    loss: float | None
 
 
 class LossScaleCollapseHook(StepHook):
@@ -94,23 +76,24 @@ class LossScaleCollapseHook(StepHook):
             f"after step {self.read_step(session)}"
         )
         try:
-            local = self._compute_local_values(session)
+            origin, loss = self._examine_next_batch(session)
         except tf.errors.OpError as error:
             return f"{what}. Another batch could not be examined: {error.message.splitlines()[0]}"
-        origin = find_first_non_finite(local.ops, local.fed, local.worst)
         if origin is None:
             elsewhere = "another rank, or from " if collective.current().size > 1 else ""
             return (
                 f"{what}. The next batch has no NaN or Inf on this rank. They come from {elsewhere}some batches only."
             )
         return (
-            f"{what}. {_describe_loss(local.loss)}The first NaN or Inf comes from {describe_operator(origin.origin)}. "
+            f"{what}. {_describe_loss(loss)}The first NaN or Inf comes from {describe_operator(origin.origin)}. "
             f"No loss scale helps: bound the inputs of this operator so that its results are finite, or, if it "
             f"computes in 16 bits, keep it in float32 with keep_dtype_scope()."
         )
 
-    def _compute_local_values(self, session):
-        """Computes the parts of a batch that need no other rank: if one rank fails here, no other rank waits for it.
+    def _examine_next_batch(self, session):
+        """Returns which operator of a batch made the first NaN or Inf, if any did, and the loss, if it is known.
+
+        Computes only what needs no other rank: if one rank fails here, no other rank waits for it.
 
         TensorFlow does not lower the precision of fetched operators. So operators that check the outputs of the
         original operators are added, and only the added ones are fetched.
@@ -130,7 +113,7 @@ class LossScaleCollapseHook(StepHook):
         with precision.with_policy_of_last_step(session):
             counts, loss = session.run([checks, losses], self._feeds)
         worst = {tensor.name: _worst_nonfinite_value(*count[2:]) for tensor, count in zip(seen, counts)}
-        return _ValuesOfLocalPart(local, run.fed, worst, float(np.mean(loss)) if loss else None)
+        return find_first_non_finite(local, run.fed, worst), float(np.mean(loss)) if loss else None
 
 
 class LossIsNanError(tf.estimator.NanLossDuringTrainingError):
