@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 
 from npu_bridge.reporting.page import axes
-from npu_bridge.reporting.page.chart import LEFT, RIGHT, EndLabel, draw_figure, format_tick, svg_path_data
+from npu_bridge.reporting.page.chart import LEFT, RIGHT, EndLabel, draw_figure, svg_path_data
 from npu_bridge.reporting.page.document import html_page, html_section, html_table
 from npu_run.compare.band import LossBand, align_losses
 from npu_run.compare.folders import FolderComparison
@@ -92,7 +92,7 @@ def _draw_losses(a: Sequence[Losses], b: Sequence[Losses], band: LossBand | None
     for kind, name, _, values in curves:
         finite = values[np.isfinite(values)]
         ends += [EndLabel(float(finite[-1]), f"{name} {finite[-1]:.4g}", kind=kind)] if len(finite) else []
-    return draw_figure("losses", "Loss", int(steps.max()), x, y, body, format_tick, legend, ends)
+    return draw_figure("losses", "Loss", int(steps.max()), x, y, body, ends, legend=legend)
 
 
 def _mean_of_repeats(runs: Sequence[Losses]) -> tuple[np.ndarray, np.ndarray]:

@@ -52,7 +52,7 @@ def draw_charts(curves: Curves) -> list[str]:
       end of its curve.
     """
     buckets = curves.buckets
-    x = axes.make_axis_without_margins(buckets[0].first, max(buckets[-1].last, buckets[0].first + 1), LEFT, RIGHT)
+    x = axes.make_axis_without_margins(buckets[0].first, buckets[-1].last, LEFT, RIGHT)
     made = [_draw_loss(curves, x), *_draw_metrics(curves, x)]
     if any(bucket.loss_scale for bucket in buckets):
         made.append(_draw_loss_scale(curves, x))
@@ -97,7 +97,7 @@ def _draw_loss(curves: Curves, x: Axis) -> str:
                 EndLabel(bucket.loss.mean, _format_short(bucket.loss.mean), _describe_end_value(bucket, buckets[-1]))
             )
             break
-    return _draw_curve_figure("loss", "Loss", curves, x, y, body, format_tick, legend, ends)
+    return _draw_curve_figure("loss", "Loss", curves, x, y, body, ends, legend=legend)
 
 
 def _describe_end_value(bucket: StepBucket, last: StepBucket) -> str:
@@ -148,8 +148,7 @@ def _draw_metrics(curves: Curves, x: Axis) -> list[str]:
         y = axes.make_loss_axis([number for points in by_name.values() for *_, number in points], _TOP + _LOW, _TOP)
         body = [part for name, points in by_name.items() for part in _draw_evaluations(points, x, y, name)]
         ends = [EndLabel(points[-1][2], _format_short(points[-1][2]), name) for name, points in by_name.items()]
-        title = f"Evaluation: {metric}"
-        made.append(_draw_curve_figure("evaluated", title, curves, x, y, body, format_tick, [], ends))
+        made.append(_draw_curve_figure("evaluated", f"Evaluation: {metric}", curves, x, y, body, ends))
     return [*([html_tiles(single)] if single else []), *made]
 
 
@@ -171,7 +170,7 @@ def _draw_loss_scale(curves: Curves, x: Axis) -> str:
     body = [*_draw_bands(runs, y), *(_draw_path(_make_stair_points(run), y, "line") for run in lowest)]
     last = runs[-1][-1].low
     return _draw_curve_figure(
-        "scale", "Loss scale", curves, x, y, body, format_scale, [], [EndLabel(last, format_scale(last))]
+        "scale", "Loss scale", curves, x, y, body, [EndLabel(last, format_scale(last))], format_y=format_scale
     )
 
 
@@ -183,9 +182,7 @@ def _draw_skipped_steps(curves: Curves, x: Axis) -> str:
     y = axes.make_linear_axis([0, total], _TOP + _LOW, _TOP, from_zero=True)
     y = y._replace(ticks=[tick for tick in y.ticks if tick == int(tick)])
     body = [_draw_path(_make_stair_points(points), y, "line")]
-    return _draw_curve_figure(
-        "skipped", "Skipped steps so far", curves, x, y, body, format_tick, [], [EndLabel(total, str(total))]
-    )
+    return _draw_curve_figure("skipped", "Skipped steps so far", curves, x, y, body, [EndLabel(total, str(total))])
 
 
 def _draw_learning_rate(curves: Curves, x: Axis) -> str:
@@ -193,9 +190,7 @@ def _draw_learning_rate(curves: Curves, x: Axis) -> str:
     y = axes.make_linear_axis([point.high for run in runs for point in run], _TOP + _LOW, _TOP, from_zero=True)
     body = [*_draw_bands(runs, y), *(_draw_path(run, y, "line") for run in runs)]
     last = runs[-1][-1].mean
-    return _draw_curve_figure(
-        "rate", "Learning rate", curves, x, y, body, format_tick, [], [EndLabel(last, f"{last:.3g}")]
-    )
+    return _draw_curve_figure("rate", "Learning rate", curves, x, y, body, [EndLabel(last, f"{last:.3g}")])
 
 
 def _draw_speed(curves: Curves, x: Axis) -> str:
@@ -209,13 +204,8 @@ def _draw_speed(curves: Curves, x: Axis) -> str:
     last, steps = curves.speeds[-1].steps_per_sec, curves.speeds[-1].last - curves.speeds[-1].first
     note = f"last {format_steps(steps)}"
     return _draw_curve_figure(
-        "speed", "Steps per second", curves, x, y, body, format_tick, [], [EndLabel(last, format_rate(last), note)]
+        "speed", "Steps per second", curves, x, y, body, [EndLabel(last, format_rate(last), note)]
     )
-
-
-def format_tick(number: float) -> str:
-    """Formats the number of a tick."""
-    return f"{number:.4g}"
 
 
 def _format_short(number: float) -> str:
@@ -317,12 +307,12 @@ def _draw_marks(buckets: Iterable[StepBucket], x: Axis, y: Axis) -> list[str]:
     return marks
 
 
-def _draw_curve_figure(name, title, curves, x, y, body, format_y, legend, ends) -> str:
+def _draw_curve_figure(name, title, curves, x, y, body, ends, **more) -> str:
     restarts = [
         f'<path class="restart" d="M{place:.1f} {y.end}V{y.start}"><title>training resumed here</title></path>'
         for place in map(x.position_of, curves.restarts)
     ]
-    return draw_figure(name, title, curves.buckets[-1].step, x, y, [*restarts, *body], format_y, legend, ends)
+    return draw_figure(name, title, curves.buckets[-1].step, x, y, [*restarts, *body], ends, **more)
 
 
 def draw_figure(
@@ -332,9 +322,9 @@ def draw_figure(
     x: Axis,
     y: Axis,
     body: list[str],
-    format_y: Callable[[float], str],
-    legend: Iterable[tuple[str, str]],
     ends: Sequence[EndLabel],
+    format_y: Callable[[float], str] = "{:.4g}".format,
+    legend: Iterable[tuple[str, str]] = (),
 ) -> str:
     """Draws a figure with grid, axes and legend.
 
@@ -344,9 +334,9 @@ def draw_figure(
       last_step: global step at the end of the curves.
       x, y: the axes.
       body: SVG elements.
+      ends: labels at the ends of the curves.
       format_y: formats the ticks of `y`.
       legend: CSS classes and texts.
-      ends: labels at the ends of the curves.
     """
     height = y.start + _BELOW
     grid = [
