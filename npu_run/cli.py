@@ -105,6 +105,10 @@ def _check_finite(context: click.Context, option: click.Parameter, number: float
     return number
 
 
+_RANKS: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
+_SECONDS: dict[str, Any] = {"type": click.FloatRange(min=0), "callback": _check_finite, "metavar": "SECS"}
+
+
 @click.command(
     "npu-run",
     cls=_Launcher,
@@ -112,13 +116,7 @@ def _check_finite(context: click.Context, option: click.Parameter, number: float
     epilog="npu-run COMMAND --help describes a command. Options come before SCRIPT; all words after SCRIPT are "
     "the script's.",
 )
-@click.option(
-    "-np",
-    "size",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Number of ranks. Default: slots of the hosts, or 1.",
-)
+@click.option("-np", "size", **_RANKS, help="Number of ranks. Default: slots of the hosts, or 1.")
 @click.option("-H", "hosts", metavar="HOST:SLOTS,...", help="Hosts to start ranks on: h1:4,h2:4.")
 @click.option("--hostfile", metavar="FILE", help="Hosts from lines such as h1 slots=4.")
 @click.option("--rank-table", metavar="FILE", help="Hosts from a rank table (JSON).")
@@ -131,30 +129,14 @@ def _check_finite(context: click.Context, option: click.Parameter, number: float
 )
 @click.option(
     "--stall-secs",
-    type=click.FloatRange(min=0),
-    callback=_check_finite,
-    metavar="SECS",
+    **_SECONDS,
     help="End the job when a rank has waited SECS; 0: never. Default: when all ranks have waited for 600 s.",
 )
-@click.option("--min-np", "least", type=click.IntRange(min=1), metavar="N", help="Continue while N ranks are left.")
-@click.option("--max-np", "most", type=click.IntRange(min=1), metavar="N", help="Take in ranks up to N. Default: -np.")
+@click.option("--min-np", "least", **_RANKS, help="Continue while N ranks are left.")
+@click.option("--max-np", "most", **_RANKS, help="Take in ranks up to N. Default: -np.")
 @click.option("--hosts-from", metavar="COMMAND", help="Command that prints the current hosts: h1:4.")
-@click.option(
-    "--wait",
-    "wait_secs",
-    type=click.FloatRange(min=0),
-    callback=_check_finite,
-    metavar="SECS",
-    help="How long to wait for --min-np or tasks. Default: 600.",
-)
-@click.option(
-    "--cool-down",
-    "cool_down_secs",
-    type=click.FloatRange(min=0),
-    callback=_check_finite,
-    metavar="SECS",
-    help="Avoid a slot that lost a rank for SECS. Default: 60.",
-)
+@click.option("--wait", "wait_secs", **_SECONDS, help="How long to wait for --min-np or tasks. Default: 600.")
+@click.option("--cool-down", "cool_down_secs", **_SECONDS, help="Avoid a slot that lost a rank for SECS. Default: 60.")
 @click.option("-o", "--out", metavar="DIR", help="Output folder. Default: logs, timeline or repeats.")
 @click.option("--logs", is_flag=True, help="Keep what each rank prints, in rank_<n>.log.")
 @click.option("--timeline", metavar="FIRST:LAST", help="Record these steps on every rank, and draw them.")
@@ -276,12 +258,8 @@ def _check_outputs_are_used(
 def _elastic_bounds(options: Mapping[str, Any], plan: JobPlan, has_tasks: bool) -> tuple[RankBounds | None, JobPlan]:
     """Returns the bounds and the plan of an elastic job; for any other job returns None and the unchanged plan.
 
-    Args:
-      options: values of the command line, by parameter name.
-      plan: the plan of a job with a fixed number of ranks.
-      has_tasks: whether another launcher has started one npu-run for each slot.
-    Raises:
-      LaunchError: options contradict each other, or an option is missing.
+    With `has_tasks`, another launcher has started one npu-run for each slot. Raises LaunchError if options contradict
+    each other, or one is missing.
     """
     times = {name: options[name] for name in ("wait_secs", "cool_down_secs") if options[name] is not None}
     if has_tasks and "cool_down_secs" in times:
