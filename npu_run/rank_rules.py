@@ -148,10 +148,7 @@ def _find_lines_using_source(
 ) -> Iterator[SourcePlace]:
     """Yields the places of those `lines` whose expression contains a source, or a variable computed from one.
 
-    Args:
-      facts: the file.
-      lines: the expressions to examine, by line number.
-      is_source: returns whether a syntax node is a source, such as a call that returns this rank.
+    `lines` are by number; a source is, for example, a call that returns this rank.
     """
     names: set[str] = set()
 

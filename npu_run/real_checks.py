@@ -302,10 +302,7 @@ def _split_options(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the known and the unknown options of a configuration object and of its helper objects.
 
-    Args:
-      owner: name of the configuration class.
-      known_values: given options whose values the text shows.
-      hidden_options: options whose values the text does not show.
+    The text shows the values of `known_values`, but not those of `hidden_options`.
     """
     plain: dict[str, Any] = {}
     unknown: dict[str, Any] = {}

@@ -189,11 +189,8 @@ def _list_settings(
 ) -> Iterator[_Setting]:
     """Yields the settings in a block of statements.
 
-    Args:
-      body: the statements.
-      scope: dotted name of the surrounding function.
-      binding_counts: counts how often the function has assigned each name so far.
-      is_certain: whether every call of the function runs the block.
+    `scope` is the dotted name of the surrounding function; `binding_counts` counts its assignments of each name so far;
+    with `is_certain`, every call of the function runs the block.
     """
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

@@ -289,12 +289,7 @@ def _compiler_without_debug_info(folder: str) -> dict[str, str]:
 
 
 def _make_build_environment(headers: Sequence[str], preloaded_header: Path) -> dict[str, str]:
-    """Returns the environment variables of the build: for TensorFlow over Gloo, on as many cores as memory allows.
-
-    Args:
-      headers: the folders of further headers.
-      preloaded_header: a header that the compiler reads before each source.
-    """
+    """Returns the environment variables of the build: for TensorFlow over Gloo, on as many cores as memory allows."""
     # One compiler process on TensorFlow's headers takes up to about 2 GiB.
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     jobs = max(1, min(os.cpu_count() or 1, int(memory_gib / 2)))
