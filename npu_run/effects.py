@@ -13,6 +13,7 @@ from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.terminal import echo, escape_in_line
 from npu_bridge.options import OPTIONS
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, Effect, Option
+from npu_bridge.reporting.page.facts import FACTS_FILE, shorten_value
 from npu_run.command_line import is_quiet, make_command_reading_script
 from npu_run.errors import LaunchError
 from npu_run.table import PlainConsole, print_table
@@ -21,7 +22,6 @@ from npu_run.tensorflow_choice import TensorFlowChoice
 WORDS = {"works": "works", "recorded": "no effect", "refused": "refused"}  # for the levels of `Effect`
 _TITLES = {"refused": "refused: they end a training at its start", "no effect": "no effect here", "works": "work here"}
 _FROM_FILE = re.compile(r"""\bfrom_file\(\s*['"]([^'"]+)['"]""")
-_VALUE_CHARACTERS = 60
 
 
 class OptionRow(NamedTuple):
@@ -77,7 +77,7 @@ def _print_rows(script: str, rows: Sequence[OptionRow], counts: Mapping[str, int
 
 
 def _table_cells(row: OptionRow) -> tuple[str, ...]:
-    return (f"{row.place}: {row.name}" if row.place else row.name, _shorten(row.value), row.note)
+    return (f"{row.place}: {row.name}" if row.place else row.name, shorten_value(row.value), row.note)
 
 
 def _list_rows(path: str, choice: TensorFlowChoice) -> Iterator[OptionRow]:
@@ -155,8 +155,6 @@ def _rows_of_script(path: str, choice: TensorFlowChoice) -> Iterator[OptionRow]:
 
 
 def _read_rows_of_training(folder: str) -> Iterator[OptionRow]:
-    from npu_bridge.reporting.page.facts import FACTS_FILE
-
     try:
         listed = read_json(FACTS_FILE, within_folder=folder)["options"] or []
         rows = [(*map(str, (name, value, default, said)),) for name, value, default, said in listed]
@@ -168,7 +166,3 @@ def _read_rows_of_training(folder: str) -> Iterator[OptionRow]:
     for name, value, default, said in rows:
         level, _, note = said.partition(": ")
         yield OptionRow(name, value, default, WORDS.get(level, "works"), note or _default_note(level))
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}..."

@@ -8,17 +8,15 @@ from typing import Any
 
 from npu_bridge.base import environment
 from npu_bridge.options import OPTIONS, read_run_config
-from npu_bridge.options.environment_table import VARIABLES
 from npu_bridge.options.rank_table import read_rank_table
+from npu_bridge.reporting.page.facts import list_set_variables, shorten_value
 from npu_run.doctor.page import FoundProblem, PageSection
 from npu_run.job.hosts import is_this_machine
-
-_VALUE_CHARACTERS = 60
 
 
 def environment_section() -> tuple[PageSection, list[FoundProblem], int]:
     """Returns a section with the documented environment variables that are set, problems, and the declared ranks."""
-    rows = [(v.name, _shorten(v.value), v.effect.in_words) for v in VARIABLES if v.value is not None]
+    rows = list_set_variables()
     problems: list[FoundProblem] = []
     sizes = [1]
     checks: tuple[Callable[[], Any], ...] = (
@@ -57,8 +55,8 @@ def config_section(path: str) -> tuple[PageSection, list[FoundProblem]]:
     rows = [
         (
             f"{option.owner}.{option.name}",
-            _shorten(repr(chosen[option.name])),
-            f"default {_shorten(repr(usual[option.name]))}",
+            shorten_value(repr(chosen[option.name])),
+            f"default {shorten_value(repr(usual[option.name]))}",
             option.effect.in_words,
         )
         for option in changed
@@ -86,10 +84,6 @@ def rank_table_section(path: str) -> tuple[PageSection, list[FoundProblem], int]
         devices = f"devices {', '.join(str(placement.device) for placement in own)}"
         rows.append((server, f"{slots} slots", ranks, devices, "this machine" if is_this_machine(server) else "remote"))
     return PageSection(title, rows, "rank_table", ("server", "slots", "ranks", "devices", "place")), [], table.size
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}..."
 
 
 def _run_check_and_collect_problem(check: Callable[[], Any], problems: list[FoundProblem]) -> None:

@@ -28,7 +28,7 @@ FACTS_FILE = "report.json"
 _FILES = rb'^\{\n "script": .*\n "command": '  # how these files begin
 _SECRETS = {"apikey", "credential", "credentials", "key", "passphrase", "passwd", "password", "secret", "token"}
 _LEFT_OUT = "***"
-_VALUE_CHARACTERS = 200
+_VALUE_CHARACTERS, _SHOWN_CHARACTERS = 200, 60  # of a value: on the page, and in tables of commands
 
 
 def note_run(
@@ -58,7 +58,7 @@ def note_run(
         "began": round(time.time(), 3),
         "history": os.path.relpath(history, folder),
         "options": None if options is None else _changed_options(options),
-        "variables": _list_environment_variables(),
+        "variables": list_set_variables(_VALUE_CHARACTERS),
         "environment": [*version_rows(), *machine_rows(None if gpus is None else list(gpus))],
         "ranks": [dict(rank) for rank in ranks],
     }
@@ -147,17 +147,21 @@ def _changed_options(options: Mapping[str, Any]) -> list[list[str]]:
         rows.append(
             [
                 f"{option.owner}.{option.name}",
-                _shorten(repr(value)),
-                _shorten(repr(option.default)),
+                shorten_value(repr(value), _VALUE_CHARACTERS),
+                shorten_value(repr(option.default), _VALUE_CHARACTERS),
                 option.effect.in_words,
             ]
         )
     return rows
 
 
-def _list_environment_variables() -> list[list[str]]:
-    return [[v.name, _shorten(v.value), v.effect.in_words] for v in VARIABLES if v.value is not None]
+def list_set_variables(most_characters: int = _SHOWN_CHARACTERS) -> list[tuple[str, str, str]]:
+    """Returns name, shortened value and effect here of each documented environment variable that is set."""
+    return [
+        (v.name, shorten_value(v.value, most_characters), v.effect.in_words) for v in VARIABLES if v.value is not None
+    ]
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}..."
+def shorten_value(text: str, most_characters: int = _SHOWN_CHARACTERS) -> str:
+    """Returns a text, or its beginning and three dots."""
+    return text if len(text) <= most_characters else f"{text[:most_characters]}..."
