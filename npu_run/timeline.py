@@ -45,17 +45,7 @@ class Recording(NamedTuple):
         return os.path.join(self.folder, f"timeline_rank_{rank}.json")
 
     def announce_to_ranks(self, ranks: int) -> None:
-        """Tells the ranks, through environment variables, which steps to record and in which folder.
-
-        Raises:
-          LaunchError: the folder cannot be written.
-        """
-        try:
-            os.makedirs(self.folder, exist_ok=True)
-        except OSError as error:
-            raise LaunchError(
-                f"--out {path_for_message(self.folder)} cannot be written ({error}). Name a folder."
-            ) from error
+        """Tells the ranks, through environment variables, which steps to record and in which (existing) folder."""
         environment.write_variable(_STEPS, f"{self.first}:{self.last}")
         environment.write_variable(_FOLDER, self.folder)
 
