@@ -22,8 +22,8 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -47,20 +47,6 @@ _BATCHES = ("IteratorGetNext", "QueueDequeue", "PyFunc", "EagerPyFunc", "ReaderR
 _HANDLE_DTYPES = (tf.resource, tf.variant)
 _RANDOM = ("StatelessRandom", "StatelessTruncated", "StatelessParameterized", "StatelessMultinomial", "StatefulUniform")
 _RANDOM += ("StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulRandomBinomial")
-
-
-class StepSources(NamedTuple):
-    """The batches and random numbers that a step reads.
-
-    Attributes:
-      tensors: the tensors that can be recorded, by name.
-      kinds: "batch" or "random" for each of these tensors, by name.
-      missing: the reason for each tensor or operator that cannot be recorded, by name.
-    """
-
-    tensors: dict[str, tf.Tensor]
-    kinds: dict[str, str]
-    missing: dict[str, str]
 
 
 class RankRecordWriter:
@@ -124,18 +110,16 @@ class RecordStepsHook(TrainingHook):
         """Requests the inputs of the step."""
         if run_context.session is not self._session:
             return None
-        sources = find_sources(self.training.ops, self.training.fed_names, _fed_values(run_context))
-        self._made_fetchable = [each.op for each in sources.tensors.values() if not each.graph.is_fetchable(each)]
+        sources = self._find_sources(_fed_values(run_context))
+        self._made_fetchable = [each.op for each in sources.values() if not each.graph.is_fetchable(each)]
         for op in self._made_fetchable:
             allow_fetching(op)
         for tensor in (each for op in self._find_raced_operators(self.training) for each in op.outputs):
             if tensor.shape.rank == 0 and tensor.name in self.training.values:
-                sources.tensors[tensor.name], sources.kinds[tensor.name] = tensor, "raced"
-        self._facts["kinds"].update(sources.kinds)
-        self._facts["not_recorded"].update(sources.missing)
+                sources[tensor.name], self._facts["kinds"][tensor.name] = tensor, "raced"
         if steps_per_run(self._session) > 1:
             self._facts["not_recorded"]["iterations_per_loop"] = "a run trains several steps, and the last is seen"
-        fetches: dict[str, Any] = {"values": sources.tensors}
+        fetches: dict[str, Any] = {"values": sources}
         if self.training.loss is not None:
             fetches["loss"] = self.training.loss
         if self._with_tensors:
@@ -147,6 +131,34 @@ class RecordStepsHook(TrainingHook):
             fetches["tensors"] = {each.name: each for each in tensors if _is_number(each.dtype)}
             self._facts.setdefault("types", {}).update((each.name, each.op.type) for each in tensors)
         return tf.estimator.SessionRunArgs(fetches)
+
+    def _find_sources(self, fed_values: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+        """Returns the tensors, by name, through which the step reads batches and random numbers that are not fed.
+
+        Notes the kind of each in the record, and why others cannot be recorded. The fed values decide the branches of
+        conditions that the step runs.
+        """
+        found, kinds, missing = {}, self._facts["kinds"], self._facts["not_recorded"]
+        for op in self.training.ops:
+            kind = find_source_kind(op.type)
+            if kind is None:
+                if op.outputs and all(tensor.dtype in _HANDLE_DTYPES for tensor in op.outputs):
+                    continue  # an iterator: its elements are recorded where they are read
+                inside = {node.op for node in nodes_in_functions(op.graph, [op.node_def])}
+                hidden = sorted(name for name in inside if find_source_kind(name) is not None)
+                if hidden:
+                    missing[op.name] = f"{', '.join(hidden)} inside a function"
+                continue
+            for tensor in op.outputs:
+                if tensor.name in self.training.fed_names:
+                    continue
+                if not _is_number(tensor.dtype):
+                    missing[tensor.name] = f"its values are {tensor.dtype.name}"
+                elif (is_run := _will_run_in_step(op, fed_values)) is None:
+                    missing[tensor.name] = "it is inside a loop or a condition"
+                elif is_run:
+                    found[tensor.name], kinds[tensor.name] = tensor, kind
+        return found
 
     def _find_raced_operators(self, run):
         """Returns operators that read a variable while the step may write it; notes races and updates in the record."""
@@ -229,39 +241,6 @@ def _fed_values(run_context):
         if len(tensors) == 1:
             fed[tensors[0].name] = value
     return fed
-
-
-def find_sources(
-    ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset(), values: Mapping[str, Any] | None = None
-) -> StepSources:
-    """Finds the tensors through which a step reads batches and random numbers, except tensors that the script feeds.
-
-    Args:
-      ops: the operators that the step runs.
-      fed: names of the fed tensors.
-      values: values of fed tensors by name, which decide the branches of conditions that a step runs.
-    """
-    found = StepSources({}, {}, {})
-    for op in ops:
-        kind = find_source_kind(op.type)
-        if kind is None:
-            if op.outputs and all(tensor.dtype in _HANDLE_DTYPES for tensor in op.outputs):
-                continue  # an iterator: its elements are recorded where they are read
-            inside = {node.op for node in nodes_in_functions(op.graph, [op.node_def])}
-            hidden = sorted(name for name in inside if find_source_kind(name) is not None)
-            if hidden:
-                found.missing[op.name] = f"{', '.join(hidden)} inside a function"
-            continue
-        for tensor in op.outputs:
-            if tensor.name in fed:
-                continue
-            if not _is_number(tensor.dtype):
-                found.missing[tensor.name] = f"its values are {tensor.dtype.name}"
-            elif (is_run := _will_run_in_step(op, values or {})) is None:
-                found.missing[tensor.name] = "it is inside a loop or a condition"
-            elif is_run:
-                found.tensors[tensor.name], found.kinds[tensor.name] = tensor, kind
-    return found
 
 
 def _will_run_in_step(op, known_values):
