@@ -83,9 +83,9 @@ class _Launcher(ScriptCommand):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the commands, then the options."""
         width = max(map(len, COMMANDS))
-        for title, entries in GROUPS.items():
+        for title, lines in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), entry.line) for name, entry in entries.items()])
+                formatter.write_dl([(name.ljust(width), line) for name, line in lines.items()])
         titles = {name: title for title, names in _OPTIONS.items() for name in names}
         rows: dict[str, list[tuple[str, str]]] = {title: [] for title in (*_OPTIONS, "Others")}
         for param in self.get_params(ctx):

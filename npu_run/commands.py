@@ -1,6 +1,6 @@
 """Lists the commands of `npu-run` in groups, and suggests similar names for a mistyped command or script.
 
-To add a command, add an entry here and a module in this folder.
+To add a command, add its line of the help here and a module of its name in this folder.
 """
 
 from __future__ import annotations
@@ -8,48 +8,37 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from typing import NamedTuple
 
 import click
 
 from npu_bridge.base.errors import nearest_word
 
-
-class CommandEntry(NamedTuple):
-    """A command.
-
-    Attributes:
-      module: the module that defines the command, imported on first use.
-      line: the command's line in the help.
-    """
-
-    module: str
-    line: str
-
-
 GROUPS = {
     "Before a training": {
-        "doctor": CommandEntry("doctor.command", "whether a run would work on this machine, and the cures"),
-        "check": CommandEntry("check", "the names that a script uses, and those that cannot work here"),
-        "try": CommandEntry("try_", "the first steps of a training, in a temporary folder"),
-        "effects": CommandEntry("effects", "the effect here of each option that is set"),
-        "explain": CommandEntry("explain", "the stages that a configuration file adds to a step"),
-        "plan": CommandEntry("predict.command", "how fast a training would be on other numbers of ranks"),
+        "doctor": "whether a run would work on this machine, and the cures",
+        "check": "the names that a script uses, and those that cannot work here",
+        "try": "the first steps of a training, in a temporary folder",
+        "effects": "the effect here of each option that is set",
+        "explain": "the stages that a configuration file adds to a step",
+        "plan": "how fast a training would be on other numbers of ranks",
     },
     "After a training": {
-        "report": CommandEntry("report", "one page about a training"),
-        "compare": CommandEntry("compare.command", "whether two trainings agree, and where they begin to differ"),
+        "report": "one page about a training",
+        "compare": "whether two trainings agree, and where they begin to differ",
     },
     "When two trainings differ": {
-        "record": CommandEntry("record", "save how a training starts: weights, batches, random numbers"),
-        "replay": CommandEntry("record", "train from such a start, and compare bit for bit"),
-        "bisect": CommandEntry("bisect", "which operators must stay float32 in low precision"),
+        "record": "save how a training starts: weights, batches, random numbers",
+        "replay": "train from such a start, and compare bit for bit",
+        "bisect": "which operators must stay float32 in low precision",
     },
     "In your shell": {
-        "completion": CommandEntry("completion", "completes commands, options and scripts in bash, zsh and fish"),
+        "completion": "completes commands, options and scripts in bash, zsh and fish",
     },
 }
-COMMANDS = {name: f"{__package__}.{entry.module}" for group in GROUPS.values() for name, entry in group.items()}
+# Of commands that are not in the module of their name.
+_MODULES = {"doctor": "doctor.command", "try": "try_", "plan": "predict.command", "compare": "compare.command"}
+_MODULES["replay"] = "record"
+COMMANDS = {name: f"{__package__}.{_MODULES.get(name, name)}" for group in GROUPS.values() for name in group}
 
 
 def find_command(name: str) -> click.Command:

@@ -45,7 +45,7 @@ class CompletionGroup(click.Group):
         """Returns completions: options for a word that begins with a dash, else scripts and commands."""
         if incomplete.startswith("-"):
             return click.Command.shell_complete(self, ctx, incomplete)
-        lines = {name: entry.line for group in GROUPS.values() for name, entry in group.items()}
+        lines = {name: line for group in GROUPS.values() for name, line in group.items()}
         commands = [CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(incomplete)]
         return [*complete_script_path(incomplete), *commands]
 
