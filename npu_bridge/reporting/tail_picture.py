@@ -91,17 +91,17 @@ def draw_overlapping_steps(traces: Sequence[StepTrace], ranks: int = 1) -> str:
         svg_text(18, 28, f"Steps {traces[0].step} to {traces[-1].step}, rank {traces[0].rank} of {ranks}", "title"),
         svg_text(18, 49, _overlap_subtitle(traces, scale, idle), "quiet"),
         *_draw_grid(scale, tops[0], tops[-1]),
-        *(part for row, top in zip(_OVERLAPPING_ROWS, tops) for part in _draw_row(_PictureRow(row[0]), top)),
+        *(part for row, top in zip(_OVERLAPPING_ROWS, tops) for part in _draw_row(row[0], top)),
     ]
     for number, trace in enumerate(traces):
         for (label, kind, intervals_of, colors), top in zip(_OVERLAPPING_ROWS, tops):
             for interval, name in intervals_of(trace, _FINEST_PX * scale.ms_per_px):
                 text = f"step {trace.step}, {name or label}: {_format_ms(interval[1] - interval[0])}"
-                body.append(_draw_bar(scale, interval, top + (_PITCH - _BAR) / 2, _BAR, kind, colors[number % 2], text))
+                body.append(_draw_bar(scale, interval, top, kind, colors[number % 2], text))
         body += _draw_backward_end(trace, scale, tops[0], tops[-1], f"backward pass {trace.step} ends")
     for begin, end in idle:
         text = f"nothing is on the wire for {_format_ms(end - begin)}"
-        body.append(_draw_bar(scale, (begin, end), tops[1] + (_PITCH - _BAR) / 2, _BAR, "idle", _IDLE, text))
+        body.append(_draw_bar(scale, (begin, end), tops[1], "idle", _IDLE, text))
     attributes = f' data-ms-per-px="{scale.ms_per_px!r}"'
     return svg_picture(body, _WIDTH, tops[-1] + _BELOW, _QUIET, _STYLE, _PATTERNS, attributes)
 
@@ -158,10 +158,6 @@ class _TimeScale:
     def x_of(self, time_ms: float) -> float:
         return _LEFT + time_ms / self.ms_per_px
 
-    def ticks_ms(self) -> list[float]:
-        """Returns 5 to 12 round times, from 0."""
-        return round_tick_values(0.0, self.duration_ms, 10)
-
 
 def _rows_of_trace(trace: StepTrace) -> list[_PictureRow]:
     decisions = [transfer for transfer in trace.transfers if transfer.is_decision]
@@ -173,16 +169,12 @@ def _rows_of_trace(trace: StepTrace) -> list[_PictureRow]:
 
 
 def _transfer_rows(transfers: Sequence[Transfer]) -> list[_PictureRow]:
-    ordered = sorted(transfers, key=lambda transfer: (_fragment_sort_key(transfer), transfer.begin_ms))
+    ordered = sorted(transfers, key=lambda each: (math.inf if each.fragment is None else each.fragment, each.begin_ms))
     share = max(1, math.ceil(len(ordered) / _MOST_TRANSFER_ROWS))
     groups = [ordered[start : start + share] for start in range(0, len(ordered), share)]
     return [
         _PictureRow(_label_of_transfers(group, start * share), transfers=group) for start, group in enumerate(groups)
     ]
-
-
-def _fragment_sort_key(transfer):
-    return math.inf if transfer.fragment is None else transfer.fragment
 
 
 def _label_of_transfers(group, position):
@@ -201,7 +193,7 @@ def _draw_panel(
         svg_text(18, top + 28, heading, "title"),
         svg_text(18, top + 49, _subtitle(trace), "quiet"),
         *_draw_grid(scale, first, bottom),
-        *(part for number, row in enumerate(rows) for part in _draw_row(row, first + _PITCH * number)),
+        *(part for number, row in enumerate(rows) for part in _draw_row(row.label, first + _PITCH * number)),
         *_draw_exposed_tail(trace, scale, first, bottom),
         *(part for number, row in enumerate(rows) for part in _draw_bars(row, scale, first + _PITCH * number)),
         *_draw_marks(trace, scale, first, bottom),
@@ -218,7 +210,7 @@ def _subtitle(trace):
 
 def _draw_grid(scale, first, bottom):
     parts = []
-    ticks = scale.ticks_ms()
+    ticks = round_tick_values(0.0, scale.duration_ms, 10)
     for number, tick in enumerate(ticks):
         x = scale.x_of(tick)
         parts.append(f'<line x1="{x:.2f}" y1="{first}" x2="{x:.2f}" y2="{bottom}" stroke="{GRID}"/>')
@@ -227,12 +219,12 @@ def _draw_grid(scale, first, bottom):
     return parts
 
 
-def _draw_row(row, top):
+def _draw_row(label, top):
     y = top + (_PITCH - _BAR) / 2
     return [
-        f'<g class="row"><title>{escape(row.label)}</title>'
+        f'<g class="row"><title>{escape(label)}</title>'
         f'<rect x="{_LEFT}" y="{y:g}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_BAR}" fill="{_ROW}" rx="2"/></g>',
-        svg_text(_LEFT - 12, top + _PITCH / 2 + 4.5, row.label, "", "end"),
+        svg_text(_LEFT - 12, top + _PITCH / 2 + 4.5, label, "", "end"),
     ]
 
 
@@ -250,22 +242,21 @@ def _draw_exposed_tail(trace, scale, top, bottom):
 
 
 def _draw_bars(row: _PictureRow, scale: _TimeScale, top: float) -> list[str]:
-    y = top + (_PITCH - _BAR) / 2
     kind = "update" if row.color == _UPDATE else "compute"
     # Details that are too fine to see are joined, as they would only enlarge the file.
     parts = [
-        _draw_bar(scale, interval, y, _BAR, kind, row.color)
+        _draw_bar(scale, interval, top, kind, row.color)
         for interval in merge_intervals(row.intervals, gap=_FINEST_PX * scale.ms_per_px)
     ]
     for transfer in row.transfers:
         waiting = _format_ms(transfer.wire_ms - transfer.begin_ms)
         text = f"{transfer.name}: waits {waiting}, then {_format_wire_time(transfer)}"
         pattern = "url(#decision-waits)" if transfer.is_decision else "url(#waits)"
-        parts.append(_draw_bar(scale, (transfer.begin_ms, transfer.wire_ms), y, _BAR, "wait", pattern, text))
+        parts.append(_draw_bar(scale, (transfer.begin_ms, transfer.wire_ms), top, "wait", pattern, text))
     for transfer in row.transfers:
         text = f"{transfer.name}: {_format_wire_time(transfer)}"
         color = _DECISION if transfer.is_decision else _WIRE
-        parts.append(_draw_bar(scale, (transfer.wire_ms, transfer.end_ms), y, _BAR, "wire", color, text))
+        parts.append(_draw_bar(scale, (transfer.wire_ms, transfer.end_ms), top, "wire", color, text))
     return parts
 
 
@@ -314,15 +305,16 @@ def _draw_legend(top: float) -> list[str]:
     return parts
 
 
-def _draw_bar(scale, interval: Interval, y, height, kind: str, color: str, text: str = "") -> str:
+def _draw_bar(scale, interval: Interval, top: float, kind: str, color: str, text: str = "") -> str:
     begin, end = interval
+    y = top + (_PITCH - _BAR) / 2
     if end <= begin:
         return ""
     look = ' stroke="white" stroke-width="0.7"' if kind == "wire" else ""
     title = f"<title>{escape(text)}</title>" if text else ""
     return (
         f'<rect class="{kind}" x="{scale.x_of(begin):.3f}" y="{y:g}" width="{(end - begin) / scale.ms_per_px:.3f}" '
-        f'height="{height:g}" fill="{color}"{look}>{title}</rect>'
+        f'height="{_BAR}" fill="{color}"{look}>{title}</rect>'
     )
 
 
