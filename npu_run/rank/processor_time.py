@@ -8,14 +8,13 @@ Horovod's threads start later, to continue a step of TensorFlow, inherit the nam
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import platform
 import threading
 import time
 import types
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Callable
 
 from npu_bridge.base.after_import import call_after_import
 from npu_bridge.base.held_folders import THREAD
@@ -36,16 +35,8 @@ _FIRST_SWITCHES = 2
 
 def name_horovods_threads() -> None:
     """Gives the threads that Horovod starts a special name; call it before Horovod is imported."""
-
-    def naming_threads(init: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(init)
-        def init_with_named_threads(*arguments: Any, **settings: Any) -> Any:
-            with _horovods_thread_name():
-                return init(*arguments, **settings)
-
-        return init_with_named_threads
-
-    call_after_import(BASICS_MODULE, lambda module: wrap_init(module, naming_threads))
+    # As a decorator, the context manager is entered anew in each call.
+    call_after_import(BASICS_MODULE, lambda module: wrap_init(module, _horovods_thread_name()))
 
 
 def processor_secs() -> float | None:
