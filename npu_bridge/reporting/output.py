@@ -10,14 +10,13 @@ from typing import TextIO
 
 from npu_bridge.base.terminal import escape_in_line, write_escaped
 
-_ERASE_TO_END = "\x1b[K"
-
 
 class TerminalOutput:
     """An output that rewrites one line at the bottom of a terminal."""
 
     # Seconds between two rewrites; readers cannot follow faster rewrites (ours).
     REFRESH_SECS = 0.1
+    _erase, _least_characters = "\x1b[K", 0  # how the rest of an earlier line goes: erased, or covered by blanks
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -32,13 +31,14 @@ class TerminalOutput:
         return (columns or shutil.get_terminal_size().columns) - 1
 
     def show(self, line: str) -> None:
-        """Overwrites the current line of the terminal with `line`, cut off at `width`."""
-        _write_to_stream(self._stream, escape_in_line(line)[: self.width], "\r", _ERASE_TO_END)
+        """Overwrites the current line with `line`, cut off at `width`."""
+        shown = escape_in_line(line)[: self.width].ljust(self._least_characters)
+        _write_to_stream(self._stream, shown, "\r", self._erase)
         self._open_line = True
 
     def note(self, text: str) -> None:
         """Prints a permanent line above the line that is rewritten."""
-        _write_to_stream(self._stream, text, "\r", f"{_ERASE_TO_END}\n")
+        _write_to_stream(self._stream, text.ljust(self._least_characters), "\r", f"{self._erase}\n")
         self._open_line = False
 
     def close(self) -> None:
@@ -53,16 +53,7 @@ class NotebookOutput(TerminalOutput):
 
     REFRESH_SECS = 0.3  # each rewrite is a message to the browser (ours)
     width = 110
-
-    def show(self, line: str) -> None:
-        """Overwrites the current line of the notebook cell with `line`."""
-        _write_to_stream(self._stream, escape_in_line(line)[: self.width].ljust(self.width), "\r")
-        self._open_line = True
-
-    def note(self, text: str) -> None:
-        """Prints a permanent line above the line that is rewritten."""
-        _write_to_stream(self._stream, text.ljust(self.width), "\r", "\n")
-        self._open_line = False
+    _erase, _least_characters = "", width
 
 
 class PlainOutput:
