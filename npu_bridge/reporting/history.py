@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, Callable, NamedTuple, TypeVar, Union
 
 from npu_bridge.base.files import check_output_path, write_atomically
 from npu_bridge.base.reading import open_file, parse_json, to_integer
@@ -21,6 +21,7 @@ _MOST_RANKS = 1 << 20
 _LAST_SECOND = 253402300800.0  # of the year 9999
 _KEPT_BYTES = 1 << 26  # enough for about half a million steps, while the file cannot be written
 _log = logger(__name__)
+_Value = TypeVar("_Value")
 
 
 class StepRow(NamedTuple):
@@ -317,11 +318,11 @@ def _parse_line(line: str) -> Entry:
     time = _parse_time(fields["time"])
     if "evaluation" in fields:
         metrics = {str(name): float(value) for name, value in dict(fields["metrics"]).items()}
-        batches, secs = _parse_count(fields.get("batches")), _parse_number(fields.get("secs"))
+        batches, secs = _parse_optional(to_integer, fields.get("batches")), _parse_optional(float, fields.get("secs"))
         return Evaluation(to_integer(fields["evaluation"]), time, metrics, str(fields.get("name", "")), batches, secs)
     if "facts" in fields:
-        samples, parameters = (_parse_count(fields.get(name)) for name in SessionFacts._fields[2:4])
-        memory, of_gpu = (_parse_counts_by_rank(fields.get(name)) for name in SessionFacts._fields[4:])
+        samples, parameters = (_parse_optional(to_integer, fields.get(name)) for name in SessionFacts._fields[2:4])
+        memory, of_gpu = (_parse_optional(_parse_counts_by_rank, fields.get(name)) for name in SessionFacts._fields[4:])
         return SessionFacts(to_integer(fields["facts"]), time, samples, parameters, memory, of_gpu)
     if "comparison" in fields:
         return _parse_comparison(fields, time)
@@ -330,11 +331,11 @@ def _parse_line(line: str) -> Entry:
         raise TypeError("precision is not a name of a dtype")
     return StepRow(
         to_integer(fields["step"]),
-        _parse_number(fields["loss"]),
-        _parse_number(fields["loss_scale"]),
+        _parse_optional(float, fields["loss"]),
+        _parse_optional(float, fields["loss_scale"]),
         bool(fields["skipped"]),
         time,
-        _parse_number(fields.get("learning_rate")),
+        _parse_optional(float, fields.get("learning_rate")),
         precision,
     )
 
@@ -368,8 +369,8 @@ def _parse_time(value: Any) -> float:
     return seconds
 
 
-def _parse_number(value) -> float | None:
-    return None if value is None else float(value)
+def _parse_optional(parse: Callable[[Any], _Value], value: Any) -> _Value | None:
+    return None if value is None else parse(value)
 
 
 def is_number(value: Any) -> bool:
@@ -377,13 +378,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) or (getattr(value, "shape", None) == () and value.dtype.kind in "fiub")
 
 
-def _parse_count(value: Any) -> int | None:
-    return None if value is None else to_integer(value)
-
-
-def _parse_counts_by_rank(counts: Any) -> dict[int, int] | None:
-    if counts is None:
-        return None
+def _parse_counts_by_rank(counts: Any) -> dict[int, int]:
     return {to_integer(int(rank), maximum=_MOST_RANKS): to_integer(value) for rank, value in dict(counts).items()}
 
 
