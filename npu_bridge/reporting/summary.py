@@ -158,7 +158,9 @@ def format_ending(
     place += f" up to step {end}" if start else ""
     about = [f"trained {format_steps(end - start)}{place} in {format_secs(duration_secs)}"]
     if summary.first_loss is not None and summary.last_loss is not None:
-        about.append(_format_losses(summary.first_loss, summary.last_loss, len(_last_losses(history))))
+        counted = len(_last_losses(history))
+        of = f" (mean of the last {counted} steps)" if counted > 1 else ""
+        about.append(f"loss {format_loss(summary.first_loss)} -> {format_loss(summary.last_loss)}{of}")
     if summary.skipped_steps or summary.loss_scale is not None:
         about.append(f"skipped {format_steps(summary.skipped_steps)}")
     pace = []
@@ -189,12 +191,6 @@ def _last_losses(history: History) -> list[float]:
     known = [row for row in history.rows if row.loss is not None]
     applied = [row for row in known if not row.skipped]
     return [row.loss for row in (applied or known)[-LAST_LOSS_STEPS:] if row.loss is not None]
-
-
-def _format_losses(first: float, last: float, steps: int) -> str:
-    """Formats the first and the last loss, with the number of steps in the mean of the last loss."""
-    of = f" (mean of the last {steps} steps)" if steps > 1 else ""
-    return f"loss {format_loss(first)} -> {format_loss(last)}{of}"
 
 
 def _mean(numbers: Sequence[float]) -> float:

@@ -151,10 +151,10 @@ def _tensor_table(comparison: TensorComparison) -> str:
         if one is None:
             rows.append([name, row.type, row.problem, "", "", "", ""])
             continue
-        numbers = [f"{one.largest_error:.2g}", f"{one.largest_relative:.2g}", f"{one.mean_error:.2g}"]
+        numbers = [f"{one.largest_error:.2g}", f"{one.largest_relative:.2g}"]
         odd = f"{one.not_finite[0]} / {one.not_finite[1]}" if any(one.not_finite) else ""
         state = "noise" if row.is_noise else f"{WORDS[one.is_inside]}{f', not finite: {odd}' if odd else ''}"
-        rows.append([name, row.type, state, f"{one.cosine:.8f}", *numbers[:2], f"{100 * one.mismatches:.3g} %"])
+        rows.append([name, row.type, state, f"{one.cosine:.8f}", *numbers, f"{100 * one.mismatches:.3g} %"])
     header = ("operator", "type", "", "cosine", "largest error", "largest relative", "beyond")
     said = f"{len(rows)} of {len(comparison.rows)} tensors in the order of execution"
     return html_section("Tensors", f'<p class="quiet">{said}.</p>{html_table(header, rows)}')
