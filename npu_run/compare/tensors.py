@@ -11,16 +11,11 @@ from npu_run.compare.dumps import Dump, DumpKey, TensorPlace
 from npu_run.compare.names import OperatorMatching, match_operators
 from npu_run.compare.verdict import NotComparableError, Verdict
 
-# The cause of a first difference, by the type of an operator without computed inputs.
+# Causes of a first difference, by the types of operators without computed inputs (the beginnings of their names).
 _SOURCES = {
-    "Variable": "B starts from other values",
-    "VarHandle": "B starts from other values",
-    "ReadVariable": "B starts from other values",
-    "Placeholder": "B is fed other data",
-    "Iterator": "B is fed other data",
-    "Random": "B draws other random numbers",
-    "TruncatedNormal": "B draws other random numbers",
-    "Stateless": "B draws other random numbers",
+    "B starts from other values": ("Variable", "VarHandle", "ReadVariable"),
+    "B is fed other data": ("Placeholder", "Iterator"),
+    "B draws other random numbers": ("Random", "TruncatedNormal", "Stateless"),
 }
 _MOST_STEPS_BACK, _MOST_NAMES = 8, 4
 # B's errors may be this many times as large as those of A's repeats, which are few (ours).
@@ -269,7 +264,7 @@ def _describe_first_difference(tensors: TensorComparison) -> str:
     )
     if row.dtypes[0] != row.dtypes[1]:
         said += f"; it is {row.dtypes[0]} in A and {row.dtypes[1]} in B"
-    source = next((text for start, text in _SOURCES.items() if row.type.startswith(start)), None)
+    source = next((text for text, starts in _SOURCES.items() if row.type.startswith(starts)), None)
     if source:
         return f"{said}; {source}."
     good = [repr(name) for name, is_inside in tensors.inputs.items() if is_inside]
