@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from npu_bridge.base.tf_internals.training import watch_keras_optimizers
 from npu_run.errors import LaunchError
 from npu_run.trials.start import watch_training
 
-_STEPS, _FOLDER = "NPU_RUN_TIMELINE", "NPU_RUN_TIMELINE_DIR"
+_RECORDING = "NPU_RUN_TIMELINE"
 _RANGE = re.compile(r"(\d{1,18}):(\d{1,18})")
 PICTURE, FACTS, OVERLAP = "tail.svg", "tail.json", "overlap.svg"
 FILES = ("timeline_rank_*.json", PICTURE, FACTS, OVERLAP)
@@ -45,9 +46,8 @@ class Recording(NamedTuple):
         return os.path.join(self.folder, f"timeline_rank_{rank}.json")
 
     def announce_to_ranks(self, ranks: int) -> None:
-        """Tells the ranks, through environment variables, which steps to record and in which (existing) folder."""
-        environment.write_variable(_STEPS, f"{self.first}:{self.last}")
-        environment.write_variable(_FOLDER, self.folder)
+        """Tells the ranks, through an environment variable, which steps to record and in which (existing) folder."""
+        environment.write_variable(_RECORDING, json.dumps(self))
 
     def draw_tail(self, ranks: int) -> str:
         """Draws the tail (communication after the backward pass) from the files of all ranks.
@@ -93,10 +93,8 @@ class Recording(NamedTuple):
 
 def pop_recording_from_environment() -> Recording | None:
     """Returns the steps that a rank must record, or None; removes this setting from the environment of children."""
-    text, folder = environment.read_variable(_STEPS), environment.read_variable(_FOLDER)
-    for name in (_STEPS, _FOLDER):
-        os.environ.pop(name, None)
-    return Recording.parse(text, folder or "timeline") if text else None
+    text = os.environ.pop(_RECORDING, None)
+    return None if text is None else Recording(*json.loads(text))
 
 
 def record_training(recording: Recording, rank: int) -> None:
