@@ -244,11 +244,9 @@ def _find_argument_error(
     plain = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     needed = [each.name for each in parameters if each.default is each.empty and each.name in plain]
     for name, value in () if is_sure else known.items():  # one by one: another argument can hide the error
-        error = (
-            catch_refusal(function, **{**{each: UnknownValue() for each in needed}, name: value})
-            if name != more
-            else None
-        )
+        if name == more:
+            continue
+        error = catch_refusal(function, **{**{each: UnknownValue() for each in needed}, name: value})
         if error is not None and _mentions_argument(error, {name: value}):
             return error
     return None

@@ -84,7 +84,7 @@ def _is_call_of_npu_bridge(use: Any) -> bool:
 def _find_refusals(facts: FileFacts) -> Iterator[Finding]:
     values = ExpressionEvaluator(facts, lambda name, call: real_checks.evaluate_call(name, values.arguments(call)))
     for use in facts.uses:
-        if use.is_guarded or (use.call is None and not use.name.startswith(real_checks.OURS)):
+        if use.is_guarded:
             continue
         if use.name.startswith(real_checks.OURS) and (error := real_checks.find_missing_name(use.name)) is not None:
             yield Finding("cannot work", use.name, str(error), use.place)
