@@ -25,7 +25,6 @@ from npu_run.commands import describe_missing_script
 from npu_run.errors import LaunchError
 from npu_run.tensorflow_choice import TensorFlowChoice
 
-SETTINGS = {"help_option_names": ["-h", "--help"]}
 # Version of the `--json` output and of the exit codes' names: rises when a key is removed or changes its meaning.
 SCHEMA = 1
 VERDICTS = ("fine", "no", "unknown")
@@ -43,8 +42,7 @@ class Command(click.Command):
     """
 
     def __init__(self, *arguments: Any, **keywords: Any):
-        keywords["context_settings"] = {**SETTINGS, **(keywords.get("context_settings") or {})}
-        super().__init__(*arguments, **keywords)
+        super().__init__(*arguments, context_settings={"help_option_names": ["-h", "--help"]}, **keywords)
         for param in self.params:
             if param.metavar in ("FILE", "DIR") or (isinstance(param, click.Argument) and param.type is click.STRING):
                 param.type = click.Path(readable=False)  # so that shells complete it
@@ -94,9 +92,7 @@ class Command(click.Command):
 class ScriptCommand(Command):
     """A command with an argument SCRIPT. All words after SCRIPT, except a leading `--`, go to the script."""
 
-    def __init__(self, *arguments: Any, **keywords: Any):
-        settings = {"allow_interspersed_args": False, **(keywords.pop("context_settings", None) or {})}
-        super().__init__(*arguments, context_settings=settings, **keywords)
+    allow_interspersed_args = False  # of click: an option after SCRIPT is the script's
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the words as click does, but takes options only before SCRIPT."""
