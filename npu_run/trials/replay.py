@@ -59,22 +59,10 @@ class ReplayStepsHook(TrainingHook):
 
 
 def write_verdict(path: str, folder: str, losses: tuple[list, list], weights: Mapping[str, Any]) -> None:
-    """Writes the number of steps and the differences from the record to a JSON file.
+    """Writes the number of steps and the differences from the record, which are sentences, to a JSON file.
 
     Args:
       path: path of the file.
-      folder: folder of the rank's part of the record.
-      losses: losses in the record, and losses in this run.
-      weights: weights after the last step, by name.
-    """
-    found = {"steps": len(losses[1]), "differences": find_differences(folder, losses, weights)}
-    write_atomically(path, json.dumps(found, indent=1))
-
-
-def find_differences(folder: str, losses: tuple[list, list], weights: Mapping[str, Any]) -> list[str]:
-    """Returns sentences about differences between this run and the record.
-
-    Args:
       folder: folder of the rank's part of the record.
       losses: losses in the record, and losses in this run.
       weights: weights after the last step, by name.
@@ -84,10 +72,10 @@ def find_differences(folder: str, losses: tuple[list, list], weights: Mapping[st
         for step, (there, here) in enumerate(zip(*losses))
         if there != here and not (there != there and here != here)
     ]
-    path = os.path.join(folder, "weights_after.npz")
+    saved = os.path.join(folder, "weights_after.npz")
     recorded: dict[str, np.ndarray] = {}
-    if os.path.lexists(path):
-        with open_file(path, "rb", within_folder=folder) as file:
+    if os.path.lexists(saved):
+        with open_file(saved, "rb", within_folder=folder) as file:
             recorded = dict(np.load(file))
     for name in recorded:
         if name not in weights:
@@ -97,4 +85,4 @@ def find_differences(folder: str, losses: tuple[list, list], weights: Mapping[st
         if there.tobytes() != here.tobytes():
             apart = np.abs(there.astype(np.float64) - here.astype(np.float64)).max()
             found.append(f"{name} differs by {apart:.3g} at most after {len(losses[1])} steps")
-    return found
+    write_atomically(path, json.dumps({"steps": len(losses[1]), "differences": found}, indent=1))

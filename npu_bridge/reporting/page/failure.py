@@ -56,10 +56,8 @@ def describe_error(error: BaseException, step: int | None, rank: int, is_seconda
     }
 
 
-def describe_stop(failure: Mapping[str, Any] | None) -> str:
-    """Returns a few words on how a training was stopped; "" without a failure."""
-    if not failure:
-        return ""
+def describe_stop(failure: Mapping[str, Any]) -> str:
+    """Returns a few words on how a training was stopped."""
     return "interrupted" if failure.get("type") == _INTERRUPTED else f"stopped by {failure.get('type')}"
 
 
