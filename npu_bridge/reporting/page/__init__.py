@@ -8,17 +8,13 @@ divides its history into buckets, and `chart.py` draws them. `failure.py` render
 from npu_bridge.base.lazy import lazy_getattr
 
 _PLACES = {
-    "PAGE_FILE": f"{__name__}.document:PAGE_FILE",
-    "PAGE_FILES": f"{__name__}.document:PAGE_FILES",
-    "RunFolder": f"{__name__}.run_folder:RunFolder",
-    "describe_failure": f"{__name__}.failure:describe_error",
-    "note_failure": f"{__name__}.facts:note_failure",
-    "note_options": f"{__name__}.facts:note_options",
-    "note_run": f"{__name__}.facts:note_run",
-    "read_run_folder": f"{__name__}.run_folder:read_run_folder",
-    "render_page": f"{__name__}.document:render_page",
-    "write_page": f"{__name__}.document:write_page",
+    "document": ("PAGE_FILE", "PAGE_FILES", "render_page", "write_page"),
+    "facts": ("note_failure", "note_options", "note_run"),
+    "failure": ("describe_failure",),
+    "run_folder": ("RunFolder", "read_run_folder"),
 }
 
-__all__ = list(_PLACES)
-__getattr__ = lazy_getattr(__name__, _PLACES)
+__all__ = sorted(name for names in _PLACES.values() for name in names)
+__getattr__ = lazy_getattr(
+    __name__, {name: f"{__name__}.{module}:{name}" for module, names in _PLACES.items() for name in names}
+)

@@ -24,7 +24,7 @@ _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 _FRAME_IN_TEXT = re.compile(r'^ *File "([^"]+)", line (\d+), in (.+)\n *(.*)', re.MULTILINE)
 
 
-def describe_error(error: BaseException, step: int | None, rank: int, is_secondary: bool = False) -> dict[str, Any]:
+def describe_failure(error: BaseException, step: int | None, rank: int, is_secondary: bool = False) -> dict[str, Any]:
     """Returns a description of an error for the report, as plain data.
 
     Args:
