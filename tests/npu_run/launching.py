@@ -44,8 +44,9 @@ exec env -i PATH="$PATH" HOME="$HOME" sh -c "$*"
 
 
 def write_script(folder: Path, text: str, name: str = "train.py") -> Path:
-    """Writes a script and returns its path."""
+    """Writes a script, below a folder that need not be there, and returns its path."""
     path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(textwrap.dedent(text))
     return path
 

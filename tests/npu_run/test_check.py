@@ -47,8 +47,7 @@ with tf.Session() as session:
 
 def folder_with(tmp_path, text=SCRIPT, module="import numpy as np\nA = np.int\n"):
     write_script(tmp_path, text)
-    (tmp_path / "package").mkdir(exist_ok=True)
-    write_script(tmp_path / "package", module, "old.py")
+    write_script(tmp_path, module, "package/old.py")
     return tmp_path
 
 
@@ -146,11 +145,9 @@ def test_stars_aliases_calls_packages_and_variables_are_looked_at(tmp_path, monk
         tmp_path, "import tensorflow as tf\nfrom names_circle import *\nscope = tf.variable_scope\n", "names.py"
     )
     write_script(tmp_path, "from names import *\n", "names_circle.py")
-    (tmp_path / "src" / "deep").mkdir(parents=True)
-    write_script(tmp_path / "src" / "deep", "f = 1\n", "lib_of_project.py")
+    write_script(tmp_path, "f = 1\n", "src/deep/lib_of_project.py")
     elsewhere = tmp_path.with_name("elsewhere")
     helper = elsewhere / "helper_of_tensorflow_1"
-    helper.mkdir(parents=True)
     write_script(helper, "import tensorflow as tf\nx = tf.placeholder\n", "__init__.py")
     monkeypatch.syspath_prepend(elsewhere)
     code, output = checked(tmp_path, "--json")
@@ -226,7 +223,6 @@ def test_arguments_are_for_the_run_whose_exit_code_it_is(tmp_path):
 
 
 def test_modules_that_a_script_finds_above_itself_are_read(tmp_path, monkeypatch):
-    (tmp_path / "project" / "tools").mkdir(parents=True)
     project = folder_with(tmp_path / "project")
     text = "import os, sys\nsys.path.append(os.path.join(os.path.dirname(__file__), '..'))\nfrom package import old\n"
     write_script(project / "tools", text)
@@ -235,17 +231,14 @@ def test_modules_that_a_script_finds_above_itself_are_read(tmp_path, monkeypatch
 
 
 def test_what_another_project_has_is_still_needed(tmp_path):
-    for name, module in (("own", "README.md"), ("other", "beside_this.py")):
-        (tmp_path / name).mkdir()
-        write_script(tmp_path / name, "", module)
+    for name in ("own/README.md", "other/beside_this.py"):
+        write_script(tmp_path, "", name)
     write_script(tmp_path / "own", "import tensorflow as tf\nimport beside_this\ntf.placeholder(tf.float32)\n")
     assert "package beside_this" in checked(tmp_path / "own")[1]
 
 
 @pytest.mark.slow("runs the script that it checks")
 def test_a_module_where_python_does_not_look_is_named_with_its_folder(tmp_path, monkeypatch):
-    for folder in ("own/package", "own/tools"):
-        (tmp_path / folder).mkdir(parents=True)
     own, script = tmp_path / "own", "import tensorflow as tf\nfrom package import old\ntf.placeholder\n"
     write_script(own / "package", "A = 1\n", "old.py")
     write_script(own / "tools", script)
@@ -311,11 +304,9 @@ def test_one_of_two_imports_of_a_name_may_be_missing(tmp_path):
 
 @pytest.mark.slow("several starts of the command")
 def test_a_script_inside_its_own_package_is_read_with_the_modules_beside_it(tmp_path, monkeypatch):
-    for folder in ("src/game/worker", "src/game/lib"):
-        (tmp_path / folder).mkdir(parents=True)
-        write_script(tmp_path / folder, "", "__init__.py")
-    write_script(tmp_path / "src" / "game", "", "__init__.py")
-    write_script(tmp_path / "src" / "game" / "lib", "import tensorflow as tf\nSession = tf.Session\n", "graphs.py")
+    for package in ("src/game", "src/game/worker", "src/game/lib"):
+        write_script(tmp_path, "", f"{package}/__init__.py")
+    write_script(tmp_path, "import tensorflow as tf\nSession = tf.Session\n", "src/game/lib/graphs.py")
     script = "import sys\nsys.path.append('src')\nfrom game.lib import graphs\nprint('a session is', graphs.Session)\n"
     write_script(tmp_path / "src" / "game" / "worker", script, "optimize.py")
     monkeypatch.chdir(tmp_path)

@@ -110,8 +110,7 @@ def test_a_job_that_cannot_start_is_refused_in_one_line(tmp_path, monkeypatch, a
 
 def test_missing_horovod_is_told_in_one_line_with_the_command(tmp_path):
     write_script(tmp_path, "print('ran')")
-    (tmp_path / "horovod").mkdir()
-    (tmp_path / "horovod" / "__init__.py").write_text("raise ImportError(\"No module named 'horovod'\")")
+    write_script(tmp_path, "raise ImportError(\"No module named 'horovod'\")", "horovod/__init__.py")
     code, output = npu_run("-np", "2", "train.py", cwd=tmp_path)
     assert code == 2
     assert len(output.splitlines()) == 1
@@ -177,7 +176,6 @@ def test_values_that_nobody_can_mean_are_refused(tmp_path, options, part):
     ],
 )
 def test_a_misspelt_word_is_told_the_nearest_one(words, said, tmp_path, monkeypatch, capsys):
-    (tmp_path / "sub").mkdir()
     for folder in (tmp_path, tmp_path / "sub"):
         write_script(folder, "raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)

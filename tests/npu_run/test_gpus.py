@@ -72,7 +72,6 @@ def test_one_device_for_all_ranks_is_refused_where_there_are_more(monkeypatch, s
 
 @pytest.mark.parametrize("place", ["train.py", "devices.py", "lib/devices.py"])
 def test_a_script_that_chooses_by_itself_sees_all(tmp_path, monkeypatch, place):
-    (tmp_path / "lib").mkdir()
     script = write_script(tmp_path, SAYS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     assert gpu_of_rank(1, 2, str(script)) == "5"

@@ -179,11 +179,7 @@ def test_who_does_not_know_the_secret_is_not_let_in(tmp_path):
 @needs_horovod
 @pytest.mark.ranks(2)
 def test_pods_find_the_first_one_by_its_name(tmp_path):
-    write_script(tmp_path, SAYS)
-    folders = [tmp_path / "pod0", tmp_path / "pod1"]
-    for folder in folders:
-        folder.mkdir()
-        write_script(folder, SAYS)
+    folders = [write_script(tmp_path / name, SAYS).parent for name in ("pod0", "pod1")]
     with kept_addresses(1) as (address,):
         job = {"NPU_RUN_TASKS": "2", "NPU_RUN_FIRST": address, "NPU_RUN_SECRET": "of this job"}
         pods = [start("train.py", cwd=folder, JOB_COMPLETION_INDEX=str(n), **job) for n, folder in enumerate(folders)]

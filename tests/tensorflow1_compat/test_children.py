@@ -38,7 +38,6 @@ print(tf.contrib.layers.xavier_initializer.__name__, found, np.int(sys.argv[1]),
 @pytest.mark.slow("starts Python in every way there is")
 def test_they_are_the_same_python_and_see_tensorflow_1(tmp_path):
     write_script(tmp_path, SCRIPT)
-    (tmp_path / "steps").mkdir()
     (tmp_path / "rows.json").write_text("[1, 2]")
     write_script(tmp_path / "steps", DATA, "data.py")
     write_script(tmp_path / "steps", "import tensorflow as tf\nfound = tf.ConfigProto.__name__\n", "names.py")
@@ -57,7 +56,6 @@ def test_they_are_the_same_python_and_see_tensorflow_1(tmp_path):
 @pytest.mark.skipif(not sys.prefix.isascii(), reason="TensorFlow itself cannot be loaded from this folder then")
 def test_they_are_so_in_a_folder_whose_name_the_locale_cannot_read(tmp_path):
     folder = tmp_path / "mit Lücke"
-    folder.mkdir()
     write_script(folder, "import os\nimport tensorflow as tf\ntf.placeholder(tf.float32)\nos.system('python3 data.py')")
     write_script(folder, "import tensorflow as tf\nprint('child:', tf.Session.__name__)", "data.py")
     ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import tensorflow
 
-from tests.npu_run.launching import npu_run, write_script
+from tests.npu_run.launching import ROOT, npu_run, write_script
 
 SCRIPT = """
 import json, sys, types
@@ -111,7 +110,7 @@ print("FACTS", json.dumps(facts))
 RELATIVE = """
 from . import sibling
 from .sibling import tf
-from .. import package
+import package
 import tensorflow.compat.v1 as v1
 FACTS = [tf.__version__, v1.__version__, sibling.where()]
 """
@@ -121,10 +120,8 @@ FACTS = [tf.__version__, v1.__version__, sibling.where()]
 def facts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("forms")
     write_script(folder, SCRIPT)
-    for name in ("package", "package/deeper", "folderless", "elsewhere"):
-        (folder / name).mkdir()
     write_script(folder / "package", "", "__init__.py")
-    write_script(folder / "package", RELATIVE.replace("from .. import package", "import package"), "relative.py")
+    write_script(folder / "package", RELATIVE, "relative.py")
     write_script(
         folder / "package",
         "import tensorflow as tf\ndef where():\n    import keras\n    return keras.__version__\n",
@@ -135,7 +132,7 @@ def facts(tmp_path_factory):
     write_script(folder / "folderless", "import tensorflow as tf\n", "one.py")
     installed = tmp_path_factory.mktemp("installed")
     write_script(installed, "import tensorflow as tf\nVERSION = tf.__version__[:2]\n", "appended.py")
-    code, output = npu_run("train.py", cwd=folder, PYTHONPATH=f"{Path(__file__).resolve().parents[2]}:{installed}")
+    code, output = npu_run("train.py", cwd=folder, PYTHONPATH=f"{ROOT}:{installed}")
     assert code == 0
     return json.loads(output.split("FACTS ")[1].splitlines()[0])
 
@@ -195,7 +192,6 @@ def test_a_missing_name_is_one_line_with_file_and_line_and_the_nearest(facts):
 
 def test_a_folder_of_the_same_name_beside_the_script_is_the_users(tmp_path):
     write_script(tmp_path, "import keras, yaml\nfrom keras import mine\nprint(keras.WHOSE, mine, yaml.load())\n")
-    (tmp_path / "keras").mkdir()
     write_script(tmp_path / "keras", "WHOSE = 'ours'\nmine = 1\n", "__init__.py")
     write_script(tmp_path, "def load():\n    return 'ours, too'\n", "yaml.py")
     code, output = npu_run("--tf1", "train.py", cwd=tmp_path)
@@ -204,14 +200,11 @@ def test_a_folder_of_the_same_name_beside_the_script_is_the_users(tmp_path):
 
 @pytest.mark.slow("several starts")
 def test_the_project_around_the_script_sees_tensorflow_1_through_pythonpath(tmp_path):
-    for name in ("tools", "models", "site-packages"):
-        (tmp_path / name).mkdir()
     script = "import models.net, other\nprint('SEES', models.net.tf.__version__, other.tf.__version__[:2])\n"
     write_script(tmp_path / "tools", "import tensorflow as tf\ntf.placeholder\n" + script)
     write_script(tmp_path / "models", "import tensorflow as tf\n", "net.py")
     write_script(tmp_path / "site-packages", "import tensorflow as tf\n", "other.py")
-    root = Path(__file__).resolve().parents[2]
-    paths = f"{root}:{tmp_path / 'site-packages'}:{tmp_path}"
+    paths = f"{ROOT}:{tmp_path / 'site-packages'}:{tmp_path}"
     code, output = npu_run("tools/train.py", cwd=tmp_path, PYTHONPATH=paths)
     assert code == 0, output
     assert "SEES 1.15.0 2." in output

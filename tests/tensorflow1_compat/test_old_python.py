@@ -208,10 +208,8 @@ def test_every_name_of_the_tables_has_a_case():
 
 
 def test_a_script_without_tensorflow_and_its_modules_have_old_names_and_nobody_else(tmp_path):
-    (tmp_path / "own").mkdir()
     write_script(tmp_path / "own", OWN, "helper.py")
     write_script(tmp_path, SCRIPT)
-    (tmp_path / "installed" / "site-packages").mkdir(parents=True)
     write_script(tmp_path / "installed" / "site-packages", INSTALLED, "neighbour.py")
     code, output = npu_run("train.py", cwd=tmp_path)
     assert code == 0 and "said 6 False b'\\x01' 2 ['product', 'float']" in output, output
