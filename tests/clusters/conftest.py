@@ -101,4 +101,4 @@ def slurm(tmp_path_factory, slurm_ports):
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
-    return train_undisturbed(tmp_path_factory.mktemp("undisturbed"), "estimator")
+    return train_undisturbed(tmp_path_factory.mktemp("undisturbed"))

@@ -12,7 +12,7 @@ import tempfile
 import pytest
 
 from tests.clusters.conftest import LACKS_SLURM, needs_slurm, outside_ranks
-from tests.npu_run.elastic_scripts import SCRIPTS, assert_alike
+from tests.npu_run.elastic_scripts import TRAINING, assert_alike
 from tests.npu_run.launching import finish, needs_horovod, read_until, write_script
 from tests.npu_run.test_local_ranks import assert_all_gone, wait_for_pids
 
@@ -89,7 +89,7 @@ def launcher(request):
 
 
 def test_tasks_train_as_one_job_and_go_on_after_a_preemption(launcher, tmp_path, undisturbed):
-    write_script(tmp_path, SCRIPTS["estimator"])
+    write_script(tmp_path, TRAINING)
     words = ["npu-run", "train.py", "out", "1:40:0"]
     process = launcher(*words, cwd=tmp_path)
     said = read_until(process, "suffers")
@@ -115,7 +115,7 @@ def test_a_killed_rank_is_named_once_and_ends_all_tasks(launcher, tmp_path):
 
 
 def test_an_elastic_job_of_tasks_goes_on_after_a_killed_rank(launcher, tmp_path, undisturbed):
-    write_script(tmp_path, SCRIPTS["estimator"])
+    write_script(tmp_path, TRAINING)
     code, output = finish(launcher("npu-run", "--min-np", 1, "train.py", "out", "1:39:9", cwd=tmp_path))
     assert code == 0, output
     assert "npu-run: 1 of 2 ranks lost; the job resumes from its last checkpoint" in output

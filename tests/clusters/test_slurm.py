@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.clusters.conftest import needs_slurm
-from tests.npu_run.elastic_scripts import SCRIPTS, assert_alike
+from tests.npu_run.elastic_scripts import TRAINING, assert_alike
 from tests.npu_run.launching import LIMIT_SECS, ROOT, needs_horovod, wait_for, write_script
 
 pytestmark = [pytest.mark.slow("jobs of a Slurm of this machine; make test-clusters"), needs_horovod, needs_slurm]
@@ -55,7 +55,7 @@ def end_of(slurm, job, starts):
 @pytest.mark.parametrize("fault", ["15", "9"], ids=["preempted", "a rank is killed"])
 def test_a_batch_job_that_is_disturbed_comes_to_its_end(slurm, tmp_path, undisturbed, fault):
     """Preempted, it saves and its own script queues it again; if a rank is killed, the others continue."""
-    write_script(tmp_path, SCRIPTS["estimator"])
+    write_script(tmp_path, TRAINING)
     (tmp_path / "job.sh").write_text(textwrap.dedent(requeueing_script()))
     options = "--export=ALL,OPTIONS=-np 2 --min-np 1 --cool-down 1000"
     files = ("--output=job.log", "--open-mode=append")
@@ -71,7 +71,7 @@ def test_a_batch_job_that_is_disturbed_comes_to_its_end(slurm, tmp_path, undistu
 
 def test_a_batch_job_of_tasks_is_queued_again_at_an_early_signal(slurm, tmp_path, undisturbed):
     """The script of docs/clusters.md; `scancel` sends the signal that `--signal` has Slurm send to the steps."""
-    write_script(tmp_path, SCRIPTS["estimator"])
+    write_script(tmp_path, TRAINING)
     page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
     (script,) = re.findall(r"^```sh\n(#!/bin/bash\n[^`]*--signal=TERM@120\n.*?)^```", page, re.MULTILINE | re.DOTALL)
     script = script.replace("--ntasks=8", "--nodes=2 --ntasks=2").replace("train.py", "train.py out 1:40:0")

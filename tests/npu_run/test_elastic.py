@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 import signal
@@ -21,7 +20,7 @@ from npu_run.job.elastic import AvailableSlots, HostsCommand, RankBounds, determ
 from npu_run.job.hosts import JobPlan
 from npu_run.job.stop_after_step import StopAfterStep
 from npu_run.job.supervisor import Outcome, run_ranks
-from tests.npu_run.elastic_scripts import QUICK, SCRIPTS, assert_alike, train_undisturbed
+from tests.npu_run.elastic_scripts import QUICK, TRAINING, assert_alike, train_undisturbed
 from tests.npu_run.launching import (
     LIMIT_SECS,
     finish,
@@ -289,26 +288,19 @@ def test_arrays_of_other_lengths_are_refused():
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Returns the weights of each face after an undisturbed training on one rank."""
-    place = tmp_path_factory.mktemp("undisturbed")
-    return functools.cache(lambda face: train_undisturbed(place, face))
-
-
-@pytest.fixture(scope="module")
-def undisturbed_estimator(undisturbed):
-    """The weights of one face, which are made before a case begins."""
-    return undisturbed("estimator")
+    """The weights after an undisturbed training on one rank, which is made before a case begins."""
+    return train_undisturbed(tmp_path_factory.mktemp("undisturbed"))
 
 
 @needs_horovod
-def test_a_job_goes_on_without_a_rank_and_trains_the_same(tmp_path, undisturbed_estimator):
+def test_a_job_goes_on_without_a_rank_and_trains_the_same(tmp_path, undisturbed):
     """Two ranks, of which the second is killed, then one."""
-    write_script(tmp_path, SCRIPTS["estimator"])
+    write_script(tmp_path, TRAINING)
     options = ("-np", 2, "--min-np", 1, "--cool-down", 1000)
     code, output = finish(start(*options, "train.py", "out", "1:39:9", cwd=tmp_path, prepare=QUICK))
     assert code == 0, output
     assert "rank 1 of 2 was killed by SIGKILL" in output
-    assert_alike(tmp_path / "out.npz", undisturbed_estimator)
+    assert_alike(tmp_path / "out.npz", undisturbed)
 
 
 def test_a_rank_alone_ends_after_a_step_for_ranks_that_come(tmp_path, monkeypatch):
@@ -339,28 +331,12 @@ def test_a_rank_alone_ends_after_a_step_for_ranks_that_come(tmp_path, monkeypatc
     )
 
 
-@pytest.mark.slow("four ranks are started three times")
+@pytest.mark.few_fast(1, "two ranks are started twice")
 @needs_horovod
-@pytest.mark.parametrize("face", SCRIPTS)
-def test_a_job_shrinks_and_grows_and_trains_the_same(tmp_path, undisturbed, face):
-    """4 ranks, of which the first is killed, then 3, then 4 again; `test_elastic_matrix.py` also goes down to 2."""
-    write_script(tmp_path, SCRIPTS[face])
-    (tmp_path / "slots").write_text("localhost:4")
-    options = ("--min-np", 2, "--max-np", 4, "--hosts-from", "cat slots", "--cool-down", 1000)
-    faults = ("0:39:9", "0:80:0")
-    code, output = finish(start(*options, "train.py", "out", *faults, cwd=tmp_path, prepare=QUICK))
-    assert code == 0, output
-    assert re.findall(r"npu-run: (\d) ranks on localhost", output) == ["4", "3", "4"], output
-    assert "rank 0 of 4 was killed by SIGKILL" in output
-    assert_alike(tmp_path / "out.npz", undisturbed(face))
-
-
-@pytest.mark.few_fast(1, "several ranks and each way to train are started twice")
-@needs_horovod
-@pytest.mark.parametrize(("size", "face"), [(1, "estimator"), (2, "session"), (2, "keras"), (2, "loop")])
-def test_a_signal_ends_a_job_after_a_whole_step(tmp_path, undisturbed, face, size):
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_signal_ends_a_job_after_a_whole_step(tmp_path, undisturbed, size):
     """A rank alone is a plain process that hears the signal itself; of several, the launcher hears it."""
-    write_script(tmp_path, SCRIPTS[face])
+    write_script(tmp_path, TRAINING)
     fault = f"0:40:{signal.SIGTERM.value}" if size > 1 else "0:40:-15"
     command = ("-np", size, "train.py", "out", fault)
     code, output = npu_run(*command, cwd=tmp_path)
@@ -370,7 +346,7 @@ def test_a_signal_ends_a_job_after_a_whole_step(tmp_path, undisturbed, face, siz
         assert 40 <= int(re.search(says, output).group(1)) < 120, output
     code, output = npu_run(*command, cwd=tmp_path)
     assert code == 0, output
-    assert_alike(tmp_path / "out.npz", undisturbed(face))
+    assert_alike(tmp_path / "out.npz", undisturbed)
 
 
 @pytest.mark.slow("waits for ranks that hang")

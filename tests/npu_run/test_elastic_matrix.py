@@ -1,4 +1,4 @@
-"""A part of the matrix of `elastic_matrix.py`: a real model, and Keras 3 where it is."""
+"""A part of the matrix of `elastic_matrix.py`: each way to train, a BERT, and Keras 3 where it is."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from tests.npu_run.launching import needs_horovod
 needs_keras3 = pytest.mark.skipif(not IS_BESIDE, reason=REASON)
 
 
-@pytest.mark.slow("a BERT on ranks that come and go")
+@pytest.mark.slow("each way to train, on ranks that come and go")
 @needs_horovod
 @pytest.mark.parametrize(
     ("face", "model"),
     [
+        ("estimator", "digits"),
         ("session", "bert"),
+        ("monitored", "digits"),
+        ("keras", "digits"),
+        ("loop", "digits"),
         pytest.param("keras3", "digits", marks=needs_keras3),
         pytest.param("loop3", "digits", marks=needs_keras3),
     ],
