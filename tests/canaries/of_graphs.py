@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from npu_bridge.base.tf_internals import graphs
 from tests.canaries import canary_of, expect
+from tests.session.precision.small_models import classic_loops
 
 v1 = tf.compat.v1
 
@@ -92,13 +93,8 @@ def _():
         found.append(graphs.current_control_flow_context(graph))
         return tf.constant(2.0)
 
-    was_on = v1.control_flow_v2_enabled()
-    v1.disable_control_flow_v2()
-    try:
+    with classic_loops():
         v1.cond(v1.placeholder(tf.bool, []), branch, lambda: tf.constant(3.0))
-    finally:
-        if was_on:
-            v1.enable_control_flow_v2()
     (context,) = found
     with graphs.enter_control_flow_context(graph, context):
         op = tf.no_op()
@@ -115,13 +111,8 @@ def _():
         found.append(i + limit - 2)
         return found[-1]
 
-    was_on = v1.control_flow_v2_enabled()
-    v1.disable_control_flow_v2()
-    try:
+    with classic_loops():
         v1.while_loop(lambda i: i < limit, body, [tf.constant(0)])
-    finally:
-        if was_on:
-            v1.enable_control_flow_v2()
     op = found[0].op
     graphs.disable_parallel_iterations(op)
     (loop,) = graphs.contexts_around(graphs.control_flow_context(op))
@@ -138,13 +129,8 @@ def _():
         found.append(tf.constant(2.0))
         return tf.while_loop(lambda i: i < 1.0, lambda i: found.append(i + 1.0) or found[-1], [found[0]])
 
-    was_on = v1.control_flow_v2_enabled()
-    v1.disable_control_flow_v2()
-    try:
+    with classic_loops():
         v1.cond(is_training, lambda: tf.constant(3.0), branch)
-    finally:
-        if was_on:
-            v1.enable_control_flow_v2()
     inside, in_loop = (list(graphs.enclosing_branches(tensor.op)) for tensor in found)
     ((decides, is_branch),) = inside
     expect(decides.op.inputs[0] is is_training and not is_branch, f"the branch is {inside}")

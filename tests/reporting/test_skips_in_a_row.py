@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import amp
-from npu_bridge.base.errors import LONGEST_MESSAGE, say_once
+from npu_bridge.base.errors import LONGEST_MESSAGE
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.npu_init import (
     FixedLossScaleManager,
@@ -25,11 +25,6 @@ from tests.reporting.stepping import run_steps
 tf1 = tf.compat.v1
 SAID = "loss scale: more than 100 steps in a row were skipped, so nothing is trained"
 IN_VAIN = "loss scale: 10 steps in a row were skipped, and no loss scale helps"
-
-
-@pytest.fixture(autouse=True)
-def nothing_said():
-    say_once.cache_clear()
 
 
 def warnings_in(caplog, beginning=SAID):

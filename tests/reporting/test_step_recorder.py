@@ -12,14 +12,9 @@ from npu_bridge.reporting.step_recorder import StepRecorder
 from npu_bridge.session import name_step, train_in_loops
 from npu_bridge.session.hooked_session import TrainingHookEngine
 from npu_run.timeline import Recording
+from tests.session.precision.small_models import classic_loops
 
 tf1 = tf.compat.v1
-
-
-@pytest.fixture
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
 
 
 @pytest.fixture
@@ -40,14 +35,12 @@ def record(graph, tmp_path):
     return run
 
 
-def minimized(control_flow_v2=False):
+def minimized(around=lambda apply: apply()):
     weight = tf1.get_variable("weight", [3], use_resource=True)
     step = tf1.train.get_or_create_global_step()
     optimizer = tf1.train.GradientDescentOptimizer(0.1)
     gradients = optimizer.compute_gradients(tf.reduce_sum(weight * weight))
-    if not control_flow_v2:
-        return optimizer.apply_gradients(gradients, step)
-    return tf1.cond(tf.reduce_sum(weight) < 1e9, lambda: optimizer.apply_gradients(gradients, step), tf.no_op)
+    return around(lambda: optimizer.apply_gradients(gradients, step))
 
 
 def test_only_runs_that_train_are_counted_and_the_global_step_counts(graph, record):
@@ -71,22 +64,14 @@ def test_an_update_of_assignments_trains_where_steps_are_counted_if_only_behind_
     runs = [tf1.global_variables_initializer(), move, move]
     assert record(range(0, 2), *runs) == ([], None)
     counter = tf1.train.get_or_create_global_step()
-    classic = not tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
-    gated = tf1.cond(weight[0] < 1e9, lambda: tf.group(move, tf1.assign_add(counter, 1)), tf.no_op)
-    if not classic:
-        tf1.enable_control_flow_v2()
+    with classic_loops():
+        gated = tf1.cond(weight[0] < 1e9, lambda: tf.group(move, tf1.assign_add(counter, 1)), tf.no_op)
     assert record(range(0, 2), tf1.global_variables_initializer(), gated, gated) == ([0, 1], 1)
 
 
 def test_updates_inside_functions_are_found(graph, record):
-    was_on = tf1.control_flow_v2_enabled()
-    tf1.enable_control_flow_v2()
-    try:
-        train = minimized(control_flow_v2=True)
-    finally:
-        if not was_on:
-            tf1.disable_control_flow_v2()
+    with classic_loops(are_classic=False):
+        train = minimized(lambda apply: tf1.cond(tf1.trainable_variables()[0][0] < 1e9, apply, tf.no_op))
     assert not [op for op in graph.get_operations() if "ApplyGradient" in op.type]
     assert record(range(0, 2), tf1.global_variables_initializer(), train, train) == ([0, 1], 1)
 
