@@ -12,7 +12,6 @@ import operator
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -32,7 +31,8 @@ from npu_run.job.hang import (
 )
 from npu_run.rank.processor_time import _horovods_thread_name, processor_secs
 from npu_run.rank.stuck_call import MainThreadSampler, frames_of_threads
-from tests.npu_run.launching import LIMIT_SECS, ROOT
+from tests.holding import python
+from tests.npu_run.launching import LIMIT_SECS
 
 WAITS = StuckCall(since=10.0, where="train.py:7 (session.run(step))", waits=True)
 SLEEPS = StuckCall(since=5.0, where="train.py:3 (time.sleep(600))", waits=False)
@@ -387,9 +387,7 @@ assert not gc.isenabled()
 
 def test_a_rank_that_is_looked_at_while_it_has_garbage_does_not_wait_for_itself():
     """A graph of TensorFlow is garbage of this kind; it is collected at any time."""
-    subprocess.run(
-        [sys.executable, "-c", GARBAGE], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=LIMIT_SECS
-    )
+    assert python(GARBAGE).wait(LIMIT_SECS) == 0
 
 
 BLOCKED = """
@@ -459,13 +457,7 @@ held.acquire()
     ],
 )
 def test_a_process_is_blocked_when_nothing_in_it_can_go_on(other, found):
-    with subprocess.Popen(
-        [sys.executable, "-c", BLOCKED, other],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with python(BLOCKED, other, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert int(process.stdout.readline()) in found
         process.kill()
 

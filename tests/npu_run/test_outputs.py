@@ -14,7 +14,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -37,7 +36,8 @@ from npu_run.outputs import MADE_BY, claim_command_output
 from npu_run.predict.command import plan
 from npu_run.record import record, replay
 from npu_run.report import report
-from tests.npu_run.launching import ROOT, finish, npu_run, read_until, start, write_script
+from tests.holding import python
+from tests.npu_run.launching import finish, npu_run, read_until, start, write_script
 from tests.reporting.test_page import write_history
 from tests.small_disk import SmallDisk
 
@@ -210,13 +210,8 @@ def held(tmp_path_factory):
     root = tmp_path_factory.mktemp("held")
     commands = ["npu-run", *(f"npu-run {name}" for name in ("record", "replay", "bisect", "compare"))]
     folders = {command: root / command.replace(" ", "_") for command in commands}
-    job = subprocess.Popen(
-        [sys.executable, "-c", HOLD, *map(str, folders.values())],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert job.stdout.readline() == b"held\n"
+    job = python(HOLD, *folders.values(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert job.stdout.readline() == "held\n"
     yield folders
     job.communicate()
 
@@ -476,9 +471,7 @@ with claim_output_folder(sys.argv[1], "npu-run record", "--out", ["rank_*/record
 
 def test_what_comes_after_a_command_was_killed_is_not_its_own(tmp_path, monkeypatch):
     folder = tmp_path / "out"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    killed = subprocess.run([sys.executable, "-c", KILLED, folder], env=environment, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert python(KILLED, folder).wait() == -signal.SIGKILL
     monkeypatch.setattr(held_folders, "BEAT_SECS", 0.05)  # that much later it may be the command's last word
     time.sleep(0.1)
     (folder / "rank_0" / "notes.txt").write_text("mine")

@@ -20,6 +20,7 @@ import pytest
 from npu_bridge.base.memory_folders import make_memory_folder
 from npu_run.job.watched_rank import WatchedRank
 from npu_run.remote.host import RemoteHost, RemoteProcess
+from tests.holding import python
 from tests.npu_run.launching import (
     LIMIT_SECS,
     ONE,
@@ -183,16 +184,19 @@ def start_agent(folder, facts):
     """An agent that has got a job: one rank of train.py, unless `facts` say otherwise."""
     job = {"silence_secs": LIMIT_SECS, "ranks": [{"rank": 0, "variables": {}}], "script": "train.py", "arguments": []}
     job.update(devices=[], peer=OTHER, environment={"PYTHONPATH": str(ROOT)})
-    agent = subprocess.Popen(
-        [sys.executable, "-m", "npu_run.remote.host_agent"],
+    agent = python(
+        "from npu_run.remote.host_agent import main\nmain()",
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     )
-    agent.stdin.write(json.dumps({**job, **facts}).encode() + b"\n")
-    agent.stdin.flush()
+    tell(agent, **{**job, **facts})
     return agent
+
+
+def tell(agent, **facts):
+    agent.stdin.write(json.dumps(facts) + "\n")
+    agent.stdin.flush()
 
 
 @pytest.mark.slow("waits for a host that is silent")
@@ -202,17 +206,12 @@ def test_ranks_of_a_host_that_hears_nothing_any_more_are_killed(tmp_path):
     job = {"ranks": [{"rank": 5, "variables": {"RANK_ID": "5"}}], "arguments": ["deaf"]}
     agent = start_agent(tmp_path, job)
     pids_file = tmp_path / "pids.5"
-
-    def give_sign(**facts):
-        agent.stdin.write(json.dumps(facts).encode() + b"\n")
-        agent.stdin.flush()
-
     wait_for(pids_file.exists, "the rank to be up")
     pids = [int(pid) for pid in pids_file.read_text().split()]
     silence_secs = 8.0
     end = time.monotonic() + 1.2 * silence_secs
     while time.monotonic() < end:
-        give_sign(silence_secs=silence_secs)
+        tell(agent, silence_secs=silence_secs)
         assert is_alive(pids[0])
         time.sleep(0.1)
     os.kill(pids[0], signal.SIGSTOP)  # it cannot notice by itself that its agent is gone
@@ -231,7 +230,7 @@ def test_state_in_memory_is_kept_for_a_job_that_goes_on(tmp_path, goes_on):
     folder = pathlib.Path(f"/dev/shm/npu_bridge-{os.getuid()}-{name}")
     agent = start_agent(tmp_path, job)
     wait_for((folder / "state").exists, "the rank to write")
-    agent.communicate(json.dumps({"goes_on": goes_on}).encode() + b"\n", timeout=LIMIT_SECS)
+    agent.communicate(json.dumps({"goes_on": goes_on}) + "\n", timeout=LIMIT_SECS)
     assert (folder / "state").exists() == goes_on
     if goes_on:
         make_memory_folder(name).close()
