@@ -22,3 +22,12 @@ def names():
 def close(found, expected, tolerance=1e-5):
     """Both are the same but for rounding."""
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def error_of(kind, function, *arguments, **options):
+    """The text of the error of this kind that a call has to raise."""
+    try:
+        function(*arguments, **options)
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind} from {arguments} {options}")

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow1_compat import threadpool
 from tensorflow1_compat.contrib import cluster_resolver, estimator, learn, opt, predictor, tpu, training
 from tensorflow1_compat.contrib.learn.datasets import base, mnist
-from tests.tensorflow1_compat.contrib_cases.common import close, value
+from tests.tensorflow1_compat.contrib_cases.common import close, error_of, value
 
 
 def line_fn(params):
@@ -93,13 +93,9 @@ def case_optimizers_outside_of_the_graph():
     constrained = minimum(equalities=[point[1] - 1.0], inequalities=[point[0] - 1.0], method="SLSQP")
     close(constrained[0], [1, 1], 1e-3)
     assert minimum(tf.reduce_sum(tf.square(point)), options={"maxiter": 1})[1].shape == (2, 3)  # no gradient of it
-    for names, error in (({"bounds": [(0, 1)]}, ValueError), ({"jac": False}, ValueError)):
-        try:
-            minimum(**names)
-        except error as told:
-            assert str(told).startswith(f"ScipyOptimizerInterface: {[*names][0]} is set by this class")
-        else:
-            raise AssertionError(names)
+    for name, given in (("bounds", [(0, 1)]), ("jac", False)):
+        said = error_of(ValueError, minimum, **{name: given})
+        assert said.startswith(f"ScipyOptimizerInterface: {name} is set by this class")
 
 
 def case_learn():
