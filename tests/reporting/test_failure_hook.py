@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from npu_bridge import collective
 from npu_bridge.reporting import History, ReportCallback, ReportHook
 from npu_bridge.reporting.failure_hook import FailureHook
 from npu_bridge.reporting.page import describe_failure, note_failure, write_page
+from tests.npu_run.launching import wait_for
 from tests.reporting.stepping import run_steps
 
 LOSSES = [3.0, 2.0, 1.5, 1.25, 1.125]
@@ -121,12 +121,6 @@ def test_the_first_error_with_a_cause_of_its_own_stays(tmp_path):
     assert not note_failure(str(tmp_path / "nowhere"), own)
 
 
-def wait_for(path):
-    limit = time.monotonic() + 60
-    while not os.path.exists(path) and time.monotonic() < limit:
-        time.sleep(0.01)
-
-
 def fail_on_rank_1(folder):
     """Rank 0 begins, and ends after rank 1 has failed in its third step."""
     rank, failed = collective.current().rank, os.path.join(folder, "failed")
@@ -134,9 +128,9 @@ def fail_on_rank_1(folder):
 
     def meet(number):
         if rank == 0 and number == 3:
-            wait_for(failed)
+            wait_for(lambda: os.path.exists(failed), "the failure of rank 1")
         if rank == 1 and number == 2:
-            wait_for(os.path.join(folder, "report.json"))
+            wait_for(lambda: os.path.exists(os.path.join(folder, "report.json")), "the report of rank 0")
             raise ValueError("planted on rank 1")
 
     try:

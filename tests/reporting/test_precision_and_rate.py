@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import io
 
 import numpy as np
@@ -18,6 +17,9 @@ from npu_bridge.reporting import ProgressHook
 from npu_bridge.session.precision import PrecisionSummaryHook
 from tests.goldens.two_layers import OPTIMIZERS, TwoLayers, tf1, token_batches
 from tests.reporting.stepping import Clock
+from tests.reporting.test_tensorboard import curves
+
+TAG = PrecisionSummaryHook.TAG
 
 
 def model_fn(features, labels, mode, params):
@@ -48,17 +50,6 @@ def train(folder, save_summary_steps=2, plan="fast|step|0.5", **options):
     return out.getvalue().splitlines()
 
 
-def scalars(folder):
-    """(step, value) of every entry, in order."""
-    entries = []
-    for path in sorted(glob.glob(f"{folder}/events*")):
-        for event in tf1.train.summary_iterator(path):
-            entries.extend(
-                (event.step, v.simple_value) for v in event.summary.value if v.tag == PrecisionSummaryHook.TAG
-            )
-    return entries
-
-
 def test_an_accelerated_training(tmp_path):
     lines = train(tmp_path)
     assert [line.split(" | ")[1] for line in lines] == ["float16"] * 4 + ["float32"] * 4
@@ -66,12 +57,12 @@ def test_an_accelerated_training(tmp_path):
     assert rates == ["learning rate 0.25"] * 4 + ["learning rate 0.125"] * 4
     assert " | loss scale 2^10 | " in lines[0]
     # Every second step, and where it changes.
-    assert scalars(tmp_path) == [(1, 1.0), (3, 1.0), (5, 0.0), (7, 0.0)]
+    assert curves(tmp_path)[TAG] == {1: 1.0, 3: 1.0, 5: 0.0, 7: 0.0}
 
 
 def test_the_change_is_written_when_it_comes(tmp_path):
     train(tmp_path, save_summary_steps=100)
-    assert scalars(tmp_path) == [(1, 1.0), (5, 0.0)]
+    assert curves(tmp_path)[TAG] == {1: 1.0, 5: 0.0}
 
 
 def test_a_training_without_a_switch_writes_no_scalar(tmp_path):
@@ -79,7 +70,7 @@ def test_a_training_without_a_switch_writes_no_scalar(tmp_path):
     assert lines[0].startswith("step 1/8 (12 %) | loss ") and " | learning rate 0.5 | " in lines[0]
     lines = train(tmp_path / "mixed", plan=None, precision_mode_v2="mixed_float16")
     assert lines[0].startswith("step 1/8 (12 %) | float16 | loss ")
-    assert scalars(tmp_path / "plain") == scalars(tmp_path / "mixed") == []
+    assert TAG not in curves(tmp_path / "plain") and TAG not in curves(tmp_path / "mixed")
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
