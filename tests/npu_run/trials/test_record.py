@@ -39,13 +39,14 @@ with tf.Session() as session:
         session.run(train, {targets: draw.randn(8)})
 """
 # The same on a machine that has no npu_bridge.
-ELSEWHERE = """
+ALONE = """
 import sys
 sys.modules["npu_bridge"] = None
 sys.path.append("recorded")
 from replay_tf1 import Replay
-
 replay = Replay("recorded")
+"""
+ELSEWHERE = f"""{ALONE}
 with tf.Session() as session:
     session.run(tf.global_variables_initializer())
     replay.load_weights(session)
@@ -57,12 +58,7 @@ with tf.Session() as session:
         assert (session.run(variable) == after[variable.op.name]).all(), variable.name
 print("the same", replay.steps)
 """
-HOOKED = """
-import sys
-sys.modules["npu_bridge"] = None
-sys.path.append("recorded")
-from replay_tf1 import Replay
-replay = Replay("recorded")
+HOOKED = f"""{ALONE}
 losses = []
 with tf.train.MonitoredTrainingSession(hooks=[replay]) as session:
     while not session.should_stop():
@@ -141,12 +137,22 @@ with tf.Session(config=npu_config_proto(config_proto=config)) as session:
 
 
 @pytest.fixture
-def recorded(command, tmp_path):
-    """A record of three steps with seed 1, in `recorded`; gives what was printed."""
-    write_script(tmp_path, SESSION + TRAINING)
-    code, output = command(record, "--steps", 3, "train.py", 1)
-    assert code == 0, output
-    return output
+def recorder(command, trials, tmp_path):
+    """Records some steps of a script, in `recorded`; gives what was printed."""
+
+    def run(text, *arguments, steps=3, options=()):
+        write_script(tmp_path, text)
+        code, output = command(record, *options, "--steps", steps, "train.py", *arguments)
+        assert code == 0, output + trials.printed
+        return output
+
+    return run
+
+
+@pytest.fixture
+def recorded(recorder):
+    """What was printed when three steps were recorded with seed 1."""
+    return recorder(SESSION + TRAINING, 1)
 
 
 def test_a_record_holds_all_that_a_step_reads(recorded, tmp_path):
@@ -222,10 +228,9 @@ with tf.train.MonitoredTrainingSession() as session:
 """
 
 
-def test_what_cannot_be_recorded_is_said(command, tmp_path):
-    write_script(tmp_path, LOOP)
-    code, output = command(record, "--steps", 2, "train.py")
-    assert code == 0 and "not recorded: while/random_normal/RandomStandardNormal:0, as it is inside a loop" in output
+def test_what_cannot_be_recorded_is_said(recorder):
+    output = recorder(LOOP, steps=2)
+    assert "not recorded: while/random_normal/RandomStandardNormal:0, as it is inside a loop" in output
 
 
 # Draws in conditions: one that a placeholder decides, and both branches of a constant one.
@@ -245,10 +250,9 @@ with tf.train.MonitoredTrainingSession() as session:
 """
 
 
-def test_what_is_drawn_in_a_condition_is_recorded(command, trials, tmp_path):
-    write_script(tmp_path, CONDITIONS)
-    code, output = command(record, "--steps", 3, "train.py", 1)
-    assert code == 0 and "2 random tensors" in output and "not recorded" not in output, output + trials.printed
+def test_what_is_drawn_in_a_condition_is_recorded(recorder, command, trials):
+    output = recorder(CONDITIONS, 1)
+    assert "2 random tensors" in output and "not recorded" not in output, output
     code, output = command(replay, "recorded", "train.py", 2)
     assert (code, "bit for bit" in output) == (0, True), output + trials.printed
 
@@ -265,10 +269,8 @@ with tf.train.MonitoredTrainingSession() as session:
 """
 
 
-def test_tensors_are_those_that_something_reads(command, trials, tmp_path):
-    write_script(tmp_path, FROZEN)
-    code, output = command(record, "--steps", 2, "--tensors", "train.py")
-    assert code == 0, output + trials.printed
+def test_tensors_are_those_that_something_reads(recorder, tmp_path):
+    recorder(FROZEN, steps=2, options=["--tensors"])
     kept = np.load(tmp_path / "recorded/rank_0/tensors_00001.npz").files
     assert "before/Conv2D:0" in kept
     assert "frozen/FusedBatchNormV3:0" in kept
@@ -289,19 +291,15 @@ with tf.Session() as session:
 """
 
 
-def test_each_step_has_its_own_loss(command, trials, tmp_path):
-    write_script(tmp_path, TWO_LOSSES)
-    code, output = command(record, "--steps", 3, "train.py")
-    assert code == 0, output + trials.printed
+def test_each_step_has_its_own_loss(recorder, tmp_path):
+    recorder(TWO_LOSSES)
     facts = json.loads((tmp_path / "recorded/rank_0/record.json").read_text())
     assert facts["loss_names"] == ["short_loss:0", "long_loss:0", "short_loss:0"]
     assert facts["losses"] == pytest.approx([2.5, 1.6, 1.024])
 
 
-def test_an_optimizer_of_assignments_is_recorded(command, trials, tmp_path):
-    write_script(tmp_path, BY_HAND)
-    code, output = command(record, "--steps", 5, "train.py")
-    assert code == 0 and "not recorded" not in output, output + trials.printed
+def test_an_optimizer_of_assignments_is_recorded(recorder, command, trials, tmp_path):
+    assert "not recorded" not in recorder(BY_HAND, steps=5)
     facts = json.loads((tmp_path / "recorded/rank_0/record.json").read_text())
     printed = [float(line.split()[1]) for line in trials.printed.splitlines() if line.startswith("loss ")]
     assert facts["losses"] == pytest.approx(printed, rel=1e-6) and len(printed) == 3, "without the scale"
@@ -312,21 +310,19 @@ def test_an_optimizer_of_assignments_is_recorded(command, trials, tmp_path):
     assert code == 0, output + trials.printed
 
 
-def test_fit_of_keras_in_a_graph_is_recorded(command, trials, tmp_path):
-    write_script(tmp_path, FIT)
-    code, output = command(record, "--steps", 5, "train.py")
-    assert code == 0 and "5 steps" in output and "3 fed tensors" in output, output + trials.printed
+def test_fit_of_keras_in_a_graph_is_recorded(recorder, command, trials, tmp_path):
+    output = recorder(FIT, steps=5)
+    assert "5 steps" in output and "3 fed tensors" in output, output
     write_script(tmp_path, FIT.replace("RandomState(0)", "RandomState(1)"))
     assert command(replay, "recorded", "train.py")[0] == 0, trials.printed
 
 
 @pytest.mark.slow("sessions have fast cases")
-def test_fit_of_tensorflow_2_is_recorded(command, trials, tmp_path):
+def test_fit_of_tensorflow_2_is_recorded(recorder, command, trials, tmp_path):
     text = FIT.replace("tf.contrib  # of version 1", "import npu_device")
     text = text.replace("Dense(1)])", "Dense(1), tf.keras.layers.Dropout(0.2)])")
-    write_script(tmp_path, text)
-    code, output = command(record, "--steps", 5, "train.py")
-    assert code == 0 and "5 steps" in output and "2 tensors of batches" in output, output + trials.printed
+    output = recorder(text, steps=5)
+    assert "5 steps" in output and "2 tensors of batches" in output, output
     assert "not recorded: RandomUniform, as it is inside the function that trains" in output and "Replay" not in output
     write_script(tmp_path, text.replace("RandomState(0)", "RandomState(1)"))
     assert command(replay, "recorded", "train.py")[0] == 0, trials.printed
@@ -337,11 +333,9 @@ def test_fit_of_tensorflow_2_is_recorded(command, trials, tmp_path):
 
 @pytest.mark.slow("sessions have fast cases")
 @pytest.mark.parametrize("keras", KERASES)
-def test_fit_of_a_model_without_an_input_shape_is_recorded(command, trials, tmp_path, keras):
+def test_fit_of_a_model_without_an_input_shape_is_recorded(recorder, command, trials, tmp_path, keras):
     """As README's: it has no weights before its first batch."""
-    write_script(tmp_path, NO_INPUT.format(keras=keras, seed=0))
-    code, output = command(record, "--steps", 3, "train.py")
-    assert code == 0 and "3 steps" in output, output + trials.printed
+    assert "3 steps" in recorder(NO_INPUT.format(keras=keras, seed=0))
     start, end = (dict(np.load(f"recorded/rank_0/{name}.npz")) for name in ("weights", "weights_after"))
     assert start.keys() == end.keys() and any((start[name] != end[name]).any() for name in start)
     write_script(tmp_path, NO_INPUT.format(keras=keras, seed=1))
@@ -349,27 +343,23 @@ def test_fit_of_a_model_without_an_input_shape_is_recorded(command, trials, tmp_
     assert code == 0 and "bit for bit" in output, output + trials.printed
 
 
-def test_float32_whatever_a_script_asks_for(command, trials, tmp_path):
-    write_script(tmp_path, MIXED)
+def test_float32_whatever_a_script_asks_for(recorder, command, trials, tmp_path):
     losses = []
-    for option in ([], ["--float32"]):
-        code, output = command(record, *option, "--steps", 3, "train.py")
-        assert code == 0 and "not recorded" not in output, output + trials.printed  # one step in each run
+    for options in ([], ["--float32"]):
+        assert "not recorded" not in recorder(MIXED, options=options)  # one step in each run
         losses.append(json.loads((tmp_path / "recorded/rank_0/record.json").read_text())["losses"])
     assert losses[1][0] == 1025.5**2 and losses[0][0] == 1025.0**2, "float16 has no number 2049"
     assert np.load(tmp_path / "recorded/rank_0/weights.npz")["loss_scale"] == 256, "as it is called on an NPU"
     assert command(replay, "recorded", "train.py")[0] == 0, trials.printed
 
 
-def test_a_script_that_races_with_itself_is_told(command, tmp_path):
+def test_a_script_that_races_with_itself_is_told(recorder, command, tmp_path):
     text = (SESSION + TRAINING).replace("Optimizer(0.01)", "Optimizer(0.01 / (1.0 + tf.cast(step, tf.float32)))")
     text = text.replace("hidden =", "step = tf.train.get_or_create_global_step()\nhidden =", 1)
     text = text.replace(
         "(loss, tf.train.get_or_create_global_step())", "(loss)\ntrain = tf.group(train, step.assign(step + 1))"
     )
-    write_script(tmp_path, text)
-    code, output = command(record, "--steps", 3, "train.py", 1)
-    assert code == 0 and "record: not repeatable: a step writes global_step (" in output, output
+    assert "record: not repeatable: a step writes global_step (" in recorder(text, 1)
     write_script(tmp_path, text.replace("0.01 /", "0.02 /"))
     code, output = command(replay, "recorded", "train.py", 1)
     assert code == 1 and "not repeatable, not even on the recording machine: a step writes global_step (" in output
