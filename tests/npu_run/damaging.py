@@ -15,13 +15,13 @@ from typing import Any
 
 import click.testing
 import numpy as np
-import tensorflow as tf
 
 from npu_run.compare.command import compare
 from npu_run.errors import LaunchError
 from npu_run.job.hosts import plan_job
 from npu_run.predict.command import plan
 from npu_run.report import report
+from tests.npu_run.compare.test_files import write_events, write_tensors
 from tests.npu_run.test_hosts import write_table
 from tests.reporting.test_page import write_history
 
@@ -52,16 +52,11 @@ def write_good(folder: Path) -> dict[str, tuple[str, list[str]]]:
     write_table(folder, [("127.0.0.1", [(0, 0), (1, 1)])])
     (folder / "hosts").write_text("h1 slots=4\nh2:2\n")
     events = folder / "events"
-    with tf.Graph().as_default(), tf.compat.v1.summary.FileWriter(str(events)) as writer:
-        for step in range(40):
-            value = tf.compat.v1.Summary.Value(tag="loss", simple_value=3.0 - 0.01 * step)
-            writer.add_summary(tf.compat.v1.Summary(value=[value]), step)
+    write_events(events, [3.0 - 0.01 * step for step in range(40)])
     saved = folder / "saved"
     saved.mkdir()
-    values = [tf.constant(np.arange(40, dtype=np.float32).reshape(5, 8)), tf.constant([1, 2, 3])]
-    tf.raw_ops.SaveV2(
-        prefix=str(saved / "model.ckpt-7"), tensor_names=["a/w", "b"], shape_and_slices=["", ""], tensors=values
-    )
+    values = {"a/w": np.arange(40, dtype=np.float32).reshape(5, 8), "b": np.int32([1, 2, 3])}
+    write_tensors(str(saved / "model.ckpt-7"), values)
     dump = folder / "dump" / "20260101000000" / "0" / "graph" / "0" / "3"
     dump.mkdir(parents=True)
     rows = []

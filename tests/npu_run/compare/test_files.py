@@ -16,6 +16,13 @@ from npu_run.compare.verdict import NotComparableError
 tf1 = tf.compat.v1
 
 
+def write_tensors(prefix, tensors):
+    """Writes a checkpoint of these tensors by their names; returns its prefix."""
+    slices = [""] * len(tensors)
+    tf.raw_ops.SaveV2(prefix=prefix, tensor_names=[*tensors], shape_and_slices=slices, tensors=[*tensors.values()])
+    return prefix
+
+
 def write_events(folder, losses, tag="loss"):
     with tf.Graph().as_default(), tf1.summary.FileWriter(str(folder)) as writer:
         writer.add_graph(tf1.get_default_graph())
@@ -112,7 +119,7 @@ DAMAGE = {
 def test_a_damaged_checkpoint_is_one_sentence(tmp_path, kind):
     suffix, change = DAMAGE[kind]
     prefix = str(tmp_path / "model.ckpt-3")
-    write_small(prefix)
+    write_tensors(prefix, {"a": tf.ones([100]), "b": tf.zeros([3, 3])})
     path = tmp_path / f"model.ckpt-3{suffix}"
     content = change(path.read_bytes())
     path.unlink() if content is None else path.write_bytes(content)
@@ -120,9 +127,3 @@ def test_a_damaged_checkpoint_is_one_sentence(tmp_path, kind):
         for tensor in read_checkpoint(prefix).values():
             tensor.read()
     assert "\n" not in str(caught.value)
-
-
-def write_small(prefix):
-    tf.raw_ops.SaveV2(
-        prefix=prefix, tensor_names=["a", "b"], shape_and_slices=["", ""], tensors=[tf.ones([100]), tf.zeros([3, 3])]
-    )

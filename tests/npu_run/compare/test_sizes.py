@@ -7,13 +7,13 @@ import re
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from npu_run.compare.arrays import open_npy
 from npu_run.compare.checkpoint_files import read_checkpoint
 from npu_run.compare.checkpoints import compare_checkpoints
 from npu_run.compare.sizes import compare_update_sizes, is_optimizer_slot, measure_update_sizes
 from npu_run.compare.verdict import NotComparableError
+from tests.npu_run.compare.test_files import write_tensors
 
 SHAPES = {"layer_0/kernel": [24, 40], "layer_1/kernel": [40, 30], "head/kernel": [30, 10], "head/bias": [10]}
 
@@ -29,14 +29,7 @@ def trained(folder, seed, factor=1.0, noise=0.03, names=tuple(SHAPES)):
         for name, value in values.items():
             values[name] = value + (length * random.randn(*value.shape)).astype(np.float32)
         slots = {f"{name}/Momentum": random.randn(*value.shape).astype(np.float32) for name, value in values.items()}
-        tensors = {**values, **slots}
-        found[step] = str(folder / f"seed-{seed}-{step}")
-        tf.raw_ops.SaveV2(
-            prefix=found[step],
-            tensor_names=list(tensors),
-            shape_and_slices=[""] * len(tensors),
-            tensors=list(tensors.values()),
-        )
+        found[step] = write_tensors(str(folder / f"seed-{seed}-{step}"), {**values, **slots})
     return found
 
 
@@ -75,8 +68,7 @@ def test_what_cannot_be_measured_is_left_out(tmp_path):
 def test_a_rounding_of_zero_is_no_difference(tmp_path):
     runs = []
     for number, bias in enumerate((0.0, 0.0, 0.0, 1e-45)):
-        runs.append({0: str(tmp_path / str(number))})
-        tf.raw_ops.SaveV2(prefix=runs[-1][0], tensor_names=["b"], shape_and_slices=[""], tensors=[np.float32([bias])])
+        runs.append({0: write_tensors(str(tmp_path / str(number)), {"b": np.float32([bias])})})
     verdict, _ = compare_checkpoints(runs[:3], runs[3:])
     assert verdict.is_inside, verdict.sentence
 
@@ -84,9 +76,8 @@ def test_a_rounding_of_zero_is_no_difference(tmp_path):
 def test_checkpoints_of_different_models_are_told(tmp_path):
     runs = []
     for names in ("abc", "ade"):
-        runs.append([{3: str(tmp_path / names)}])
-        values = [np.float32([number]) for number in range(3)]
-        tf.raw_ops.SaveV2(prefix=runs[-1][0][3], tensor_names=list(names), shape_and_slices=[""] * 3, tensors=values)
+        values = {name: np.float32([number]) for number, name in enumerate(names)}
+        runs.append([{3: write_tensors(str(tmp_path / names), values)}])
     said = "of different models: they share 1 variables, 2 are only in A, such as b, and 2 only in B, such as d"
     with pytest.raises(NotComparableError, match=said):
         compare_checkpoints(*runs)
