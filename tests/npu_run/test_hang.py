@@ -166,13 +166,14 @@ def test_a_job_in_which_nobody_does_anything_ends_unless_told_not_to(limit, secs
 
 
 @contextlib.contextmanager
-def running(work, *arguments):
-    """A thread that runs a function, and is waited for in the end."""
+def running(work, *arguments, release=lambda: None):
+    """A thread that runs a function; in the end it is released, and waited for."""
     thread = threading.Thread(target=work, args=arguments)
     thread.start()
     try:
         yield thread
     finally:
+        release()
         thread.join()
 
 
@@ -196,20 +197,16 @@ def test_a_thread_that_does_not_return_is_told_once_and_again_when_it_moves():
         moved.wait()  # the reported line
         end.wait()
 
-    with running(work) as thread:
-        try:
-            sampler, stuck, news = sampled_twice(thread, "moved.wait", 500.0)
-            assert stuck["since"] == 100.0 and not stuck["waits"]
-            assert re.fullmatch(r"test_hang\.py:\d+ \(moved\.wait\(\)  # the reported line\)", stuck["where"])
-            # Only the processor time of other threads of this process may change.
-            assert news is None or {**news["stuck"], "busy_at": 100.0} == {**stuck, "busy_at": 100.0}
-            moved.set()
+    with running(work, release=lambda: (moved.set(), end.set())) as thread:
+        sampler, stuck, news = sampled_twice(thread, "moved.wait", 500.0)
+        assert stuck["since"] == 100.0 and not stuck["waits"]
+        assert re.fullmatch(r"test_hang\.py:\d+ \(moved\.wait\(\)  # the reported line\)", stuck["where"])
+        # Only the processor time of other threads of this process may change.
+        assert news is None or {**news["stuck"], "busy_at": 100.0} == {**stuck, "busy_at": 100.0}
+        moved.set()
+        news = sampler.sample(501.0)
+        while news is None or news["stuck"] is not None:
             news = sampler.sample(501.0)
-            while news is None or news["stuck"] is not None:
-                news = sampler.sample(501.0)
-        finally:
-            moved.set()
-            end.set()
     assert MainThreadSampler(0).sample(1.0) is None  # a thread that is gone
 
 
@@ -245,13 +242,11 @@ def test_waiting_in_tensorflow_is_recognised_and_so_is_computing():
     exec("def call(event):\n    event()\n", generated)  # an operator's function, which TensorFlow has written
     lock = threading.Lock()
     lock.acquire()
-    with running(module["call"], functools.partial(generated["call"], lock.acquire)) as thread:
-        try:
-            _, stuck, news = sampled_twice(thread, "runtime.py", 105.0, meanwhile=lambda: compute(0.3))
-            assert stuck["waits"] and stuck["busy_at"] == 100.0
-            assert news["stuck"]["busy_at"] == 105.0
-        finally:
-            lock.release()
+    call = functools.partial(generated["call"], lock.acquire)
+    with running(module["call"], call, release=lock.release) as thread:
+        _, stuck, news = sampled_twice(thread, "runtime.py", 105.0, meanwhile=lambda: compute(0.3))
+        assert stuck["waits"] and stuck["busy_at"] == 100.0
+        assert news["stuck"]["busy_at"] == 105.0
 
 
 def test_a_rank_that_frees_an_iterator_of_keras_waits_for_no_rank():
@@ -259,11 +254,8 @@ def test_a_rank_that_frees_an_iterator_of_keras_waits_for_no_rank():
     module, lock = {"__name__": "keras.src.backend.tensorflow.trainer"}, threading.Lock()
     exec(compile("def fit(free):\n    free()\n", "trainer.py", "exec"), module)
     lock.acquire()
-    with running(module["fit"], lock.acquire) as thread:
-        try:
-            assert not sampled_twice(thread, "trainer.py", 105.0)[1]["waits"]
-        finally:
-            lock.release()
+    with running(module["fit"], lock.acquire, release=lock.release) as thread:
+        assert not sampled_twice(thread, "trainer.py", 105.0)[1]["waits"]
 
 
 @pytest.mark.slow("a start for one kind of wait")
@@ -306,11 +298,8 @@ def test_waiting_for_ranks_that_make_no_group_is_recognised(monkeypatch):
     def make_group():
         rendezvous.run_barrier(come.wait, "create_group_0", 0, 2, give_up=come.set)
 
-    with running(make_group) as thread:
-        try:
-            assert sampled_twice(thread, "rendezvous.run_barrier(come.wait", 105.0)[1]["waits"]
-        finally:
-            come.set()
+    with running(make_group, release=come.set) as thread:
+        assert sampled_twice(thread, "rendezvous.run_barrier(come.wait", 105.0)[1]["waits"]
 
 
 def compute(secs):
@@ -326,15 +315,12 @@ def test_where_a_thread_is_without_waiting_for_it_to_be_stuck():
         while not end.is_set():
             pass
 
-    with running(_call_input_fn) as thread:
-        try:
+    with running(_call_input_fn, release=end.set) as thread:
+        position = MainThreadSampler(thread.ident).position()
+        while "test_hang" not in position["pipeline"]:
             position = MainThreadSampler(thread.ident).position()
-            while "test_hang" not in position["pipeline"]:
-                position = MainThreadSampler(thread.ident).position()
-            assert re.fullmatch(r"test_hang\.py:\d+", position["pipeline"])
-            assert position["where"].startswith(position["pipeline"].partition(":")[0])
-        finally:
-            end.set()
+        assert re.fullmatch(r"test_hang\.py:\d+", position["pipeline"])
+        assert position["where"].startswith(position["pipeline"].partition(":")[0])
     assert MainThreadSampler(0).position() == {"where": "", "pipeline": ""}
 
 
