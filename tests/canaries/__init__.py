@@ -44,3 +44,14 @@ def expect(is_so, text):
     """Raises AssertionError with a text if something is not so."""
     if not is_so:
         raise AssertionError(text)
+
+
+@contextlib.contextmanager
+def kept(owner, *names):
+    """Gives back to an object what it has under these names, whatever a canary puts there."""
+    before = [getattr(owner, name) for name in names]
+    try:
+        yield
+    finally:
+        for name, value in zip(names, before):
+            setattr(owner, name, value)

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.tf_internals import contrib, estimators
-from tests.canaries import canary_of, expect
+from tests.canaries import canary_of, expect, kept
 
 v1 = tf.compat.v1
 
@@ -31,9 +31,9 @@ def _():
 
 @canary_of(contrib.raise_batch_norm_epsilons)
 def _():
-    from tensorflow.python.ops import gen_nn_ops, nn_impl
+    from tensorflow.python.ops import nn_impl
 
-    try:
+    with kept(nn_impl, "gen_nn_ops"):
         for _ in range(2):
             contrib.raise_batch_norm_epsilons()
         one, x = tf.ones([1]), tf.constant(np.sqrt([[[[1e-5]], [[0.0]]]]), tf.float32)
@@ -41,27 +41,23 @@ def _():
             y = v1.nn.fused_batch_norm(x, one, 0 * one, 0 * one, one * 0, epsilon, is_training=False)[0]
             y = v1.Session().run(y) if not tf.executing_eagerly() else y.numpy()
             expect(np.allclose(y.max() ** 2, 1e-5 / expected, rtol=1e-5), f"{epsilon} gives {y.max()}")
-    finally:
-        nn_impl.gen_nn_ops = gen_nn_ops
 
 
 @canary_of(contrib.load_generated_code_with)
 def _():
     from tensorflow.python.autograph.pyct import loader as loader_of_autograph
 
-    before, loaded = loader_of_autograph.importlib, []
+    loaded = []
 
     class Loader(importlib.machinery.SourceFileLoader):
         def exec_module(self, module):
             loaded.append(module.__name__)
             super().exec_module(module)
 
-    try:
+    with kept(loader_of_autograph, "importlib"):
         contrib.load_generated_code_with(Loader)
         converted = tf.autograph.to_graph(_with_a_condition)
         expect(converted(tf.constant(1)) is not None and loaded, "generated code is loaded otherwise")
-    finally:
-        loader_of_autograph.importlib = before
 
 
 def _with_a_condition(x):

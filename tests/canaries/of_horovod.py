@@ -7,18 +7,16 @@ import importlib
 import tensorflow as tf
 
 from npu_bridge.base import horovod_internals
-from tests.canaries import RANK_CANARIES, canary_of, expect
+from tests.canaries import RANK_CANARIES, canary_of, expect, kept
 
 
 @canary_of(horovod_internals.wrap_init)
 def _():
     basics = importlib.import_module(horovod_internals.BASICS_MODULE)
     before, seen = basics.HorovodBasics.init, []
-    try:
+    with kept(basics.HorovodBasics, "init"):
         horovod_internals.wrap_init(basics, lambda init: seen.append(init) or (lambda self: "changed"))
         expect(basics.HorovodBasics.init(None) == "changed" and seen == [before], "the method did not change")
-    finally:
-        basics.HorovodBasics.init = before
 
 
 @canary_of(horovod_internals.call_before_collectives, on_ranks=True)
@@ -44,17 +42,15 @@ def _():
 @canary_of(horovod_internals.call_before_averaging, on_ranks=True)
 def _():
     horovod = importlib.import_module(horovod_internals.MODULE)
-    before, seen, weight = horovod._make_allreduce_grads_fn, [], tf.Variable([1.0, 2.0])
-    expect(horovod_internals.call_before_averaging(horovod, seen.append), "the module is not complete")
-    try:
+    seen, weight = [], tf.Variable([1.0, 2.0])
+    with kept(horovod, "_make_allreduce_grads_fn"):
+        expect(horovod_internals.call_before_averaging(horovod, seen.append), "the module is not complete")
         for _ in range(2):
             with horovod.DistributedGradientTape(tf.GradientTape()) as tape:
                 loss = tf.reduce_sum(weight)
             (gradient,) = tape.gradient(loss, [weight])
             expect(gradient.numpy().tolist() == [1.0, 1.0], "there is another average")
         expect([[grad.shape for grad in grads] for grads in seen] == [[(2,)], [(2,)]], f"{seen} was noted")
-    finally:
-        horovod._make_allreduce_grads_fn = before
 
 
 @canary_of(

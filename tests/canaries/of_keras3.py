@@ -12,7 +12,7 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import KERAS
-from tests.canaries import canary_of, expect
+from tests.canaries import canary_of, expect, kept
 
 IS_BESIDE = KERAS != "keras"
 REASON = "Keras 3 comes with TensorFlow 2.16 and later"
@@ -88,13 +88,11 @@ def _():
 @canary_of(keras3.watch_optimizers, eagerly=True)
 def _():
     base = importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer
-    before, told = (base.__init__, base._backend_apply_gradients), []
-    try:
+    told = []
+    with kept(base, "__init__", "_backend_apply_gradients"):
         keras3.watch_optimizers(told.append, lambda *update: told.append(update))
         optimizer, variable, gradient = keras.optimizers.SGD(0.5), keras.Variable([1.0]), tf.constant([1.0])
         optimizer.apply([gradient], [variable])
-    finally:
-        base.__init__, base._backend_apply_gradients = before
     expect(told[0] is optimizer and told[1][0] is optimizer, "it did not get the optimizer")
     ((grad, of),) = told[1][1]
     expect(grad is gradient and of is variable and float(variable[0]) == 0.5, "it got another update")

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.tf_internals import callers, names, savers, training
-from tests.canaries import canary_of, expect, of_keras3
+from tests.canaries import canary_of, expect, kept, of_keras3
 
 v1 = tf.compat.v1
 legacy = tf.keras.optimizers.legacy
@@ -287,22 +287,18 @@ def _():
         step, v = v1.train.get_or_create_global_step(), v1.get_variable("v", [])
         return tf.estimator.EstimatorSpec(mode, loss=v * v, train_op=v1.assign_add(step, 1))
 
-    kind = v1.estimator.Estimator
-    train = kind._train_with_estimator_spec
-    kind._train_with_estimator_spec = getattr(train, "__wrapped__", train)
-    try:
-        left = []
+    kind, left = v1.estimator.Estimator, []
+    with kept(kind, "_train_with_estimator_spec"), tempfile.TemporaryDirectory() as folder:
+        train = kind._train_with_estimator_spec
+        kind._train_with_estimator_spec = getattr(train, "__wrapped__", train)
         training.restrict_file_writing(tf.estimator.RunConfig, lambda: False, lambda: left.append(0))
         config = tf.estimator.RunConfig(log_step_count_steps=1, save_checkpoints_steps=1, save_summary_steps=1)
-        with tempfile.TemporaryDirectory() as folder:
-            estimator = kind(model, folder, config)
-            listeners = [v1.train.CheckpointSaverListener()]
-            estimator.train(lambda: tf.data.Dataset.from_tensors(1.0).repeat(), steps=2, saving_listeners=listeners)
-            expect(not os.listdir(folder), f"it has written {os.listdir(folder)}")
-            expect(left == [0], "the end of the training is not seen")
+        estimator = kind(model, folder, config)
+        listeners = [v1.train.CheckpointSaverListener()]
+        estimator.train(lambda: tf.data.Dataset.from_tensors(1.0).repeat(), steps=2, saving_listeners=listeners)
+        expect(not os.listdir(folder), f"it has written {os.listdir(folder)}")
+        expect(left == [0], "the end of the training is not seen")
         expect(estimator.config.save_checkpoints_steps == 1, "the configuration is another one afterwards")
-    finally:
-        kind._train_with_estimator_spec = train
 
 
 @canary_of(savers.set_steps_per_run)
@@ -355,14 +351,12 @@ def _():
 def _():
     from tensorflow.python.ops import gradients_util
 
-    seen, before = [], gradients_util._GradientsHelper
-    try:
+    seen = []
+    with kept(gradients_util, "_GradientsHelper"):
         training.call_after_gradients(lambda ys, gradients: seen.append((ys, gradients)))
         variable, loss = variable_and_loss()
         taken = v1.gradients(loss, [variable])
         v1.train.GradientDescentOptimizer(0.1).minimize(loss)
-    finally:
-        gradients_util._GradientsHelper = before
     expect(seen[0][0] is loss and seen[0][1] == taken, "gradients are taken unseen")
     expect(len(seen) == 2 and seen[1][0] is loss, "an optimizer takes gradients unseen")
 
@@ -371,13 +365,10 @@ def _():
 def _():
     from tensorflow.python.framework import random_seed
 
-    before = random_seed.get_seed
-    try:
+    with kept(random_seed, "get_seed"):
         training.replace_seed_choice(lambda get_seed, seed: (7, 11 if seed is None else seed))
         drawn = [v1.random_normal([2]), v1.random_uniform([2], seed=5), v1.get_variable("w", [2]).initializer.inputs[1]]
         dataset = tf.data.Dataset.range(4).shuffle(4)
-    finally:
-        random_seed.get_seed = before
     seeds = {
         (op.get_attr("seed"), op.get_attr("seed2")) for op in v1.get_default_graph().get_operations() if is_draw(op)
     }
@@ -390,18 +381,13 @@ def _():
     from tensorflow.python.framework import ops
     from tensorflow.python.ops import image_ops_impl, stateful_random_ops
 
-    before, modules = ops.Graph._create_op_internal, (image_ops_impl, stateful_random_ops)
-    configs = [module.config for module in modules]
-    try:
+    modules = (image_ops_impl, stateful_random_ops)
+    with kept(ops.Graph, "_create_op_internal"), kept(image_ops_impl, "config"), kept(stateful_random_ops, "config"):
         training.seed_unseeded_operators(7)
         drawn = [tf.raw_ops.RandomUniform(shape=[2], dtype=tf.float32) for _ in range(2)]
-        kept = tf.raw_ops.RandomUniform(shape=[2], dtype=tf.float32, seed=5)
+        unchanged = tf.raw_ops.RandomUniform(shape=[2], dtype=tf.float32, seed=5)
         refused = [module.config.is_op_determinism_enabled() for module in modules]
-    finally:
-        ops.Graph._create_op_internal = before
-        for module, config in zip(modules, configs):
-            module.config = config
-    seeds = [(each.op.get_attr("seed"), each.op.get_attr("seed2")) for each in (*drawn, kept)]
+    seeds = [(each.op.get_attr("seed"), each.op.get_attr("seed2")) for each in (*drawn, unchanged)]
     expect(seeds[0][0] == seeds[1][0] == 7 and seeds[0] != seeds[1], f"operators have the seeds {seeds}")
     expect(seeds[2] == (5, 0) and not any(refused), "a seed of the script is changed, or modules still refuse")
 
@@ -413,14 +399,10 @@ def is_draw(op):
 @canary_of(training.redirect_estimator_folders)
 def _():
     module = importlib.import_module(names.ESTIMATOR_MODULE)
-    before = module.maybe_overwrite_model_dir_and_session_config
-    try:
+    with kept(module, "maybe_overwrite_model_dir_and_session_config"), tempfile.TemporaryDirectory() as folder:
         training.redirect_estimator_folders(module, lambda folder: f"{folder}/canary")
-        with tempfile.TemporaryDirectory() as folder:
-            estimator = tf.estimator.Estimator(lambda features: None, folder)
-            expect(estimator.model_dir == estimator.config.model_dir == f"{folder}/canary", "it writes elsewhere")
-    finally:
-        module.maybe_overwrite_model_dir_and_session_config = before
+        estimator = tf.estimator.Estimator(lambda features: None, folder)
+        expect(estimator.model_dir == estimator.config.model_dir == f"{folder}/canary", "it writes elsewhere")
     for name in names.KERAS_MODEL_MODULES:
         expect(callable(importlib.import_module(name).Model.fit), f"{name} has no models to fit")
 
@@ -483,16 +465,13 @@ def _():
 
 @canary_of(savers.wrap_restore, savers.key_and_slice_of, savers.variables_by_key)
 def _():
-    asked = []
-    saver_class, restore = v1.train.Saver, v1.train.Saver.restore
-    savers.wrap_restore(lambda inner, saver, session, path: asked.append((saver, session, path)))
-    try:
+    asked, saver_class = [], v1.train.Saver
+    with kept(saver_class, "restore"):
+        savers.wrap_restore(lambda inner, saver, session, path: asked.append((saver, session, path)))
         plain = v1.get_variable("plain", [2])
         whole = v1.get_variable("whole", [4], partitioner=v1.fixed_size_partitioner(2))
         saver = saver_class({"called": plain})
         saver.restore("session", "path")
-    finally:
-        saver_class.restore = restore
     expect(asked == [(saver, "session", "path")], "savers restore by themselves")
     expect(savers.variables_by_key(saver) == {"called": plain}, "a saver does not tell what it was given")
     expect(savers.variables_by_key(saver_class([plain])) is None, "a list is taken for a dictionary")
