@@ -22,7 +22,7 @@ from npu_run.doctor.command import machine_section, versions_section
 from npu_run.doctor.options import config_section, environment_section, rank_table_section
 from npu_run.doctor.page import DoctorPage, FoundProblem, PageSection, print_page
 from npu_run.doctor.ranks import TrialResult, horovod_section
-from tests.npu_run.launching import LIMIT_SECS, ROOT, finish, needs_horovod, npu_run, start
+from tests.npu_run.launching import LIMIT_SECS, ROOT, finish, needs_horovod, npu_run, start, write_script
 from tests.npu_run.test_hosts import clean_environment, write_table  # noqa: F401
 from tests.small_disk import small_disk  # noqa: F401 - a fixture
 
@@ -45,8 +45,7 @@ def row(output, name):
 
 def with_package(folder, name, text):
     """A PYTHONPATH on which a fake package comes before the real one."""
-    (folder / "fake" / name).mkdir(parents=True)
-    (folder / "fake" / name / "__init__.py").write_text(text)
+    write_script(folder, text, f"fake/{name}/__init__.py")
     return os.pathsep.join([str(folder / "fake"), str(ROOT)])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 import types
 
 import numpy
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 from tensorflow1_compat.era import find_evidence_of_script
 from tensorflow1_compat.eras import ONLY_1, ONLY_2
+from tests.npu_run.launching import write_script
 
 OF_1 = {
     "placeholder": "import tensorflow as tf\nx = tf.placeholder(tf.float32)",
@@ -49,7 +49,6 @@ OF_2 = {
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "package").mkdir()
     files = {
         "model.py": "import tensorflow as tf\ndef train():\n    return tf.Session()",
         "package/__init__.py": "",
@@ -58,32 +57,31 @@ def folder(tmp_path):
         "package/third.py": "import tensorflow as tf\nx = tf.layers.dense",
     }
     for name, text in files.items():
-        (tmp_path / name).write_text(text)
+        write_script(tmp_path, text, name)
     return tmp_path
+
+
+def evidence_of(folder, text, name="train.py"):
+    """What the text of a script says, which is written into a folder."""
+    script = write_script(folder, text, name)
+    return find_evidence_of_script(str(script), [str(script.parent)])
 
 
 @pytest.mark.parametrize("name", [*OF_1, *OF_2])
 def test_scripts_are_told_apart(folder, name):
-    script = folder / "train.py"
-    script.write_text(textwrap.dedent({**OF_1, **OF_2}[name]))
-    assert find_evidence_of_script(str(script), [str(folder)]).is_tensorflow_1 == (name in OF_1)
+    assert evidence_of(folder, {**OF_1, **OF_2}[name]).is_tensorflow_1 == (name in OF_1)
 
 
 def test_modules_above_a_script_that_adds_to_its_path_are_read(folder):
-    (folder / "mains").mkdir()
-    script = folder / "mains" / "run.py"
     text = "import os, sys\nsys.path.append(os.path.dirname(__file__) + '/..')\nfrom model import train\ntrain()"
     for said, is_tensorflow_1 in ((text, True), (text.replace("sys.path", "elsewhere"), False)):
-        script.write_text(said)
-        assert find_evidence_of_script(str(script), [str(script.parent)]).is_tensorflow_1 is is_tensorflow_1
+        assert evidence_of(folder, said, "mains/run.py").is_tensorflow_1 is is_tensorflow_1
 
 
-def test_the_first_use_is_named_with_its_line(folder):
-    script = folder / "train.py"
-    script.write_text(OF_1["compat"])
-    evidence = find_evidence_of_script(str(script), [str(folder)])
-    use = evidence.of_1["tensorflow.compat.v1.placeholder"]
-    assert (use.place.file, use.place.line, use.call is not None, use.is_guarded) == (str(script), 3, True, False)
+def test_the_first_use_is_named_with_its_line(tmp_path):
+    use = evidence_of(tmp_path, OF_1["compat"]).of_1["tensorflow.compat.v1.placeholder"]
+    script = str(tmp_path / "train.py")
+    assert (use.place.file, use.place.line, use.call is not None, use.is_guarded) == (script, 3, True, False)
 
 
 @pytest.mark.parametrize("table, there, not_there", [(ONLY_1, tf.compat.v1, tf), (ONLY_2, tf, tf.compat.v1)])
@@ -144,6 +142,4 @@ IS_NUMPY_2, IS_3_12 = int(numpy.__version__.partition(".")[0]) > 1, sys.version_
     ],
 )
 def test_what_an_older_package_or_python_had_is_noted_where_it_is_gone(tmp_path, line, name, is_gone):
-    (tmp_path / "train.py").write_text(line)
-    found = find_evidence_of_script(str(tmp_path / "train.py"), [str(tmp_path)])
-    assert list(found.old_of_2) == [name] * is_gone
+    assert list(evidence_of(tmp_path, line).old_of_2) == [name] * is_gone

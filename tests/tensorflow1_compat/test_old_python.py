@@ -148,12 +148,9 @@ def test_files_are_opened_in_modes_of_old(tmp_path, mode):
 def test_modules_that_imp_loads_are_the_users_own_only_in_the_tree(tmp_path):
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     for folder in (inside, outside):
-        folder.mkdir()
-        (folder / "one_of_two.py").write_text(
-            "import numpy as np\ntry:\n    X = np.float\nexcept AttributeError:\n    X = None\n"
-        )
-        (folder / "package").mkdir()
-        (folder / "package" / "__init__.py").write_text("Y = 2\n")
+        module = "import numpy as np\ntry:\n    X = np.float\nexcept AttributeError:\n    X = None\n"
+        write_script(folder, module, "one_of_two.py")
+        write_script(folder, "Y = 2\n", "package/__init__.py")
     text = (
         "import imp\nfound = [imp.load_source('one_of_two', f'{0}/one_of_two.py').X]\n"
         "found.append(imp.load_module('package', *imp.find_module('package', ['{0}'])).Y)\n"

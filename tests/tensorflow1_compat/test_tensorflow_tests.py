@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.loose_code import module_at
+from tests.npu_run.launching import write_script
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 TOOL = module_at("tools/tensorflow_tests.py")
@@ -43,9 +44,7 @@ def checkout(tmp_path_factory):
         ("python/layers/broken_test.py", "import no_such_module\n"),
         ("contrib/unused/other_test.py", "raise SystemExit(3)\n"),
     ):
-        path = folder / "tensorflow" / name
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
+        write_script(folder, text, f"tensorflow/{name}")
     return folder
 
 

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from npu_bridge.base.tf_internals.names import KERAS
-from tensorflow1_compat.era import find_evidence_of_script
 from tests.goldens.keras3_models import beside_keras3
 from tests.npu_run.launching import ROOT, npu_run, write_script
+from tests.tensorflow1_compat.test_era import evidence_of
 
 FIT = "import numpy as np\nm = keras.Sequential([keras.layers.Dense(1)])\nx = np.ones((4, 2), 'float32')\n"
 # Each has names that every Keras has, beside what only one of them may have.
@@ -61,8 +61,7 @@ _PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def decides(folder, text: str) -> set[str]:
-    write_script(folder, f"import keras\n{text}")
-    return set(find_evidence_of_script(str(folder / "train.py"), [str(folder)]).packages_needed_in_older_version)
+    return set(evidence_of(folder, f"import keras\n{text}").packages_needed_in_older_version)
 
 
 @pytest.mark.parametrize("form", FORMS)
