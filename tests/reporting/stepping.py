@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import tensorflow as tf
 
 from npu_bridge.gradients.collections import LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS
@@ -40,18 +38,11 @@ def build_steps(losses, skipped=None, scales=None):
         return tf.group(moved, tf.compat.v1.assign_add(run, 1))
 
 
-@contextlib.contextmanager
-def session(hooks):
-    """A monitored session, as Estimator uses it."""
-    with tf.compat.v1.train.MonitoredSession(hooks=hooks) as monitored:
-        yield monitored
-
-
 def run_steps(hooks, losses, skipped=None, scales=None, between=None):
-    """Builds the graph and runs it once per loss."""
+    """Builds the graph and runs it once per loss, in a monitored session, as Estimator uses it."""
     with tf.Graph().as_default():
         train_op = build_steps(losses, skipped, scales)
-        with session(hooks) as monitored:
+        with tf.compat.v1.train.MonitoredSession(hooks=hooks) as monitored:
             for number in range(len(losses)):
                 monitored.run(train_op)
                 if between:

@@ -55,7 +55,7 @@ def test_the_line_fits_windows_of_60_80_and_120_columns_and_keeps_the_time_left(
         train_op = stepping.build_steps([5.81] * 12, [False] * 12, [65536.0] * 12)
         hook = ProgressHook(100, every_n_steps=1, stream=stream, clock=clock)
         resize(stream, 200)
-        with stepping.session([hook]) as session:
+        with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
             for _ in range(3):  # the time left is known from here on
                 session.run(train_op)
             drawn(ours, 3)
