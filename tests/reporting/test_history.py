@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import types
 
 import numpy as np
 import pytest
@@ -179,9 +180,6 @@ def test_the_hook_can_thin_out_by_itself(path):
 
 
 def test_other_ranks_write_nothing(path, monkeypatch, tmp_path):
-    class SecondRank:
-        rank, size = 1, 2
-
-    monkeypatch.setattr(collective, "current", SecondRank)
+    monkeypatch.setattr(collective, "current", lambda: types.SimpleNamespace(rank=1, size=2))
     run_steps([HistoryHook(path)], [1.0], [False], [4.0])
     assert list(tmp_path.iterdir()) == []

@@ -156,28 +156,20 @@ def test_an_error_in_fit_loses_no_point(tmp_path):
     assert list(curves(tmp_path)["loss"]) == [1, 2, 3]
 
 
-class HalfASecond(tf.keras.callbacks.Callback):
-    """Moves a clock: by half a second in each step, and by a hundred in each batch of a validation."""
-
-    def __init__(self, clock):
-        super().__init__()
-        self._clock = clock
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self._clock.now += 0.5
-
-    def on_test_batch_end(self, batch, logs=None):
-        self._clock.now += 100.0
-
-
 def test_validation_between_two_steps_does_not_make_them_slow(tmp_path):
     clock = stepping.Clock()
     model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     ones = np.ones([4, 1])
+
+    def moves(secs):
+        return lambda batch, logs=None: setattr(clock, "now", clock.now + secs)
+
+    # Half a second in each step, and a hundred in each batch of a validation.
+    moving = tf.keras.callbacks.LambdaCallback(on_train_batch_begin=moves(0.5), on_test_batch_end=moves(100.0))
     curve = TensorBoardCallback(str(tmp_path), clock=clock)
     data = {"validation_data": (ones, ones), "batch_size": 1, "epochs": 3}
-    model.fit(ones, ones, verbose=0, callbacks=[HalfASecond(clock), curve], **data)
+    model.fit(ones, ones, verbose=0, callbacks=[moving, curve], **data)
     assert set(curves(tmp_path)["global_step/sec"].values()) == {2.0}
 
 
