@@ -203,8 +203,6 @@ class Thread:
         self.request.connect_launcher(lambda message: setattr(self, "begun", message["begun"]))
         self._barrier, self._pause = barrier, pause
         self._thread = threading.Thread(target=self._train, daemon=True)
-
-    def start(self):
         self._thread.start()
 
     def send_order(self, order):
@@ -230,8 +228,6 @@ def test_ranks_that_are_in_different_places_end_after_the_same_step(seed):
     barrier = threading.Barrier(3)
     ranks = [Thread(barrier, Random(random.random())) for _ in range(3)]
     stop = StopAfterStep(ranks)
-    for rank in ranks:
-        rank.start()
     time.sleep(random.random() / 50)
     stop.request_stop(time.monotonic())
     while not stop.is_stop_announced:
