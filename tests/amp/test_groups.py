@@ -152,8 +152,6 @@ def in_step(groups):
         (lambda: GroupLossScaleManager(["("]), ValueError, ["cannot be read", "'('"]),
         (lambda: GroupLossScaleManager(["a", "b"], [1.0]), ValueError, ["one number, or 2", "[1.0]"]),
         (lambda: GroupLossScaleManager(["a", "b"], [1.0, "x"]), TypeError, ["init", "'x'"]),
-        (lambda: GroupLossScaleManager(["a"], 0.0), ValueError, ["init", "1e-37 <="]),
-        (lambda: GroupLossScaleManager(["a"], growth_factor=0.5), ValueError, ["growth_factor", "0.5"]),
         (in_step(["first"]), ValueError, ["second belongs to no group", "one group for each variable"]),
         (in_step(["first", "second|st"]), ValueError, ["first belongs to several groups", "groups 1, 2"]),
         (lambda: scale_boundary(tf.constant(1.0), -1, 1), ValueError, ["scale_boundary", "-1"]),

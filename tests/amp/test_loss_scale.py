@@ -171,17 +171,10 @@ def test_the_scale_is_set_between_eager_steps_and_those_of_functions():
 @pytest.mark.parametrize(
     "make, error, parts",
     [
-        (lambda: Dynamic(0.5, growth_factor=0.5), ValueError, ["growth_factor", "0.5", "1 <="]),
-        (lambda: Dynamic(8, backoff_factor=0), ValueError, ["backoff_factor", "0 <"]),
-        (lambda: Dynamic(8, growth_interval=0.5), TypeError, ["growth_interval", "0.5", "an int"]),
-        (lambda: Dynamic(8, bad_steps=0), ValueError, ["bad_steps", "at least 1"]),
         (lambda: Dynamic(8, consecutive_bad_steps=3), TypeError, ["consecutive_bad_steps", "3"]),
         (lambda: Dynamic(8, min_loss_scale=16), ValueError, ["init_loss_scale", "16 <=", "8"]),
         (lambda: Dynamic(2**25), ValueError, ["init_loss_scale", "1.67772e+07"]),
         (lambda: Dynamic(8, min_loss_scale=16, max_loss_scale=4), ValueError, ["max_loss_scale", "16 <="]),
-        (lambda: Dynamic("8"), TypeError, ["init_loss_scale", "'8'"]),
-        (lambda: Dynamic.apex("8"), TypeError, ["init_scale", "'8'"]),
-        (lambda: Dynamic.mindspore(scale_factor=0.5), ValueError, ["scale_factor", "0.5"]),
         (lambda: Dynamic.apex().set_loss_scale("8"), TypeError, ["set_loss_scale", "'8'", "number"]),
         (lambda: FixedLossScaleManager(8).set_loss_scale(4), TypeError, ["cannot be set", "4 (int)", "constant(8)"]),
         (lambda: Dynamic.apex().set_loss_scale(True), TypeError, ["set_loss_scale", "True"]),
