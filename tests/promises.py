@@ -85,7 +85,7 @@ PROMISES = {
         "Ranks exchange what npu_device says": "ranks/test_npu_device.py::test_what_ranks_exchange",
         "Every collective and dtype of hccl_ops agrees with numpy": "ranks/test_hccl_ops.py::test_every_collective_and_dtype_agrees_with_numpy",
         "The gradient of a sum is the sum of the gradients": "ranks/test_hccl_ops.py::test_the_gradient_of_a_sum_is_the_sum_of_the_gradients",
-        "Shapes that differ between ranks are an error on every rank": "ranks/test_hccl_ops.py::test_shapes_that_differ_between_ranks_are_an_error_on_every_rank",
+        "Shapes that differ between ranks are an error on every rank": "ranks/test_names_of_transfers.py::test_every_difference_of_collectives_is_said_on_both_ranks_before_anything_runs",
         "Signatures of hccl are the documented ones": "documented/test_hccl_api.py::test_signature",
         "Splits change no bit": "ranks/test_hccl_ops.py::test_no_split_strategy_changes_a_bit",
         "Access by device address names an alternative": "documented/test_hccl_api.py::test_access_by_device_address_is_not_there_and_names_an_alternative",

@@ -21,7 +21,7 @@ from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.hccl import checks, hccl_ops
 from tests.goldens.two_layers import in_graph
 from tests.gradients.test_gradients_of_bodies import BODIES, train
-from tests.ranks.ways import started_session, tells_disagreement
+from tests.ranks.ways import started_session
 
 SIZES = (4, 3, 2, 1)
 NUMPY = {
@@ -272,18 +272,6 @@ def test_an_unexpected_number_of_elements_is_an_error_on_the_receiver(on_ranks):
     first, second = on_ranks(2, wrong_counts)
     assert first == "fine"
     assert "on rank 1 of 2" in second and "recv_counts" in second
-
-
-@tells_disagreement
-def disagreeing_shapes():
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        session.run(hccl_ops.allreduce(tf.zeros([2 + current().rank]), "sum"))
-
-
-@pytest.mark.ranks(2)
-def test_shapes_that_differ_between_ranks_are_an_error_on_every_rank(on_ranks):
-    for text in on_ranks(2, disagreeing_shapes):
-        assert "allreduce with 'sum'" in text and "(2,)" in text and "(3,)" in text
 
 
 def two_groups_per_rank():

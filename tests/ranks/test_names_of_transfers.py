@@ -158,6 +158,10 @@ DIFFERENCES = {
         "Expected allreduce with 'sum' of float32 of shape (2,) at position 0 as on rank 0; got allgather of float32",
     ),
     "dtype": (lambda value: _usual(tf.cast(value, tf.float64)), "got allreduce with 'sum' of float64 of shape (2,)"),
+    "shape": (
+        lambda value: _usual(tf.ones([3])),
+        "of float32 of shape (2,) at position 0 as on rank 0; got allreduce with 'sum' of float32 of shape (3,)",
+    ),
     "reduction": (
         lambda value: [hccl_ops.allreduce(value, "max"), _usual(value)[1]],
         "got allreduce with 'max' of float32 of shape (2,)",
