@@ -20,7 +20,6 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     NPUOptimizer,
     npu_distributed_optimizer_wrapper,
 )
-from npu_bridge.gradients.first_step import same_batches
 from npu_bridge.hccl import hccl_ops
 from npu_bridge.npu_init import NPUBroadcastGlobalVariablesCallback, npu_callbacks_append, npu_keras_optimizer
 from npu_bridge.optimizers import keras as keras_optimizers
@@ -455,15 +454,3 @@ def test_equal_first_batches_are_said_once_by_rank_0_and_no_batch_is_lost(on_ran
     line = answers[0][2][0][0]
     assert "all 2 ranks have read the same first batch" in line
     assert "dataset.shard(get_rank_size(), get_rank_id())" in line
-
-
-def compare_constant_batches():
-    """Compares, on a rank, equal batches of one number each; returns the warnings."""
-    with lines_said() as said:
-        same_batches.compare_first_batches([np.zeros(4), np.ones([2, 2])])
-    return said
-
-
-@pytest.mark.ranks(2)
-def test_equal_batches_of_one_number_tell_nothing(on_ranks):
-    assert on_ranks(2, compare_constant_batches) == [[], []]
