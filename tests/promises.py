@@ -52,7 +52,7 @@ PROMISES = {
         "Loops of steps leave the checkpoint of single steps": "documented/test_iterations_per_loop.py::test_loops_leave_the_checkpoint_of_single_steps",
         "Only rank 0 writes": "ranks/test_estimator.py::test_only_rank_0_writes",
         "A resumed job continues rank 0's checkpoint on every rank": "ranks/test_estimator.py::test_a_resumed_job_continues_rank_0s_checkpoint_on_every_rank",
-        "train_and_evaluate ends on every rank": "ranks/test_estimator.py::test_train_and_evaluate_ends_on_every_rank",
+        "train_and_evaluate ends on every rank": "ranks/test_estimator_start.py::test_rank_0_alone_evaluates_and_exports",
         "A warm start takes what it names": "parity/test_estimator.py::test_a_warm_start_takes_what_it_names",
         "A training resumes from the newest intact checkpoint": "documented/test_damaged_checkpoints.py::test_the_file_what_is_wrong_and_the_newest_intact_one",
         "Every documented parameter of NPURunConfig has its position and default": "documented/test_npu_config.py::test_parameter_has_its_position_and_default",

@@ -68,19 +68,29 @@ def input_fn(rank, size):
     return tf.data.Dataset.from_tensor_slices((features, labels)).repeat().batch(4).shard(size, rank)
 
 
+def own_params():
+    """Of this rank, whose initial values are not those of others."""
+    ranks = collective.current()
+    return {"seed": 10 + ranks.rank, "size": ranks.size}
+
+
+def estimator_of(kind, config):
+    """Returns an estimator, and the hooks that a script gives it."""
+    if kind == "NPUEstimator":
+        return NPUEstimator(model_fn, config=config, params=own_params()), []
+    if kind == "without hooks":
+        return tf1.estimator.Estimator(model_fn, config=config, params=own_params()), []
+    hook = NPUBroadcastGlobalVariablesHook(0, collective.current().rank)
+    return tf.estimator.Estimator(model_fn, config=config, params=own_params()), [hook]
+
+
 def train(folder, max_steps, kind, is_shared, steps=None):
     """Trains on a rank up to `max_steps`, or for some steps; ranks differ in initial values and perhaps in folders."""
-    communicator = collective.current()
-    model_dir = folder if is_shared else os.path.join(folder, f"rank_{communicator.rank}")
+    model_dir = folder if is_shared else os.path.join(folder, f"rank_{collective.current().rank}")
     config = NPURunConfig(model_dir=model_dir, save_checkpoints_steps=5, save_summary_steps=5, log_step_count_steps=5)
-    params = {"seed": 10 + communicator.rank, "size": communicator.size}
     recorder = Recorder()
-    if kind == "NPUEstimator":
-        estimator, hooks = NPUEstimator(model_fn, config=config, params=params), [recorder]
-    else:
-        estimator = tf.estimator.Estimator(model_fn, config=config, params=params)
-        hooks = [NPUBroadcastGlobalVariablesHook(0, communicator.rank), recorder]
-    estimator.train(input_fn_of_this_rank(), hooks, steps, max_steps)
+    estimator, hooks = estimator_of(kind, config)
+    estimator.train(input_fn_of_this_rank(), [*hooks, recorder], steps, max_steps)
     files = os.listdir(model_dir) if os.path.isdir(model_dir) else []
     return recorder.scales, recorder.variables, sorted(files)
 
@@ -110,17 +120,13 @@ def test_only_rank_0_writes(on_ranks, tmp_path, kind):
     assert files_of_rank_1 == []
 
 
-@pytest.mark.few_fast(1, "both estimators take the same way")
-@pytest.mark.parametrize("kind", ["NPUEstimator", "Estimator"])
-def test_a_shared_folder_at_its_last_step_ends_on_every_rank(on_ranks, tmp_path, kind):
-    on_ranks(2, train, str(tmp_path), 5, kind, True)
-    for scales, variables, _ in on_ranks(2, train, str(tmp_path), 5, kind, True):
+@pytest.mark.few_fast(2, "both estimators take the same way")
+@pytest.mark.parametrize("kind, is_shared", [("NPUEstimator", True), ("NPUEstimator", False), ("Estimator", True)])
+def test_a_folder_at_its_last_step_ends_a_training_on_every_rank(on_ranks, tmp_path, kind, is_shared):
+    """Also on a rank whose own folder has no checkpoint."""
+    on_ranks(2, train, str(tmp_path), 5, kind, is_shared)
+    for scales, variables, _ in on_ranks(2, train, str(tmp_path), 5, kind, is_shared):
         assert scales == variables == []
-
-
-def test_ranks_without_the_checkpoint_end_when_rank_0_has_reached_the_last_step(on_ranks, tmp_path):
-    on_ranks(2, train, str(tmp_path), 5, "NPUEstimator", False)
-    assert [scales for scales, *_ in on_ranks(2, train, str(tmp_path), 5, "NPUEstimator", False)] == [[], []]
 
 
 def input_fn_of_this_rank():
@@ -133,26 +139,6 @@ def test_a_number_of_steps_is_counted_from_rank_0s_checkpoint(on_ranks, tmp_path
     for steps, reached in ((5, 5), (4, 9)):
         results = on_ranks(2, train, str(tmp_path), None, "NPUEstimator", False, steps)
         assert [variables[-1]["global_step:0"] for _, variables, _ in results] == [reached] * 2
-
-
-def train_and_evaluate(folder):
-    communicator = collective.current()
-    model_dir = os.path.join(folder, f"rank_{communicator.rank}")
-    config = NPURunConfig(model_dir=model_dir, save_checkpoints_steps=5)
-    params = {"seed": 10 + communicator.rank, "size": communicator.size}
-    estimator = NPUEstimator(model_fn, config=config, params=params)
-    tf.estimator.train_and_evaluate(
-        estimator,
-        tf.estimator.TrainSpec(input_fn_of_this_rank(), max_steps=10),
-        tf.estimator.EvalSpec(input_fn_of_this_rank(), steps=2, throttle_secs=0, start_delay_secs=0),
-    )
-    return sorted(os.listdir(model_dir)) if os.path.isdir(model_dir) else []
-
-
-def test_train_and_evaluate_ends_on_every_rank(on_ranks, tmp_path):
-    of_rank_0, of_rank_1 = on_ranks(2, train_and_evaluate, str(tmp_path))
-    assert "eval" in of_rank_0 and any(name.startswith("model.ckpt-10") for name in of_rank_0)
-    assert of_rank_1 == []
 
 
 def host_model_fn(features, labels, mode, params):
@@ -204,14 +190,13 @@ class SlowSave(tf.estimator.CheckpointSaverListener):
 def train_and_read(folder, kind):
     """On a rank: trains in a shared folder and reads it at once: the newest checkpoint, and a loss of it."""
     communicator = collective.current()
-    params = {"seed": 10 + communicator.rank, "size": communicator.size}
     config = NPURunConfig(model_dir=folder, save_checkpoints_steps=5, save_summary_steps=0, log_step_count_steps=None)
     found = []
     if kind == "MonitoredSession":
         for last_step in (3, 5):
             with tf.Graph().as_default():
                 features, labels = tf1.data.make_one_shot_iterator(input_fn(communicator.rank, 2)).get_next()
-                spec = model_fn(features, labels, tf.estimator.ModeKeys.TRAIN, params)
+                spec = model_fn(features, labels, tf.estimator.ModeKeys.TRAIN, own_params())
                 hooks = [NPUBroadcastGlobalVariablesHook(0), tf1.train.StopAtStepHook(last_step=last_step)]
                 if communicator.rank == 0:  # after the hook that waits
                     hooks.append(NPUCheckpointSaverHook(folder, save_steps=100, listeners=[SlowSave()]))
@@ -221,13 +206,7 @@ def train_and_read(folder, kind):
                         session.run(spec.train_op)
             found.append(os.path.basename(tf.train.latest_checkpoint(folder)))
         return found
-    if kind == "NPUEstimator":
-        estimator, hooks = NPUEstimator(model_fn, config=config, params=params), []
-    elif kind == "without hooks":
-        estimator, hooks = tf1.estimator.Estimator(model_fn, config=config, params=params), []
-    else:
-        estimator = tf.estimator.Estimator(model_fn, config=config, params=params)
-        hooks = [NPUBroadcastGlobalVariablesHook(0, communicator.rank)]
+    estimator, hooks = estimator_of(kind, config)
     listeners = [SlowSave()] if communicator.rank == 0 else None
     for max_steps in (3, 5):
         estimator.train(lambda: input_fn(communicator.rank, 2), hooks, None, max_steps, saving_listeners=listeners)

@@ -130,9 +130,9 @@ def test_rank_0_alone_exports_where_it_was_asked_to(on_ranks, tmp_path):
 
 
 def train_evaluate_and_export(folder):
-    """On a rank: the stock loop in a folder that ranks share."""
+    """On a rank: the stock loop, in a folder that ranks share, or one whose name has the rank."""
     results, exported = tf.estimator.train_and_evaluate(
-        estimator_of(folder),
+        estimator_of(folder.format(collective.current().rank)),
         tf.estimator.TrainSpec(input_fn, max_steps=4),
         tf.estimator.EvalSpec(
             input_fn,
@@ -145,12 +145,15 @@ def train_evaluate_and_export(folder):
     return results, [path.decode() for path in exported or []]
 
 
-def test_rank_0_alone_evaluates_and_exports(on_ranks, tmp_path):
-    of_rank_0, of_rank_1 = on_ranks(2, train_evaluate_and_export, str(tmp_path))
-    assert of_rank_1 == (None, [])
+@pytest.mark.parametrize("folder", ["shared", "of_rank_{}"])
+def test_rank_0_alone_evaluates_and_exports(on_ranks, tmp_path, folder):
+    of_rank_0, of_rank_1 = on_ranks(2, train_evaluate_and_export, str(tmp_path / folder))
+    assert of_rank_1 == (None, []) and list(tmp_path.glob("of_rank_1/*")) == []
     results, (exported,) = of_rank_0
     assert results == {"loss": 0.0, "global_step": 4}
-    assert os.listdir(tmp_path / "export" / "last") == [os.path.basename(exported)]
+    written = tmp_path / folder.format(0)
+    assert {"eval", "model.ckpt-4.index"} <= set(os.listdir(written))
+    assert os.listdir(written / "export" / "last") == [os.path.basename(exported)]
     serve = tf.saved_model.load(exported).signatures["serving_default"]
     np.testing.assert_array_equal(serve(x=tf.constant([0.5]))["weight"], [4.5])
 
