@@ -6,40 +6,16 @@ import os
 import re
 import shutil
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.base.environment import BEGAN, RESTARTS
-from npu_bridge.estimator.npu.npu_config import NPURunConfig
-from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from npu_bridge.base.environment import BEGAN, RESTARTS, set_variables_temporarily
 from npu_bridge.session import DamagedCheckpointError, check_checkpoint, check_newest_checkpoint, updates_dealt
+from tests.goldens.counting_estimator import estimator_of, input_fn
+from tests.ranks.ways import StartAndEnd
 
-tf1 = tf.compat.v1
 NEWEST, INTACT = "model.ckpt-6", "model.ckpt-4"
 INDEX, DATA, STATE = f"{NEWEST}.index", f"{NEWEST}.data-00000-of-00001", "checkpoint"
-
-
-def input_fn():
-    return tf.data.Dataset.from_tensors({"x": np.float32([1.0])}).repeat()
-
-
-def model_fn(features, mode):
-    """Builds a model in which each step adds 1 to the weight."""
-    weight = tf1.get_variable("weight", [], initializer=tf1.zeros_initializer())
-    tf1.get_variable("table", [100, 50], initializer=tf1.random_uniform_initializer())
-    sums = tf.reduce_sum(features["x"] + weight)
-    if mode == tf.estimator.ModeKeys.PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions={"sum": features["x"] + weight})
-    optimizer = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(1.0))
-    train_op = optimizer.minimize(-sums, tf1.train.get_global_step())
-    return tf.estimator.EstimatorSpec(mode, loss=-sums, train_op=train_op)
-
-
-def estimator_of(folder, warm_start_from=None):
-    config = NPURunConfig(model_dir=str(folder), log_step_count_steps=None, save_checkpoints_steps=2)
-    return NPUEstimator(model_fn, config=config, warm_start_from=warm_start_from)
 
 
 @pytest.fixture(scope="module")
@@ -153,12 +129,13 @@ def test_where_there_is_nothing_and_names_that_look_like_patterns(trained, tmp_p
 def test_an_estimator_says_so_before_it_does_anything(folder, tmp_path):
     cut(folder / DATA, 0.5)
     estimator, files = estimator_of(folder), sorted(os.listdir(folder))
+    newest = str(folder / NEWEST)
     calls = {
         "train": lambda: estimator.train(input_fn, max_steps=8),
         "evaluate": lambda: estimator.evaluate(input_fn, steps=1),
-        "that one": lambda: estimator.evaluate(input_fn, steps=1, checkpoint_path=str(folder / NEWEST)),
+        "that one": lambda: estimator.evaluate(input_fn, steps=1, checkpoint_path=newest),
         "predict": lambda: next(estimator.predict(input_fn)),
-        "start": lambda: estimator_of(tmp_path / "other", str(folder / NEWEST)).train(input_fn, max_steps=8),
+        "start": lambda: estimator_of(tmp_path / "other", warm_start_from=newest).train(input_fn, max_steps=8),
     }
     for name, call in calls.items():
         with pytest.raises(DamagedCheckpointError, match=rf"{DATA} is damaged.*newest intact checkpoint.* {INTACT}"):
@@ -206,24 +183,10 @@ def test_a_folder_in_place_of_the_list_keeps_what_is_in_it(folder, monkeypatch):
 
 def train_on(folder):
     """Returns, on a rank, the weight before and after the training resumes, from a shared folder."""
-    seen = []
-
-    class Weight(tf.estimator.SessionRunHook):
-        def begin(self):
-            self.weight, _ = tf1.trainable_variables()
-
-        def after_create_session(self, session, coord):
-            seen.append(float(session.run(self.weight)))
-
-        def end(self, session):
-            seen.append(float(session.run(self.weight)))
-
-    os.environ[RESTARTS] = "1"
-    try:
-        estimator_of(folder).train(input_fn, hooks=[Weight()], max_steps=8)
-        return seen
-    finally:
-        del os.environ[RESTARTS]
+    weight = StartAndEnd()
+    with set_variables_temporarily(lambda: {RESTARTS: "1"}):
+        estimator_of(folder, {"is_distributed": True}).train(input_fn, [weight], max_steps=8)
+    return weight.seen
 
 
 @pytest.mark.ranks(2)

@@ -21,37 +21,11 @@ from npu_bridge.estimator.npu.npu_hook import (
     SetIterationsVarHook,
 )
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from tests.goldens.counting_estimator import estimator_of, input_fn, model_fn
 from tests.options.conftest import quiet_environment  # noqa: F401 - the same quiet here
 
 tf1 = tf.compat.v1
-TRAIN, EVAL, PREDICT = tf.estimator.ModeKeys.TRAIN, tf.estimator.ModeKeys.EVAL, tf.estimator.ModeKeys.PREDICT
-
-
-def input_fn():
-    return tf.data.Dataset.from_tensors({"x": np.float32([1.0])}).repeat()
-
-
-def model_fn(features, mode, params):
-    """Each step adds 1 to the weight, which starts from `params["start"]`."""
-    start = tf1.constant_initializer(params.get("start", 0.0))
-    weight = tf1.get_variable("weight", [], initializer=start)
-    sums = features["x"] + weight
-    if mode == PREDICT:
-        return NPUEstimatorSpec(mode, predictions={"sum": sums})
-    loss = -tf.reduce_sum(sums)
-    optimizer = tf1.train.GradientDescentOptimizer(1.0)
-    with tf.control_dependencies([loss]):  # its gradient is a constant, which waits for nothing
-        train_op = optimizer.minimize(loss, tf1.train.get_global_step())
-    return NPUEstimatorSpec(mode, loss=loss, train_op=train_op, **params.get("of_spec", {}))
-
-
-def estimator_of(folder, params=None, job_start_file="", warm_start_from=None, **options):
-    config = NPURunConfig(
-        model_dir=str(folder), **{"log_step_count_steps": None, "save_checkpoints_steps": 5, **options}
-    )
-    return NPUEstimator(
-        model_fn, config=config, params=params, job_start_file=job_start_file, warm_start_from=warm_start_from
-    )
+TRAIN, EVAL = tf.estimator.ModeKeys.TRAIN, tf.estimator.ModeKeys.EVAL
 
 
 @pytest.fixture(scope="module")

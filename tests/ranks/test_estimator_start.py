@@ -14,6 +14,7 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, NPUCheckpointSaverHook
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from tests.ranks.ways import StartAndEnd
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -56,20 +57,9 @@ def start_from_the_job(folder):
     estimator_of(source).train(input_fn, max_steps=3)
     with pytest.raises(RuntimeError, match="npu-run -np 4"):
         estimator_of(source, write_job(folder, 4, source))
-    started, seen = estimator_of(os.path.join(folder, "started"), write_job(folder, 2, source)), []
-
-    class Weight(tf.estimator.SessionRunHook):
-        def begin(self):
-            (self.weight,) = tf1.trainable_variables()
-
-        def after_create_session(self, session, coord):
-            seen.append(float(session.run(self.weight)))
-
-        def end(self, session):
-            seen.append(float(session.run(self.weight)))
-
-    started.train(input_fn, hooks=[Weight()], max_steps=2)
-    return seen
+    weight = StartAndEnd()
+    estimator_of(os.path.join(folder, "started"), write_job(folder, 2, source)).train(input_fn, [weight], max_steps=2)
+    return weight.seen
 
 
 def test_every_rank_starts_where_the_job_says(on_ranks, tmp_path):

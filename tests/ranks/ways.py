@@ -145,3 +145,19 @@ class AtEnd(tf.estimator.SessionRunHook):
 
     def end(self, session):
         self.values = session.run({variable.name: variable for variable in tf1.global_variables()})
+
+
+class StartAndEnd(tf.estimator.SessionRunHook):
+    """Keeps the first trained variable, which is a number, as a training begins and ends: `seen`."""
+
+    def __init__(self):
+        self.seen = []
+
+    def begin(self):
+        self._weight = tf1.trainable_variables()[0]
+
+    def after_create_session(self, session, coord):
+        self.seen.append(float(session.run(self._weight)))
+
+    def end(self, session):
+        self.after_create_session(session, None)

@@ -13,18 +13,16 @@ import subprocess
 import threading
 import time
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge.base import environment, held_folders, lock_owners
 from npu_bridge.base.files import NotOursError, new_file, remove_own_files
 from npu_bridge.base.held_folders import FolderHeldError, hold_folder
-from npu_bridge.estimator.npu.npu_config import NPURunConfig
-from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
 from npu_bridge.session import ModelDirInUseError, hold_model_dir
+from tests.goldens.counting_estimator import estimator_of, input_fn, model_fn
 from tests.holding import LOCK, held_by_another, leave_by_the_dead, python
 
 tf1 = tf.compat.v1
@@ -310,22 +308,6 @@ def test_what_is_remote_or_cannot_be_written_is_not_held(folder):
         hold.check_still_held()
 
 
-def input_fn():
-    return tf.data.Dataset.from_tensors({"x": np.float32([1.0])}).repeat()
-
-
-def model_fn(features, mode):
-    weight = tf1.get_variable("weight", [], initializer=tf1.zeros_initializer())
-    loss = tf.reduce_sum(features["x"] * weight)
-    train_op = tf1.train.GradientDescentOptimizer(1.0).minimize(loss, tf1.train.get_global_step())
-    return tf.estimator.EstimatorSpec(mode, {"weight": features["x"] + weight}, loss, train_op)
-
-
-def estimator_of(folder):
-    config = NPURunConfig(model_dir=str(folder), log_step_count_steps=None, save_checkpoints_steps=2)
-    return NPUEstimator(model_fn, config=config)
-
-
 # A save that is not finished yet.
 UNFINISHED = "model.ckpt-6_temp/part-00000-of-00001.data-00000-of-00001"
 
@@ -440,7 +422,7 @@ def test_a_users_own_files_in_the_folder_stay(tmp_path, caplog):
     for name in names:
         (tmp_path / name).write_text(f"years of work on {name}")
     for _ in range(2):
-        NPUEstimator(model_fn, config=NPURunConfig(model_dir=str(tmp_path))).train(input_fn, steps=2)
+        estimator_of(tmp_path, log_step_count_steps=100).train(input_fn, steps=2)
     assert [(tmp_path / name).read_text() for name in names] == [f"years of work on {name}" for name in names]
     assert tf.train.load_variable(str(tmp_path), "global_step") == 4
     for name in ("report.json", "run.toml", "history.jsonl"):  # and without its facts no page is made
