@@ -23,6 +23,7 @@ from npu_bridge.estimator.npu.npu_hook import (
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from tests.goldens.counting_estimator import estimator_of, input_fn, model_fn
 from tests.options.conftest import quiet_environment  # noqa: F401 - the same quiet here
+from tests.ranks.ways import Named, log_begins
 
 tf1 = tf.compat.v1
 TRAIN, EVAL = tf.estimator.ModeKeys.TRAIN, tf.estimator.ModeKeys.EVAL
@@ -89,23 +90,9 @@ def test_a_job_for_more_ranks_is_not_trained_alone(tmp_path):
         estimator_of(tmp_path / "out", job_start_file=job_file(tmp_path, "job.json", rank_size=0))
 
 
-class Named(tf.estimator.SessionRunHook):
-    def __init__(self, name, log):
-        self._name, self._log = name, log
-
-    def begin(self):
-        self._log.append(self._name)
-
-
 def test_hooks_come_in_order(tmp_path, monkeypatch):
     log = []
-    for hook_class in (NPUCheckpointSaverHook, NPUInfeedOutfeedSessionHook, SetIterationsVarHook):
-
-        def begin(self, of_class=hook_class.begin, name=hook_class.__name__):
-            log.append(name)
-            of_class(self)
-
-        monkeypatch.setattr(hook_class, "begin", begin)
+    log_begins(monkeypatch, log, NPUCheckpointSaverHook, NPUInfeedOutfeedSessionHook, SetIterationsVarHook)
 
     def model_fn_with_hooks(features, mode):
         of_spec = {

@@ -14,7 +14,7 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, NPUCheckpointSaverHook
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
-from tests.ranks.ways import StartAndEnd
+from tests.ranks.ways import Named, StartAndEnd, log_begins
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -66,28 +66,11 @@ def test_every_rank_starts_where_the_job_says(on_ranks, tmp_path):
     assert on_ranks(2, start_from_the_job, str(tmp_path)) == [[3.0, 5.0], [3.0, 5.0]]
 
 
-class Named(tf.estimator.SessionRunHook):
-    def __init__(self, name, log):
-        self._name, self._log = name, log
-
-    def begin(self):
-        self._log.append(self._name)
-
-    def __deepcopy__(self, memo):  # an Estimator copies its params
-        return self
-
-
 def order_of_hooks(folder):
     """On a rank: the names of hooks as they begin."""
     log = []
     with pytest.MonkeyPatch.context() as patch:
-        for hook_class in (NPUBroadcastGlobalVariablesHook, NPUCheckpointSaverHook):
-
-            def begin(self, of_class=hook_class.begin, name=hook_class.__name__):
-                log.append(name)
-                of_class(self)
-
-            patch.setattr(hook_class, "begin", begin)
+        log_begins(patch, log, NPUBroadcastGlobalVariablesHook, NPUCheckpointSaverHook)
         estimator_of(folder, hooks=[Named("of the spec", log)]).train(input_fn, hooks=[Named("given", log)], steps=1)
     return log
 

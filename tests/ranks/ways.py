@@ -161,3 +161,27 @@ class StartAndEnd(tf.estimator.SessionRunHook):
 
     def end(self, session):
         self.after_create_session(session, None)
+
+
+class Named(tf.estimator.SessionRunHook):
+    """Writes its name into a log when it begins."""
+
+    def __init__(self, name, log):
+        self._name, self._log = name, log
+
+    def begin(self):
+        self._log.append(self._name)
+
+    def __deepcopy__(self, memo):  # an Estimator copies its params
+        return self
+
+
+def log_begins(patch, log, *hook_classes):
+    """Makes hooks of some classes do so, too."""
+    for hook_class in hook_classes:
+
+        def begin(self, of_class=hook_class.begin, name=hook_class.__name__):
+            log.append(name)
+            of_class(self)
+
+        patch.setattr(hook_class, "begin", begin)
