@@ -9,33 +9,19 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.amp import DynamicLossScaleManager
 from npu_bridge.collective import wire
-from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
-from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
-from npu_bridge.gradients import collections
 from npu_bridge.npu_init import npu_keras_optimizer
 from npu_bridge.tailing import optimize_tail
 from npu_bridge.tailing.transfers import find_transfers
-from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
+from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits, in_graph, token_batches, train
+from tests.ranks.test_training import SCALE_INSIDE, WRAPPERS, dynamic, fixed, train_own_share
 from tests.ranks.ways import LinesBySteps, started_session
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
 
 SHAPES = ([3, 5], [], [7], [0, 4], [2, 1, 6])
-
-
-def dynamic():
-    return ExponentialUpdateLossScaleManager(2.0**10, 5, 1, 2, 0.5)
-
-
-WRAPPERS = {
-    "unscaled": lambda opt, wire: NPUOptimizer(opt, is_distributed=True, wire=wire),
-    "scaled": lambda opt, wire: NPUOptimizer(opt, dynamic(), True, True, wire=wire),
-    "tailed": lambda opt, wire: NPUOptimizer(opt, dynamic(), True, True, True, wire=wire),
-    "nested": lambda opt, wire: NPULossScaleOptimizer(NPUDistributedOptimizer(opt, wire=wire), dynamic(), True),
-    "distributed": lambda opt, wire: NPUDistributedOptimizer(opt, wire=wire),
-}
+ON_WIRE = [wrapper for wrapper in WRAPPERS if wrapper not in SCALE_INSIDE]
 
 
 def values_of(rank, dtype):
@@ -75,59 +61,18 @@ def test_the_mean_is_that_of_float32_and_rounded_on_the_way_back_only(
             np.testing.assert_array_equal(result, value)
 
 
-def train_own_share(name, wrapper, wire_format, batches):
-    communicator = collective.current()
-    shares = [np.array_split(batch, communicator.size)[communicator.rank] for batch in batches]
-    variables, _ = train(lambda: WRAPPERS[wrapper](OPTIMIZERS[name](), wire_format), batches=shares)
-    return variables
-
-
 @pytest.mark.few_fast(2, "other wrappers and formats")
 @pytest.mark.parametrize(
-    ("wrapper", "wire_format"), [*((wrapper, "float16") for wrapper in WRAPPERS), ("nested", "bfloat16")]
+    ("wrapper", "wire_format"), [*((wrapper, "float16") for wrapper in ON_WIRE), ("nested", "bfloat16")]
 )
 def test_training_stays_near_that_of_whole_gradients(on_ranks, wrapper, wire_format):
     batches = token_batches(10, batch_size=16)
     whole, _ = train(lambda: NPUOptimizer(OPTIMIZERS["momentum"]()), batches=batches)
-    first, second = on_ranks(2, train_own_share, "momentum", wrapper, wire_format, batches)
+    first, second = on_ranks(2, train_own_share, "momentum", wrapper, batches, wire_format)
     assert_same_bits(first, second)
     for variable in ("embedding:0", "kernel:0"):
         np.testing.assert_allclose(first[variable], whole[variable], rtol=0.05, atol=0.01, err_msg=variable)
         assert first[variable].tobytes() != whole[variable].tobytes(), "nothing was rounded"
-
-
-def train_with_overflows(wrapper, wire_format, seed):
-    """Trains with random overflows of this rank, and gradients on all ranks that only a 16-bit wire cannot hold."""
-    communicator = collective.current()
-    everywhere, here = np.random.RandomState(seed), np.random.RandomState(seed + 1 + communicator.rank)
-    poisons = []
-    for _ in range(50):
-        poison = here.choice([0.0, np.nan, np.inf], p=[0.9, 0.05, 0.05])
-        poisons.append(everywhere.choice([poison, 300.0, 3e4], p=[0.7, 0.15, 0.15]))
-    batches = token_batches(50, seed=seed + communicator.rank)
-    variables, trace = train(
-        lambda: WRAPPERS[wrapper](OPTIMIZERS["adam"](), wire_format),
-        batches=batches,
-        poisons=poisons,
-        fetch=[collections.STEP_SKIPPED, collections.LOSS_SCALE],
-    )
-    return variables, [(bool(skipped), float(scale)) for skipped, scale in trace]
-
-
-@pytest.mark.few_fast(1, "other formats and three ranks take the same way")
-@pytest.mark.parametrize(("wire_format", "rank_count"), [("float16", 2), ("bfloat16", 3)])
-def test_ranks_agree_and_tailing_changes_nothing(on_ranks, wire_format, rank_count):
-    outcomes = [
-        outcome
-        for wrapper in ("scaled", "tailed")
-        for outcome in on_ranks(rank_count, train_with_overflows, wrapper, wire_format, 3)
-    ]
-    variables, trace = outcomes[0]
-    for other in outcomes[1:]:
-        assert_same_bits(other[0], variables)
-        assert other[1] == trace
-    assert_all_finite(variables)
-    assert 2 < sum(skipped for skipped, _ in trace) < 48
 
 
 @in_graph
@@ -135,25 +80,27 @@ def one_large_gradient(wrapper, wire_format, gradient):
     """On a rank: one step of descent by a gradient of this rank; the variable and the global step afterwards."""
     variable = tf1.get_variable("variable", [2], initializer=tf1.zeros_initializer())
     own = tf1.placeholder(tf.float32, [2])
-    optimizer = WRAPPERS[wrapper](tf1.train.GradientDescentOptimizer(1.0), wire_format)
+    optimizer = WRAPPERS[wrapper](tf1.train.GradientDescentOptimizer(1.0), dynamic, wire_format)
     train_op = optimizer.minimize(tf.reduce_sum(variable * own), tf1.train.get_or_create_global_step())
     with started_session() as session:
         session.run(train_op, {own: np.float32([gradient[collective.current().rank], 1.0])})
         return session.run([variable, tf1.train.get_global_step()])
 
 
-@pytest.mark.parametrize("wrapper", ["unscaled", "distributed"])
-def test_means_of_numbers_that_fit_do_not_overflow(on_ranks, wrapper):
-    for variable, step in on_ranks(2, one_large_gradient, wrapper, "float16", [65504.0, 65504.0]):
-        np.testing.assert_array_equal(variable, np.float32([-65504.0, -1.0]))
-        assert step == 1
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_what_does_not_fit_float16_never_gets_to_a_variable(on_ranks, wrapper):
-    for variable, step in on_ranks(2, one_large_gradient, wrapper, "float16", [1e6, 0.0]):
-        np.testing.assert_array_equal(variable, np.float32([0.0, 0.0]))
-        assert step == 0
+@pytest.mark.parametrize(
+    ("wrapper", "wire_format", "of_ranks", "change"),
+    [
+        *((wrapper, "float16", (65504.0, 65504.0), -65504.0) for wrapper in ("unscaled", "NPUDistributedOptimizer")),
+        *((wrapper, "float16", (1e6, 0.0), 0.0) for wrapper in ON_WIRE),
+        ("unscaled", "bfloat16", (2.0**100, 2.0**100), -(2.0**100)),  # bfloat16 has the range of float32
+    ],
+)
+def test_what_fits_is_averaged_and_what_does_not_never_gets_to_a_variable(
+    on_ranks, wrapper, wire_format, of_ranks, change
+):
+    for variable, step in on_ranks(2, one_large_gradient, wrapper, wire_format, of_ranks):
+        np.testing.assert_array_equal(variable, np.float32([change, -1.0 if change else 0.0]))
+        assert step == (change != 0.0)
 
 
 def said_of_drops(way):
@@ -169,10 +116,10 @@ def _gradients_of_steps(said):
 
 
 @in_graph
-def _dropping_in_session(said, make=None):
+def _dropping_in_session(said, wrapper):
     variable = tf1.get_variable("variable", [1], initializer=tf1.zeros_initializer())
     own = tf1.placeholder(tf.float32, [1])
-    optimizer = (make or (lambda opt: NPUDistributedOptimizer(opt, wire="float16")))(OPTIMIZERS["sgd"]())
+    optimizer = WRAPPERS[wrapper](OPTIMIZERS["sgd"](), fixed, "float16")
     train_op = optimizer.minimize(tf.reduce_sum(variable * own))
     values = []
     with started_session() as session:
@@ -193,18 +140,11 @@ def _dropping_in_loop(said, wrap):
 
 
 _DROPPING = {
-    "session": _dropping_in_session,
+    "session": lambda said: _dropping_in_session(said, "NPUDistributedOptimizer"),
     "eager": lambda said: _dropping_in_loop(said, lambda step: step),
     "function": lambda said: _dropping_in_loop(said, tf.function),
-    "scaled": lambda said: _dropping_in_session(
-        said, lambda opt: NPUOptimizer(opt, FixedLossScaleManager(8), True, True, wire="float16")
-    ),
-    "scaled outside": lambda said: _dropping_in_session(
-        said,
-        lambda opt: NPULossScaleOptimizer(
-            NPUDistributedOptimizer(opt, wire="float16"), FixedLossScaleManager(8), is_distributed=True
-        ),
-    ),
+    "scaled": lambda said: _dropping_in_session(said, "scaled"),
+    "scaled outside": lambda said: _dropping_in_session(said, "nested"),
 }
 
 
@@ -218,18 +158,12 @@ def test_the_first_step_that_is_dropped_without_a_loss_scale_is_told_with_the_fi
         assert "does not fit float16" in line and "wire='bfloat16'" in line
 
 
-def test_bfloat16_has_the_range_of_float32(on_ranks):
-    for variable, step in on_ranks(2, one_large_gradient, "unscaled", "bfloat16", [2.0**100, 2.0**100]):
-        np.testing.assert_array_equal(variable, np.float32([-(2.0**100), -1.0]))
-        assert step == 1
-
-
 @in_graph
 def found_by_the_pass(format_name):
     """On a rank: what the pass of tail optimisation finds of a dense and a sparse gradient, and where they are sent."""
     table, kernel = (tf1.get_variable(name, [4, 3], use_resource=True) for name in ("table", "kernel"))
     loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2, 1])) + tf.reduce_sum(tf.square(kernel))
-    WRAPPERS["nested"](OPTIMIZERS["momentum"](), format_name).minimize(loss)
+    WRAPPERS["nested"](OPTIMIZERS["momentum"](), dynamic, format_name).minimize(loss)
     graph = tf1.get_default_graph()
     transfers = find_transfers(graph.get_operations())
     sizes = [[tensor.shape.num_elements() for tensor in transfer.sent] for transfer in transfers]
@@ -271,8 +205,8 @@ def test_an_unknown_format_is_refused_with_the_choices():
 
 
 def test_one_process_rounds_nothing():
-    bare, _ = train(lambda: NPUOptimizer(OPTIMIZERS["adam"](), FixedLossScaleManager(8), True, True))
-    rounded, _ = train(lambda: NPUOptimizer(OPTIMIZERS["adam"](), FixedLossScaleManager(8), True, True, wire="float16"))
+    bare, _ = train(lambda: NPUOptimizer(OPTIMIZERS["adam"](), fixed(), True, True))
+    rounded, _ = train(lambda: NPUOptimizer(OPTIMIZERS["adam"](), fixed(), True, True, wire="float16"))
     assert_same_bits(rounded, bare)
 
 
