@@ -16,7 +16,7 @@ from npu_bridge.session.tailing_hook import TailOptimizationHook, tail_optimizat
 from npu_bridge.tailing import optimize_tail
 from npu_bridge.tailing.report import NO_GRADIENTS
 from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits, in_graph
-from tests.ranks.ways import control_flow, open_session, settings, started_session
+from tests.ranks.ways import WAYS, control_flow, horovod, open_session, settings, started_session
 from tests.tailing.waiting import computed_from, is_update, nodes_of_run, waiting_for
 from tests.transfers import is_transfer
 
@@ -24,21 +24,9 @@ tf1 = tf.compat.v1
 pytestmark = [pytest.mark.ranks(2), pytest.mark.horovod("the pass rewrites graphs of its optimizer")]
 
 
-def horovod(optimizer, name, **arguments):
-    import horovod.tensorflow as hvd
-
-    return hvd.DistributedOptimizer(optimizer, name=name, **arguments)
-
-
-def stock_scale(optimizer):
-    scale = tf1.mixed_precision.DynamicLossScale(2.0**10, increment_period=4)
-    return tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(optimizer, scale)
-
-
-WRAPPERS = {
-    "scale outside": lambda optimizer: stock_scale(horovod(optimizer, "outside")),
-    "scale inside": lambda optimizer: horovod(stock_scale(optimizer), "inside"),
-}
+def scaled(optimizer, way="scale outside"):
+    """Puts Horovod's optimizer and stock loss scaling around an optimizer, in one order or the other."""
+    return WAYS[way](optimizer, "none", way.replace(" ", "_"), False)[0]
 
 
 class Chain:
@@ -62,7 +50,7 @@ class Chain:
 def build(wrapper, is_freed):
     """The model, its training step, and the report of the pass if it ran."""
     model = Chain()
-    optimizer = WRAPPERS[wrapper](OPTIMIZERS["adam"]())
+    optimizer = scaled(OPTIMIZERS["adam"](), wrapper)
     train_op = optimizer.minimize(model.loss, tf1.train.get_or_create_global_step())
     report = optimize_tail(tf1.get_default_graph(), collective.current()) if is_freed else None
     return model, train_op, report
@@ -73,7 +61,7 @@ def steps_by(gradients, is_freed):
     """On a rank: descends by given gradients of the ranks; the variable after each step."""
     variable = tf1.get_variable("variable", [2], initializer=tf1.zeros_initializer(), use_resource=True)
     own = tf1.placeholder(tf.float32, [2])
-    optimizer = WRAPPERS["scale outside"](tf1.train.GradientDescentOptimizer(2.0**-100))
+    optimizer = scaled(tf1.train.GradientDescentOptimizer(2.0**-100))
     train_op = optimizer.minimize(tf.reduce_sum(variable * own))
     if is_freed:
         assert optimize_tail(tf1.get_default_graph(), collective.current()).has_changed
@@ -106,7 +94,7 @@ def train_every_other_run(is_tailing):
     ran = []
     with control_flow(is_classic=True), tf1.Session() as session:
         model, is_turn = Chain(), tf1.placeholder(tf.bool, [])
-        optimizer = horovod(OPTIMIZERS["adam"](), "every_other")
+        optimizer = horovod(OPTIMIZERS["adam"](), "none", "every_other")
         gradients = optimizer.compute_gradients(model.loss)
         is_finite = [tf.reduce_all(tf.math.is_finite(grad)) for grad, _ in gradients]
 
@@ -169,14 +157,14 @@ def test_updates_wait_for_their_own_gradient_alone(on_ranks, wrapper):
 
 
 def clipped(model):
-    optimizer = WRAPPERS["scale outside"](OPTIMIZERS["adam"]())
+    optimizer = scaled(OPTIMIZERS["adam"]())
     gradients, variables = zip(*optimizer.compute_gradients(model.loss))
     gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
     optimizer.apply_gradients(zip(gradients, variables))
 
 
 def without_loss_scale(model):
-    horovod(OPTIMIZERS["adam"](), "plain").minimize(model.loss)
+    horovod(OPTIMIZERS["adam"](), "none", "plain").minimize(model.loss)
 
 
 def not_distributed(model):
@@ -210,7 +198,7 @@ def in_condition_with_more(grad):
 
 
 def applied_in_function(model):
-    optimizer = WRAPPERS["scale outside"](OPTIMIZERS["adam"]())
+    optimizer = scaled(OPTIMIZERS["adam"]())
     gradients = optimizer.compute_gradients(model.loss)
     tf.cond(model.poison < 1.0, lambda: optimizer.apply_gradients(gradients), tf.no_op)
 
@@ -317,7 +305,7 @@ def test_a_session_runs_the_pass_when_its_map_says_so(on_ranks, is_monitored):
 def train_with_a_decision_of_rank_0():
     """On a rank: steps of a graph in which rank 0 alone looks at reduced gradients; the report, and the variables."""
     model = Chain()
-    optimizer = WRAPPERS["scale outside"](OPTIMIZERS["sgd"]())
+    optimizer = scaled(OPTIMIZERS["sgd"]())
     pairs = optimizer.compute_gradients(model.loss)
     if collective.current().rank == 0:
         is_finite = tf.reduce_all(tf.math.is_finite(pairs[0][0]))

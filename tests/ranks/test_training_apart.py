@@ -28,7 +28,7 @@ from npu_bridge.stages import Accumulate, Adasum, PartialSync
 from tests.goldens.two_layers import in_graph
 from tests.npu_run.launching import npu_run, write_script
 from tests.once import lines_said
-from tests.ranks.ways import LinesBySteps, started_session
+from tests.ranks.ways import LinesBySteps, horovod, started_session
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -105,12 +105,6 @@ def _fit_eagerly(optimizer, lines):
 def _fit_in_graph(optimizer, lines):
     with tf1.Session().as_default():
         _fit(optimizer, lines)
-
-
-def _stock_horovod_with(optimizer):
-    import horovod.tensorflow as hvd
-
-    return hvd.DistributedOptimizer(optimizer)
 
 
 @in_graph
@@ -279,8 +273,8 @@ TOGETHER = {
     "accumulation": (_session, _with(Accumulate(2))),
     "partial": (_session, _with(PartialSync(2))),
     "Adasum": (_session, _with(Adasum())),
-    "stock Horovod": (_session, lambda: _stock_horovod_with(_apart())),
-    "stock Horovod, in a branch": (_in_branch, lambda: _stock_horovod_with(_apart())),
+    "stock Horovod": (_session, lambda: horovod(_apart(), "none", None)),
+    "stock Horovod, in a branch": (_in_branch, lambda: horovod(_apart(), "none", None)),
     "stock Horovod, Keras": (_stock_horovod_of_keras,),
     "collectives by hand": (_collectives_by_hand,),
     "weights by hand": (_weights_by_hand,),

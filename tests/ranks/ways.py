@@ -37,7 +37,7 @@ def in_two(optimizer, wire, name, is_tailing):
 def scale_outside(optimizer, wire, name, is_tailing):
     del is_tailing
     scale = _stock_scale()
-    distributed = _horovod(_of_tf1(optimizer, name), wire, name)
+    distributed = horovod(_of_tf1(optimizer, name), wire, name)
     return tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(distributed, scale), scale()
 
 
@@ -45,7 +45,7 @@ def scale_inside(optimizer, wire, name, is_tailing):
     del is_tailing
     scale = _stock_scale()
     scaled = tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(_of_tf1(optimizer, name), scale)
-    return _horovod(scaled, wire, name), scale()
+    return horovod(scaled, wire, name), scale()
 
 
 # Functions of an optimizer, a wire format, a name that is unique in the graph and whether the tail is optimised. They
@@ -74,7 +74,7 @@ def _of_tf1(optimizer, name):
     return PipelineOptimizer(optimizer, Pipeline([]), f"{name}_inner")
 
 
-def _horovod(optimizer, wire, name):
+def horovod(optimizer, wire, name):
     import horovod.tensorflow as hvd
 
     hvd.init()
