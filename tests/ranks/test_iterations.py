@@ -15,6 +15,7 @@ from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits
+from tests.ranks.ways import AtEnd
 from tests.session.precision.small_models import (
     Dense,
     dtypes_of,
@@ -31,17 +32,14 @@ BATCHES_PER_RANK = 23
 OVERFLOWING = 7  # a batch in the middle of the second loop of five, on rank 1 alone
 
 
-class Runs(tf.estimator.SessionRunHook):
+class Runs(AtEnd):
     """The global step after every run, and all variables at the end."""
 
     def __init__(self):
-        self.steps, self.variables = [], {}
+        self.steps = []
 
     def after_run(self, run_context, run_values):
         self.steps.append(int(run_context.session.run(tf1.train.get_global_step(run_context.session.graph))))
-
-    def end(self, session):
-        self.variables = session.run({variable.name: variable for variable in tf1.global_variables()})
 
 
 def model_fn(features, labels, mode):
@@ -68,7 +66,7 @@ def train(folder, loop):
     config = NPURunConfig(model_dir=model_dir, save_checkpoints_steps=100, iterations_per_loop=loop)
     runs = Runs()
     NPUEstimator(model_fn, config=config).train(input_fn, hooks=[runs])
-    return runs.steps, runs.variables
+    return runs.steps, runs.values
 
 
 def test_loops_skip_one_step_and_end_with_the_data_like_single_steps(on_ranks, tmp_path):

@@ -11,6 +11,7 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from tests.goldens.two_layers import assert_same_bits
+from tests.ranks.ways import AtEnd
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -37,17 +38,12 @@ def input_fn(skipped):
     return tf.data.Dataset.from_tensor_slices((batches[:, :, :8], batches[:, :, 8:])).skip(skipped)
 
 
-class ValuesAtTheEnd(tf.estimator.SessionRunHook):
-    def end(self, session):
-        self.values = session.run({variable.name: variable for variable in tf1.trainable_variables()})
-
-
 def trained(chain, folder, batches, skipped=0, hooks=(), **interval):
     config = NPURunConfig(model_dir=folder, log_step_count_steps=None, save_summary_steps=0, **interval)
-    at_the_end = ValuesAtTheEnd()
+    at_end = AtEnd()
     estimator = NPUEstimator(model_fn, config=config, params={"chain": chain})
-    estimator.train(lambda: input_fn(skipped).take(batches), [*hooks, at_the_end])
-    return at_the_end.values
+    estimator.train(lambda: input_fn(skipped).take(batches), [*hooks, at_end])
+    return at_end.values
 
 
 def whole_and_resumed(chain, folder):

@@ -10,6 +10,7 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from tests.goldens.two_layers import assert_same_bits
+from tests.ranks.ways import AtEnd
 from tests.session.models import dataset
 
 tf1 = tf.compat.v1
@@ -31,16 +32,10 @@ def train(folder, hcom_parallel):
     rank = collective.current().rank
     held = []
 
-    class CountHeldBack(tf.estimator.SessionRunHook):
-        values = None
-
+    class CountHeldBack(AtEnd):
         def begin(self):
             operations = tf1.get_default_graph().get_operations()
-            self.variables = tf1.global_variables()
             held.append(sum("Allreduce/Identity" in op.name and bool(op.control_inputs) for op in operations))
-
-        def end(self, session):
-            self.values = session.run({variable.name: variable for variable in self.variables})
 
     config = NPURunConfig(model_dir=f"{folder}/{rank}", hcom_parallel=hcom_parallel, tf_random_seed=1)
     hook = CountHeldBack()
