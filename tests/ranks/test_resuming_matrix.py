@@ -102,7 +102,6 @@ def test_the_same_ranks_and_stages_go_on_bit_for_bit(saved):
                 _assert_same(whole, after_save, f"{where}, saved in the middle")
                 _assert_same(whole, resumed, f"{where}, resumed")
                 assert not lines, f"{where}: {lines}"
-    print(f"{pairs} pairs of the same ranks and stages")
     assert pairs == len(OF_ONE) + len(SETS) + len(OF_FOUR)
 
 
@@ -120,7 +119,6 @@ def test_another_number_of_ranks_goes_on_with_the_same_state(on_ranks, saved, fo
             of_savers = [found[chosen][0] for found in saved[saving]]
             assert_settled(states, of_savers, chosen, where)
             _assert_told(of_savers, results, (chosen, chosen), saving, where)
-    print(f"{pairs} pairs of other numbers of ranks")
     assert pairs == 2 * len(OF_ONE) + 2 * len(OF_FOUR) + 2 * len({*OF_ONE} & {*OF_FOUR})
 
 
@@ -139,7 +137,6 @@ def test_stages_come_and_go(on_ranks, saved, folder):
                 assert np.array_equal(restored[name], initial[name]), f"{where}: {name} does not begin anew"
             assert all(np.isfinite(value).all() for value in trained.values()), where
         _assert_told(of_savers, results, (before, after), 2, where)
-    print(f"{len(CHANGES)} changes of stages")
     assert len(CHANGES) >= 40
 
 
