@@ -310,24 +310,6 @@ def test_numbers_are_what_was_given_on_every_rank(monkeypatch, secs, steps):
     assert read_run_config(config) == options
 
 
-def _linear_model(features, labels, mode):
-    weight = tf.compat.v1.get_variable("weight", [], initializer=tf.compat.v1.zeros_initializer())
-    loss = tf.reduce_mean(tf.square(features * weight - labels))
-    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
-    train_op = optimizer.minimize(loss, tf.compat.v1.train.get_global_step())
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
-
-
-def test_plain_estimator_writes_on_rank_zero_only(monkeypatch, tmp_path):
-    monkeypatch.setattr(collective, "current", lambda: _Rank(1))
-    config = NPURunConfig(model_dir=str(tmp_path), save_checkpoints_steps=2, save_summary_steps=1)
-    estimator = tf.estimator.Estimator(_linear_model, config=config)
-    data = tf.data.Dataset.from_tensors
-    estimator.train(lambda: data((tf.constant([1.0, 2.0]), tf.constant([2.0, 4.0]))).repeat(), steps=4)
-    written = [path.name for path in tmp_path.iterdir()]
-    assert [name for name in written if name.startswith(("model.ckpt", "events"))] == []
-
-
 def test_interval_that_does_not_fit_the_loop_names_values_that_do(caplog):
     NPURunConfig(save_checkpoints_steps=25, iterations_per_loop=10)
     assert "Use 20 or 30, or set iterations_per_loop=1." in caplog.text
