@@ -216,25 +216,6 @@ def test_no_gradient_at_all_is_the_inner_error():
             scaled(name).apply_gradients([(None, model.kernel)])
 
 
-def test_minimize_counts_applied_steps_only():
-    variables, _ = train(lambda: _Minimizing(scaled("adam")), batches=token_batches(4), poisons=[0, np.inf, 0, 0])
-    assert variables["global_step:0"] == 3
-
-
-class _Minimizing:
-    """Goes through `minimize` where the trainer calls compute and apply."""
-
-    def __init__(self, optimizer):
-        self._optimizer = optimizer
-
-    def compute_gradients(self, loss):
-        self._loss = loss
-        return [(None, None)]
-
-    def apply_gradients(self, grads_and_vars, global_step):
-        return self._optimizer.minimize(self._loss, global_step=global_step)
-
-
 def test_fixed_scale_without_overflow_check_applies_everything():
     """Documented for NPULossScaleOptimizer; NPUOptimizer checks in any case."""
 
