@@ -173,14 +173,6 @@ def test_only_hooks_that_decide_by_themselves_are_asked_for():
     )
 
 
-def test_one_rank_stops_at_once(graph):
-    train_op, stop = _train_op(), StopTogether([_StopAfter(3)])
-    with tf1.train.MonitoredTrainingSession(hooks=[stop]) as session:
-        while not session.should_stop():
-            session.run(train_op)
-    assert stop.step == 3
-
-
 def test_the_best_checkpoint_replaces_an_older_one(graph, tmp_path):
     weight, keeper = tf1.get_variable("weight", [1]), BestCheckpoint()
     home, saver = str(tmp_path / "export/best"), tf1.train.Saver()

@@ -54,4 +54,4 @@ def test_a_hook_ends_a_second_training_as_well():
                 while not session.should_stop() and runs[training] < 5:
                     session.run(train)
                     runs[training] += 1
-    assert runs == [2, 2]
+    assert (runs, hook.step) == ([2, 2], 2)
