@@ -12,6 +12,7 @@ from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.optimizers.subspace.newton import next_inverse_hessian
+from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
 SHAPES = {"first": (2, 3), "second": (4,)}
@@ -95,8 +96,7 @@ def trained_in_graph(wrap, matrix, start, steps, shift=0.0, **arguments):
         loss = loss_of(flat_of(variables) + shift, matrix)
         train_op = wrap(newton).minimize(loss, tf1.train.get_or_create_global_step())
         history = []
-        with tf1.Session() as session:
-            session.run(tf1.global_variables_initializer())
+        with started_session() as session:
             for _ in range(steps):
                 before = session.run(loss)
                 session.run(train_op)
@@ -211,8 +211,7 @@ def test_trials_share_the_batch_the_masks_and_change_no_statistics(graph):
     train_op = newton.minimize(loss)
     random_ops = [op.name for op in graph.get_operations() if op.type.startswith("Random")]
     assert not [name for name in random_ops if "evaluated_again" in name]
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         for _ in range(10):
             session.run(train_op)
             assert session.run(newton.rate) > 0  # downhill on its own batch, every time
@@ -226,8 +225,7 @@ def test_embeddings_and_reference_variables_are_trained(graph):
     loss = tf.reduce_mean(tf.square(tf.matmul(rows, kernel) - 0.5))
     newton = boost.SubspaceNewton(boost.Basis(np.eye(14, dtype=np.float32)), alpha=0.0, trials=20)
     train_op = newton.minimize(loss, var_list=[kernel, table])
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         first = session.run(loss)
         for _ in range(20):
             session.run(train_op)
@@ -245,8 +243,7 @@ def test_loops_are_evaluated_again_as_one_operator_and_refused_as_many(graph):
     loss = loop_over(weights)
     assert loss.op.type != "Exit"
     train_op = newton.minimize(loss)
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         session.run([train_op] * 1)
         assert session.run(loss) < 9.0
     tf1.disable_control_flow_v2()

@@ -13,6 +13,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     LossScaleManager,
 )
 from npu_bridge.graph.control_flow import classic_control_flow
+from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("graph")
@@ -39,8 +40,7 @@ def scales_after(manager_arguments, finites):
     manager = ExponentialUpdateLossScaleManager(**manager_arguments)
     finite = tf1.placeholder(tf.bool, [])
     update = manager.update_loss_scale(finite)
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         scales = []
         for value in finites:
             session.run(update, {finite: value})
@@ -53,8 +53,7 @@ def test_worked_example_step_by_step():
     finite = tf1.placeholder(tf.bool, [])
     update = manager.update_loss_scale(finite)
     state = ["loss_scale:0", "good_steps:0", "bad_steps:0"]
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         for is_finite, scale, counters, scale_after, counters_after in WORKED_EXAMPLE:
             before = session.run(state)
             assert (before[0], tuple(before[1:])) == (np.float32(scale), counters)
@@ -105,8 +104,7 @@ def test_a_scale_fetched_with_the_step_is_the_one_that_the_step_used():
     manager = ExponentialUpdateLossScaleManager(1024, 1, 1, decr_ratio=0.5)
     used = manager.get_loss_scale() * 1
     update = manager.update_loss_scale(finite)
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         expected = 1024.0
         for step in range(60):
             is_finite = step % 3 != 2
@@ -126,8 +124,7 @@ def test_a_checkpoint_of_a_variable_of_that_name_is_restored(tmp_path):
     manager = ExponentialUpdateLossScaleManager(1024, 4)
     update = manager.update_loss_scale(tf.constant(True))
     savers = [tf1.train.Saver(), tf1.train.Saver({var.name[:-2]: var for var in manager.variables})]
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         for saver in savers:
             saver.restore(session, path)
             assert session.run(["loss_scale:0", "good_steps:0", "bad_steps:0"]) == [64, 3, 1]
@@ -160,8 +157,8 @@ def test_can_be_made_under_control_dependencies_that_need_data():
     data = tf1.placeholder(tf.float32, [])
     with tf.control_dependencies([tf.identity(data)]):
         ExponentialUpdateLossScaleManager(1024, 3)
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())  # without feeding
+    with started_session():  # without feeding
+        pass
 
 
 @pytest.mark.parametrize("never", [2**31, 10**30], ids=str)
@@ -175,8 +172,7 @@ def test_counters_stop_at_their_limit_instead_of_starting_again_below_zero():
     reached = ExponentialUpdateLossScaleManager(8.0, 2**31 - 1)
     updates = [each.update_loss_scale(tf.constant(True)) for each in (manager, reached)]
     skipped = manager.update_loss_scale(tf.constant(False))
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         for each in (manager, reached):
             each._good_steps.load(2**31 - 2, session)
         for expected in ((2**31 - 1, 8.0), (2**31 - 1, 8.0)):
@@ -195,13 +191,12 @@ def test_a_manager_moves_a_scale_in_each_graph_that_asks_for_it(is_made_eagerly)
     with tf.init_scope() if is_made_eagerly else tf.Graph().as_default():
         manager = ExponentialUpdateLossScaleManager(8.0, 2, 1, 2, 0.5)
     for is_finite, expected in ((True, 16.0), (False, 2.0)):
-        with tf.Graph().as_default() as graph:
+        with tf.Graph().as_default():
             with tf.name_scope("train"):
                 update = manager.update_loss_scale(tf.constant(is_finite))
             names = sorted(variable.name for variable in tf1.global_variables())
             assert names == ["bad_steps:0", "good_steps:0", "loss_scale:0"]
-            with tf1.Session(graph=graph) as session:
-                session.run(tf1.global_variables_initializer())
+            with started_session() as session:
                 assert session.run("loss_scale:0") == 8.0
                 for _ in range(2):
                     session.run(update)
@@ -228,6 +223,5 @@ def test_a_loop_reads_the_scale_again(graph):
 
     with classic_control_flow():
         _, last = tf.compat.v1.while_loop(lambda step, _: step < 3, body, [0, 0.0])
-    with tf.compat.v1.Session() as session:
-        session.run(tf.compat.v1.global_variables_initializer())
+    with started_session() as session:
         assert session.run(last) == 32.0

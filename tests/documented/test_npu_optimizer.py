@@ -27,6 +27,7 @@ from tests.goldens.two_layers import (
     token_batches,
     train,
 )
+from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("graph")
@@ -241,8 +242,7 @@ def test_two_losses_of_one_optimizer_are_judged_apart():
     for_generator = optimizer.compute_gradients(generator * poison, [generator])
     for_discriminator = optimizer.compute_gradients(discriminator * 2.0, [discriminator])
     steps = [optimizer.apply_gradients(for_generator), optimizer.apply_gradients(for_discriminator)]
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         session.run(steps, {poison: np.nan})
         assert session.run([generator, discriminator]) == [1.0, np.float32(1.0 - 0.1 * 2.0)]
         assert len(tf1.get_collection(collections.STEP_SKIPPED)) == 2
@@ -254,8 +254,7 @@ def test_gradients_computed_once_and_applied_twice_are_judged_apart():
     ((grad, _),) = optimizer.compute_gradients(variable * 2.0, [variable])
     poisoned = optimizer.apply_gradients([(grad * np.nan, variable)])
     clean = optimizer.apply_gradients([(grad * 0.5, variable)])
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         session.run(poisoned)
         assert session.run(variable) == 1.0
         session.run(clean)
@@ -271,8 +270,7 @@ def test_scripts_fetch_the_decision_by_its_name(scope):
         first = NPULossScaleOptimizer(OPTIMIZERS["sgd"](), FixedLossScaleManager(8)).minimize(variable * poison)
         second = scaled("sgd").minimize(variable * 2.0)
     names = [f"{scope}overflow_status_reduce_all:0", f"{scope}overflow_status_reduce_all_1:0"]
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         assert session.run([*names, first, second])[:2] == [True, True]
         assert session.run([*names, first, second], {poison: np.inf})[:2] == [False, True]
 

@@ -18,6 +18,7 @@ from npu_bridge.graph.loop import NotLoopableError, put_in_loop
 from npu_bridge.session import iterations, name_step
 from npu_bridge.session.iterations import CALLER, POOL, LoopThreadChoice
 from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits
+from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.filterwarnings("ignore:`tf.layers")
@@ -59,8 +60,7 @@ def assert_same_bits_in_a_loop(step, count=7, initializers=()):
     """Runs a step so many times, then from the same start the loop made of it; gives the values reached."""
     loop = put_in_loop(step.graph, [step])
     reached = []
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         start = values_of(session)
         for run in (
             lambda: [session.run(step) for _ in range(count)],
@@ -219,8 +219,7 @@ def test_five_steps_in_a_run_are_five_runs(noise, way, kept, monkeypatch, caplog
 
 def test_two_steps_of_a_graph_repeat_on_their_own(graph):
     counts = [tf1.get_variable(name, initializer=0) for name in ("generator", "critic")]
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         steps = [util.set_iteration_per_loop(session, count.assign_add(1).op, 3) for count in counts]
         session.run(steps[0])
         session.run(tf.group(steps[0], name="something_that_needs_it"))
