@@ -76,6 +76,14 @@ def run_with_graph(session, fetches, feed_dict=None):
     return results, [node for graph in metadata.partition_graphs for node in graph.node]
 
 
+def nodes_of_step(precision, model=None, config=None):
+    """Trains a model, `Dense` unless another one is given, for a step; returns the nodes that were executed."""
+    model = model or Dense()
+    with session_of(model.graph, precision, config) as session:
+        session.run(model.init)
+        return run_with_graph(session, [model.train_op, model.loss], model.batch(0))[1]
+
+
 def dtypes_of(nodes, *words):
     """Counts, by dtype, imitated ones included, the nodes whose type contains one of the words."""
     return dict(collections.Counter(dtypes_by_name(nodes, *words).values()))

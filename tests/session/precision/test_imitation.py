@@ -20,8 +20,8 @@ from tests.session.precision.small_models import (
     Dense,
     classic_loops,
     kernels_of,
+    nodes_of_step,
     precision_of,
-    run_with_graph,
     session_of,
     tf1,
 )
@@ -86,10 +86,7 @@ def test_imitated_float16_trains(model, mode, monkeypatch):
 
 
 def matrix_kernels(**keys):
-    model = Dense()
-    with session_of(model.graph, precision_of(**keys)) as session:
-        session.run(model.init)
-        return kernels_of(run_with_graph(session, [model.train_op, model.loss], model.batch(0))[1])
+    return kernels_of(nodes_of_step(precision_of(**keys)))
 
 
 def test_float16_is_imitated_and_that_is_said(monkeypatch, caplog):

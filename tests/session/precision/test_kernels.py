@@ -20,6 +20,7 @@ from tests.session.precision.small_models import (
     dtypes_by_name,
     dtypes_of,
     kernels_of,
+    nodes_of_step,
     precision_of,
     run_with_graph,
     session_of,
@@ -31,21 +32,13 @@ FLOAT16_MODES = [{"precision_mode": "allow_mix_precision"}, {"precision_mode_v2"
 FLOAT32_MODES = [{}, {"precision_mode_v2": "origin"}, {"precision_mode_v2": "mixed_float16", "use_off_line": False}]
 
 
-def train_step(precision, use_resource=True):
-    """The executed nodes of one training step."""
-    model = Dense(use_resource=use_resource)
-    with session_of(model.graph, precision) as session:
-        session.run(model.init)
-        return run_with_graph(session, [model.train_op, model.loss], model.batch(0))[1]
-
-
 def names_in(nodes, dtype):
     return {name for name, computed in dtypes_by_name(nodes, "MatMul").items() if computed == dtype}
 
 
 @pytest.mark.parametrize("keys", FLOAT16_MODES, ids=str)
 def test_matrix_products_in_float16(keys):
-    nodes = train_step(precision_of(**keys))
+    nodes = nodes_of_step(precision_of(**keys))
     assert dtypes_of(nodes) == {"float16": 5}
     assert dtypes_of(nodes, "ResourceApply") == {"float32": 3}
 
@@ -53,7 +46,7 @@ def test_matrix_products_in_float16(keys):
 def test_matrix_products_of_float16_values(monkeypatch):
     """A CPU's float16 kernels add up in float16; float16 in and float32 sums are float32 kernels on rounded values."""
     monkeypatch.delenv(IMITATION)
-    nodes = train_step(precision_of(precision_mode_v2="cube_fp16in_fp32out"))
+    nodes = nodes_of_step(precision_of(precision_mode_v2="cube_fp16in_fp32out"))
     assert kernels_of(nodes) == {"float32": 5}
     assert dtypes_of(nodes) == {"float16": 5}
     assert dtypes_of(nodes, "ResourceApply") == {"float32": 3}
@@ -81,7 +74,7 @@ def test_a_product_of_the_cube_mode_is_rounded_once(monkeypatch):
 
 
 def test_matrix_products_in_bfloat16(bfloat16):
-    nodes = train_step(precision_of(precision_mode_v2="mixed_bfloat16"))
+    nodes = nodes_of_step(precision_of(precision_mode_v2="mixed_bfloat16"))
     assert dtypes_of(nodes) == {"bfloat16": 5}
     assert dtypes_of(nodes, "ResourceApply") == {"float32": 3}
 
@@ -89,12 +82,10 @@ def test_matrix_products_in_bfloat16(bfloat16):
 @pytest.mark.parametrize("keys", [FLOAT16_MODES[0], {"precision_mode": "allow_mix_precision_bf16"}], ids=str)
 def test_where_a_script_lists_the_passes_its_precision_is_among_them(keys, bfloat16):
     """Guides tell scripts of several ranks to write this list, with a name in it that TensorFlow does not have."""
-    config, model = tf1.ConfigProto(), Dense()
+    config = tf1.ConfigProto()
     passes = ["pruning", "function", "constfold", "shape", "arithmetic", "loop", "dependency", "layout", "memory"]
     config.graph_options.rewrite_options.optimizers.extend([*passes, "GradFusionOptimizer"])
-    with session_of(model.graph, precision_of(**keys), config) as session:
-        session.run(model.init)
-        nodes = run_with_graph(session, [model.train_op, model.loss], model.batch(0))[1]
+    nodes = nodes_of_step(precision_of(**keys), config=config)
     assert dtypes_of(nodes) == {"bfloat16" if "bf16" in keys["precision_mode"] else "float16": 5}
 
 
@@ -110,7 +101,7 @@ def test_it_is_said_that_steps_that_are_looked_into_keep_their_dtype(caplog, tmp
 
 @pytest.mark.parametrize("keys", FLOAT32_MODES, ids=str)
 def test_the_graph_as_it_is(keys):
-    nodes, stock = train_step(precision_of(**keys)), train_step(None)
+    nodes, stock = nodes_of_step(precision_of(**keys)), nodes_of_step(None)
     assert dtypes_of(nodes) == {"float32": 5}
     assert sorted((node.op, node.name) for node in nodes) == sorted((node.op, node.name) for node in stock)
 
@@ -118,7 +109,7 @@ def test_the_graph_as_it_is(keys):
 def test_reach_of_the_float16_modes():
     """Vector operators follow under mixed precision, stay out of the cube mode, and all take part in fp16."""
     mixed, cube, everything = (
-        train_step(precision_of(precision_mode_v2=mode)) for mode in ("mixed_float16", "cube_fp16in_fp32out", "fp16")
+        nodes_of_step(precision_of(precision_mode_v2=mode)) for mode in ("mixed_float16", "cube_fp16in_fp32out", "fp16")
     )
     assert kernels_of(mixed, "Relu") == {"float16": 2}
     assert kernels_of(cube, "Relu") == {"float32": 2}
@@ -128,7 +119,7 @@ def test_reach_of_the_float16_modes():
 
 
 def test_reference_variables_keep_their_dtype():
-    nodes = train_step(precision_of(precision_mode_v2="mixed_float16"), use_resource=False)
+    nodes = nodes_of_step(precision_of(precision_mode_v2="mixed_float16"), Dense(use_resource=False))
     assert dtypes_of(nodes) == {"float16": 5}
     assert dtypes_of(nodes, "ApplyAdam") == {"float32": 3}
 
@@ -233,11 +224,11 @@ def test_keep_dtype_in_a_loop():
 def test_mixlist(tmp_path):
     path = tmp_path / "mixlist.json"
     path.write_text(json.dumps({"black-list": {"to-add": ["Relu"]}, "white-list": {"to-add": ["Square"]}}))
-    nodes = train_step(precision_of(precision_mode_v2="mixed_float16", modify_mixlist=str(path)))
+    nodes = nodes_of_step(precision_of(precision_mode_v2="mixed_float16", modify_mixlist=str(path)))
     assert kernels_of(nodes, "Relu") == {"float32": 2}  # what follows a denied operator stays too
     assert dtypes_of(nodes, "Square") == {"float16": 1}
     path.write_text(json.dumps({"black-list": {"to-add": ["MatMul"]}}))
-    nodes = train_step(precision_of(precision_mode_v2="mixed_float16", modify_mixlist=str(path)))
+    nodes = nodes_of_step(precision_of(precision_mode_v2="mixed_float16", modify_mixlist=str(path)))
     assert dtypes_of(nodes) == {"float32": 5}
 
 

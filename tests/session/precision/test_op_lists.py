@@ -21,6 +21,7 @@ from tests.session.precision.small_models import (
     Dense,
     dtypes_of,
     kernels_of,
+    nodes_of_step,
     precision_of,
     run_with_graph,
     session_of,
@@ -33,9 +34,7 @@ def executed(change_graph=lambda: None, model=None, **keys):
     model = model or Dense()
     with model.graph.as_default():
         change_graph()
-    with session_of(model.graph, precision_of(**keys)) as session:
-        session.run(model.init)
-        return run_with_graph(session, [model.train_op, model.loss], model.batch(0))[1]
+    return nodes_of_step(precision_of(**keys), model)
 
 
 def test_half_and_float_move_kernels(monkeypatch):

@@ -10,7 +10,7 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.options import read_run_config
 from npu_bridge.session.precision import OpLists, from_opt_level
 from npu_bridge.session.precision.levels import BATCH_NORM_TYPES
-from tests.session.precision.small_models import dtypes_of, precision_of, run_with_graph, session_of, tf1
+from tests.session.precision.small_models import dtypes_of, nodes_of_step, precision_of, tf1
 
 DYNAMIC = {
     "init_loss_scale": 65536.0,
@@ -35,12 +35,12 @@ class Convolution:
             self.train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(self.loss)
             self.init = tf1.global_variables_initializer()
 
+    def batch(self, number):
+        return {}
+
 
 def executed(options):
-    model = Convolution()
-    with session_of(model.graph, precision_of(**options)) as session:
-        session.run(model.init)
-        nodes = run_with_graph(session, [model.train_op, model.loss])[1]
+    nodes = nodes_of_step(precision_of(**options), Convolution())
     return [dtypes_of(nodes, *words) for words in (("Conv2D",), ("FusedBatchNorm",), ("Square",), ("ResourceApply",))]
 
 
@@ -69,9 +69,7 @@ def test_bfloat16_under_o1(tmp_path, bfloat16):
 def test_lists_may_go_with_the_graph_instead_of_a_file():
     model, level = Convolution(), from_opt_level("O2")
     level.op_lists.register(model.graph)
-    with session_of(model.graph, precision_of(**level.options())) as session:
-        session.run(model.init)
-        nodes = run_with_graph(session, [model.train_op, model.loss])[1]
+    nodes = nodes_of_step(precision_of(**level.options()), model)
     assert [set(dtypes_of(nodes, word)) for word in ("Conv2D", "FusedBatchNorm")] == [{"float16"}, {"float32"}]
 
 
