@@ -25,7 +25,7 @@ from npu_bridge.options import (
     with_optimizer_entry,
 )
 from npu_bridge.options.table import RUN_CONFIG
-from tests.options.conftest import quiet_environment  # noqa: F401 - the same quiet here
+from tests.options.conftest import quiet_environment, slots  # noqa: F401 - the same quiet here
 
 FACTS = runpy.run_path(str(Path(__file__).with_name("run_config_facts.py")))
 HELPER_FACTS = runpy.run_path(str(Path(__file__).with_name("helper_config_facts.py")))
@@ -346,13 +346,8 @@ def test_unenforced_limit_only_warns(caplog):
 
 
 def test_entry_in_session_config_is_read_and_the_object_wins():
-    session_config = tf.compat.v1.ConfigProto()
-    entry = session_config.graph_options.rewrite_options.custom_optimizers.add()
-    entry.name = "NpuOptimizer"
-    entry.parameter_map["debug_dir"].s = b"there"
-    entry.parameter_map["deterministic"].i = 1
-    options = read_run_config(NPURunConfig(session_config=session_config))
+    entries = ("debug_dir", "s", b"there"), ("deterministic", "i", 1)
+    options = read_run_config(NPURunConfig(session_config=slots(*entries)))
     assert (options.debug_dir, options.deterministic) == ("there", 0)
     with pytest.raises(ValueError, match="precision_mode_v2"):
-        entry.parameter_map["precision_mode"].s = b"force_fp16"
-        NPURunConfig(session_config=session_config, precision_mode_v2="fp16")
+        NPURunConfig(session_config=slots(("precision_mode", "s", b"force_fp16")), precision_mode_v2="fp16")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 
 from npu_bridge.base import environment
 from npu_bridge.base.errors import say_once
@@ -16,3 +17,12 @@ def quiet_environment(monkeypatch):
         for name in names:
             monkeypatch.delenv(name, raising=False)
     say_once.cache_clear()
+
+
+def slots(*entries):
+    """Session settings whose entry holds values in slots: (key, slot, value)."""
+    config = tf.compat.v1.ConfigProto()
+    entry = config.graph_options.rewrite_options.custom_optimizers.add(name="NpuOptimizer")
+    for key, slot, value in entries:
+        setattr(entry.parameter_map[key], slot, value)
+    return config

@@ -11,6 +11,7 @@ from npu_bridge.estimator.npu import npu_config
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.options import OPTIONS, make_session_config, read_run_config, read_session_config
 from npu_bridge.options.table import RUN_CONFIG
+from tests.options.conftest import slots
 
 _TEXTS = [str(choice) for option in OPTIONS for choice in getattr(option.kind, "choices", ())]
 _VALUES = st.one_of(
@@ -97,10 +98,7 @@ def test_session_takes_it_or_names_the_key():
     @_FUZZ
     @given(st.dictionaries(st.sampled_from([*keys, "unheard_of"]), _SLOTS, max_size=3))
     def check(entries):
-        config = tf.compat.v1.ConfigProto()
-        entry = config.graph_options.rewrite_options.custom_optimizers.add(name="NpuOptimizer")
-        for key, (slot, value) in entries.items():
-            setattr(entry.parameter_map[key], slot, value)
+        config = slots(*((key, *in_slot) for key, in_slot in entries.items()))
         before = config.SerializeToString(deterministic=True)
         try:
             read_session_config(config)

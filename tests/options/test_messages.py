@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 import pytest
-import tensorflow as tf
 
 from npu_bridge.base.errors import LONGEST_MESSAGE, message, shortened, shown
 from npu_bridge.base.reading import parse_json
@@ -19,6 +18,7 @@ from npu_bridge.options import (
     read_session_config,
 )
 from npu_bridge.options.table import RUN_CONFIG, SESSION
+from tests.options.conftest import slots
 
 LONG_TEXT = "x=1|" * 5000
 
@@ -61,11 +61,8 @@ def test_errors_of_sessions_are_short_too(caplog):
     refusals = 0
     for key in [*(option.key for option in OPTIONS if option.key), LONG_TEXT]:
         for slot, value in (("s", LONG_TEXT.encode()), ("s", b"\xff" * 5000), ("i", -(2**63)), ("b", True)):
-            config = tf.compat.v1.ConfigProto()
-            entry = config.graph_options.rewrite_options.custom_optimizers.add(name="NpuOptimizer")
-            setattr(entry.parameter_map[key], slot, value)
             try:
-                read_session_config(config)
+                read_session_config(slots((key, slot, value)))
             except ValueError as error:
                 refusals += 1
                 assert len(str(error)) < 500, error

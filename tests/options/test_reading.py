@@ -20,6 +20,7 @@ from npu_bridge.options import (
     with_optimizer_entry,
 )
 from npu_bridge.options.table import SESSION
+from tests.options.conftest import slots
 
 _FOLDER = Path(__file__).parents[1] / "documented"
 FACTS = runpy.run_path(str(_FOLDER / "run_config_facts.py"))
@@ -115,20 +116,11 @@ def test_forbidden_combination_in_a_session(values, named):
     [("precision_mod", "precision_mode"), ("enable_profiling", "profiling_mode"), ("Jit_compile", "jit_")],
 )
 def test_unknown_key_warns_once_with_the_nearest_key(key, near, caplog):
-    config = _slots((key, "i", 1), ("debug_dir", "s", b"here"))
+    config = slots((key, "i", 1), ("debug_dir", "s", b"here"))
     for _ in range(2):
         assert read_session_config(config).debug_dir == "here"
         assert read_run_config(NPURunConfig(session_config=config)).debug_dir == "here"
     assert len(re.findall(f"unknown option '{key}'.*'{near}", caplog.text)) == 1
-
-
-def _slots(*entries):
-    """Session settings whose entry holds values in the slots said."""
-    config = tf.compat.v1.ConfigProto()
-    entry = config.graph_options.rewrite_options.custom_optimizers.add(name="NpuOptimizer")
-    for key, slot, value in entries:
-        setattr(entry.parameter_map[key], slot, value)
-    return config
 
 
 @pytest.mark.parametrize(
@@ -158,7 +150,7 @@ def _slots(*entries):
     ],
 )
 def test_value_in_a_wrong_slot_is_taken_where_it_is_legal(key, slot, value, read, caplog, tmp_path):
-    config = with_optimizer_entry(_slots((key, slot, value)), {"dump_path": str(tmp_path)})
+    config = with_optimizer_entry(slots((key, slot, value)), {"dump_path": str(tmp_path)})
     if read is ValueError:
         with pytest.raises(ValueError, match=key):
             read_session_config(config)
@@ -173,7 +165,7 @@ def test_value_in_a_wrong_slot_is_taken_where_it_is_legal(key, slot, value, read
 
 @pytest.mark.parametrize("key, slot, absent, name, sent", KEYS)
 def test_wrong_slot_warns_or_fails_and_names_the_key(key, slot, absent, name, sent, caplog):
-    config = _slots((key, "f", 1.5))
+    config = slots((key, "f", 1.5))
     if key in ("jit_compile", "shape_generalization_mode"):
         with pytest.raises(ValueError, match=key):
             read_session_config(config)
@@ -261,8 +253,5 @@ def test_stock_session_runs_with_the_entry():
 def test_bytes_that_are_no_text_are_refused_by_key():
     for option in OPTIONS:
         if option.key and option.kind.session_field == "s":
-            config = tf.compat.v1.ConfigProto()
-            entry = config.graph_options.rewrite_options.custom_optimizers.add(name="NpuOptimizer")
-            entry.parameter_map[option.key].s = b"\xff\xfe"
             with pytest.raises(ValueError, match=option.key):
-                read_session_config(config)
+                read_session_config(slots((option.key, "s", b"\xff\xfe")))
