@@ -7,7 +7,6 @@ import inspect
 import json
 import logging
 import pickle
-import runpy
 from pathlib import Path
 
 import pytest
@@ -25,14 +24,12 @@ from npu_bridge.options import (
     with_optimizer_entry,
 )
 from npu_bridge.options.table import RUN_CONFIG
+from tests.documented import run_config_facts as facts
+from tests.documented.helper_config_facts import HELPER_PARAMETERS, HELPER_VALUES, REQUIRED
 from tests.options.conftest import quiet_environment, slots  # noqa: F401 - the same quiet here
 
-FACTS = runpy.run_path(str(Path(__file__).with_name("run_config_facts.py")))
-HELPER_FACTS = runpy.run_path(str(Path(__file__).with_name("helper_config_facts.py")))
-PARAMETERS = FACTS["RUN_CONFIG_PARAMETERS"]
 DYNAMIC = DynamicInputConfig("a:-1", "1;2", 1, 0)
 STRATEGY = tf.compat.v1.distribute.experimental.ParameterServerStrategy
-HELPERS = HELPER_FACTS["HELPER_PARAMETERS"]
 
 
 def _filled(value, directory):
@@ -52,57 +49,57 @@ def _cases(values_by_name, which):
 def test_parameter_has_its_position_and_default():
     parameters = inspect.signature(NPURunConfig).parameters.values()
     found = [(parameter.name, parameter.default) for parameter in parameters]
-    assert list(map(repr, found)) == [repr((name, default)) for name, default, _ in PARAMETERS]
+    assert list(map(repr, found)) == [repr((name, default)) for name, default, _ in facts.RUN_CONFIG_PARAMETERS]
     assert len(found) == 88
 
 
 def test_default_is_kept_under_its_attribute():
-    expected = {attribute: default for _, default, attribute in PARAMETERS if attribute}
+    expected = {attribute: default for _, default, attribute in facts.RUN_CONFIG_PARAMETERS if attribute}
     assert {attribute: getattr(NPURunConfig(), attribute) for attribute in expected} == expected
 
 
 def test_all_parameters_can_be_given_by_position():
-    defaults = [default for _, default, _ in PARAMETERS]
+    defaults = [default for _, default, _ in facts.RUN_CONFIG_PARAMETERS]
     defaults[55] = 600
     assert NPURunConfig(*defaults)._hccl_timeout == 600
 
 
-@pytest.mark.parametrize("name, value", _cases(FACTS["RUN_CONFIG_VALUES"], 0))
+@pytest.mark.parametrize("name, value", _cases(facts.RUN_CONFIG_VALUES, 0))
 def test_legal_value_is_accepted_and_kept_and_a_session_reads_the_same(name, value, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where the files are that two options name
     Path("mixlist.json").write_text("{}")
     Path("dtypes.cfg").write_text("")
     value = _filled(value, tmp_path)
-    config = NPURunConfig(**{**FACTS["NEEDS"].get(name, {}), name: value})
-    attribute = {row[0]: row[2] for row in PARAMETERS}[name]
+    config = NPURunConfig(**{**facts.NEEDS.get(name, {}), name: value})
+    attribute = {row[0]: row[2] for row in facts.RUN_CONFIG_PARAMETERS}[name]
     if attribute:
         assert getattr(config, attribute) == value
     if OPTIONS[name].key:
         assert read_session_config(make_session_config(config)) == read_run_config(config)
 
 
-@pytest.mark.parametrize("name, case", _cases(FACTS["RUN_CONFIG_VALUES"], 1))
+@pytest.mark.parametrize("name, case", _cases(facts.RUN_CONFIG_VALUES, 1))
 def test_illegal_value_raises_the_documented_type_and_names_the_option(name, case):
     value, error = case
     with pytest.raises(error, match=name) as raised:
-        NPURunConfig(**{**FACTS["NEEDS"].get(name, {}), name: value})
+        NPURunConfig(**{**facts.NEEDS.get(name, {}), name: value})
     assert type(raised.value) is error
     assert "Expected" in str(raised.value) and "got" in str(raised.value)
 
 
-@pytest.mark.parametrize("name, arguments", FACTS["FORBIDDEN"])
+@pytest.mark.parametrize("name, arguments", facts.FORBIDDEN)
 def test_forbidden_combination_names_the_option(name, arguments):
     with pytest.raises(ValueError, match=name):
         NPURunConfig(**arguments)
 
 
-@pytest.mark.parametrize("arguments, first, error", FACTS["CHECK_ORDER"])
+@pytest.mark.parametrize("arguments, first, error", facts.CHECK_ORDER)
 def test_checks_run_in_the_documented_order(arguments, first, error):
     with pytest.raises(error, match=rf"NPURunConfig: {first} "):
         NPURunConfig(**arguments)
 
 
-@pytest.mark.parametrize("mode, is_allowed", FACTS["ACCELERATED_FROM"].items(), ids=str)
+@pytest.mark.parametrize("mode, is_allowed", facts.ACCELERATED_FROM.items(), ids=str)
 def test_acceleration_starts_from_some_modes_only(mode, is_allowed):
     arguments = {
         mode[0]: mode[1],
@@ -115,7 +112,7 @@ def test_acceleration_starts_from_some_modes_only(mode, is_allowed):
             NPURunConfig(**arguments)
 
 
-@pytest.mark.parametrize("given, kept", FACTS["CHECKPOINT_TRIGGERS"])
+@pytest.mark.parametrize("given, kept", facts.CHECKPOINT_TRIGGERS)
 def test_checkpoint_trigger(given, kept):
     config = NPURunConfig(save_checkpoints_steps=given[0], save_checkpoints_secs=given[1])
     assert (config.save_checkpoints_steps, config.save_checkpoints_secs) == kept
@@ -123,26 +120,25 @@ def test_checkpoint_trigger(given, kept):
     assert (options.save_checkpoints_steps, options.save_checkpoints_secs) == kept
 
 
-@pytest.mark.parametrize("owner", HELPERS)
+@pytest.mark.parametrize("owner", HELPER_PARAMETERS)
 def test_helper_signature(owner):
     parameters = inspect.signature(getattr(npu_config, owner)).parameters.values()
-    required = HELPER_FACTS["REQUIRED"]
-    expected = [(name, inspect.Parameter.empty if d is required else d) for name, d, _ in HELPERS[owner]]
+    expected = [(name, inspect.Parameter.empty if d is REQUIRED else d) for name, d, _ in HELPER_PARAMETERS[owner]]
     assert [(parameter.name, parameter.default) for parameter in parameters] == expected
 
 
-@pytest.mark.parametrize("owner", [owner for owner in HELPERS if owner != "DynamicInputConfig"])
+@pytest.mark.parametrize("owner", [owner for owner in HELPER_PARAMETERS if owner != "DynamicInputConfig"])
 def test_helper_keeps_defaults_under_their_attributes(owner):
     helper = getattr(npu_config, owner)()
-    assert {attribute: getattr(helper, attribute) for _, _, attribute in HELPERS[owner]} == {
-        attribute: default for _, default, attribute in HELPERS[owner]
+    assert {attribute: getattr(helper, attribute) for _, _, attribute in HELPER_PARAMETERS[owner]} == {
+        attribute: default for _, default, attribute in HELPER_PARAMETERS[owner]
     }
 
 
 def _helper_cases(which):
     return [
         pytest.param(owner, name, case, row[2], id=f"{owner}-{name}-{str(case)[:40]}")
-        for owner, values in HELPER_FACTS["HELPER_VALUES"].items()
+        for owner, values in HELPER_VALUES.items()
         for name, row in values.items()
         for case in row[which]
     ]
@@ -151,7 +147,7 @@ def _helper_cases(which):
 @pytest.mark.parametrize("owner, name, value, others", _helper_cases(0))
 def test_helper_keeps_a_legal_value_and_a_session_reads_the_same(owner, name, value, others, tmp_path):
     helper = getattr(npu_config, owner)(**_filled({**others, name: value}, tmp_path))
-    attribute = {row[0]: row[2] for row in HELPERS[owner]}[name]
+    attribute = {row[0]: row[2] for row in HELPER_PARAMETERS[owner]}[name]
     assert getattr(helper, attribute) == _filled(value, tmp_path)
     if owner == "GraphMemoryOptimizeConfig":
         if name == "recompute":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -20,12 +18,9 @@ from npu_bridge.options import (
     with_optimizer_entry,
 )
 from npu_bridge.options.table import SESSION
+from tests.documented.helper_config_facts import SESSION_KEYS, SESSION_VALUES
 from tests.options.conftest import slots
 
-_FOLDER = Path(__file__).parents[1] / "documented"
-FACTS = runpy.run_path(str(_FOLDER / "run_config_facts.py"))
-HELPER_FACTS = runpy.run_path(str(_FOLDER / "helper_config_facts.py"))
-KEYS = HELPER_FACTS["SESSION_KEYS"]
 ANY_VALUE = {"s": "text", "i": 1, "b": True}
 
 
@@ -34,21 +29,21 @@ def _session(**values):
 
 
 def test_there_are_108_documented_session_keys_and_no_others():
-    assert sorted(row[0] for row in KEYS) == sorted(option.key for option in OPTIONS if option.key)
-    assert len(KEYS) == 108
+    assert sorted(row[0] for row in SESSION_KEYS) == sorted(option.key for option in OPTIONS if option.key)
+    assert len(SESSION_KEYS) == 108
 
 
 def test_keys_have_their_slots_and_absent_values_and_some_are_written_by_default():
     absent, written = read_session_config(None), parameter_values(NPURunConfig())
     found = []
-    for key, *_ in KEYS:
+    for key, *_ in SESSION_KEYS:
         option = OPTIONS.option_by_key(key)
         found.append((key, option.kind.session_field, absent[option.name], option.name, key in written))
-    assert list(map(repr, found)) == list(map(repr, KEYS))
+    assert list(map(repr, found)) == list(map(repr, SESSION_KEYS))
 
 
 def _legal(key, slot):
-    values = HELPER_FACTS["SESSION_VALUES"].get(key, ([ANY_VALUE[slot]], []))[0]
+    values = SESSION_VALUES.get(key, ([ANY_VALUE[slot]], []))[0]
     return [(key, value) for value in values]
 
 
@@ -67,7 +62,7 @@ _COMPANIONS = {
 _SPECIAL_TEXTS = {"input_shape": "a:-1", "dynamic_dims": "1;2", "graph_compiler_cache_dir": "."}
 
 
-@pytest.mark.parametrize("key, value", [case for row in KEYS for case in _legal(row[0], row[1])])
+@pytest.mark.parametrize("key, value", [case for row in SESSION_KEYS for case in _legal(row[0], row[1])])
 def test_legal_session_value_is_read(key, value):
     value = _SPECIAL_TEXTS.get(key, value)
     options = read_session_config(_session(**{**_COMPANIONS.get(key, {}), key: value}))
@@ -76,7 +71,7 @@ def test_legal_session_value_is_read(key, value):
 
 
 @pytest.mark.parametrize(
-    "key, value", [(key, value) for key, row in HELPER_FACTS["SESSION_VALUES"].items() for value in row[1]]
+    "key, value", [(key, value) for key, row in SESSION_VALUES.items() for value in row[1]]
 )
 def test_illegal_session_value_is_a_value_error_naming_the_key(key, value):
     with pytest.raises(ValueError, match=f"NpuOptimizer parameter_map: {key} "):
@@ -163,7 +158,7 @@ def test_value_in_a_wrong_slot_is_taken_where_it_is_legal(key, slot, value, read
     assert len(said) == 1 and ("is left out" in said[0] or "It is read as" in said[0]) and len(said[0]) < 500
 
 
-@pytest.mark.parametrize("key, slot, absent, name, sent", KEYS)
+@pytest.mark.parametrize("key, slot, absent, name, sent", SESSION_KEYS)
 def test_wrong_slot_warns_or_fails_and_names_the_key(key, slot, absent, name, sent, caplog):
     config = slots((key, "f", 1.5))
     if key in ("jit_compile", "shape_generalization_mode"):

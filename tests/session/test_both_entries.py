@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,11 @@ from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_helpers import npu_config_proto
 from npu_bridge.options import OPTIONS, of_graph, read_run_config, read_session_config
 from npu_bridge.options.table import RUN_CONFIG, SESSION
+from tests.documented.helper_config_facts import HELPER_VALUES
+from tests.documented.run_config_facts import NEEDS, RUN_CONFIG_VALUES
 from tests.session.models import model_fn
 
 tf1 = tf.compat.v1
-_FOLDER = Path(__file__).parents[1] / "documented"
-RUN_FACTS = runpy.run_path(str(_FOLDER / "run_config_facts.py"))
-HELPER_FACTS = runpy.run_path(str(_FOLDER / "helper_config_facts.py"))
 
 
 def _cases():
@@ -27,9 +25,9 @@ def _cases():
         if option.effect.level != "works" or not option.key or option.owner == SESSION:
             continue
         if option.owner == RUN_CONFIG:
-            legal, others = RUN_FACTS["RUN_CONFIG_VALUES"][option.name][0], RUN_FACTS["NEEDS"].get(option.name, {})
+            legal, others = RUN_CONFIG_VALUES[option.name][0], NEEDS.get(option.name, {})
         else:
-            legal, _, others = HELPER_FACTS["HELPER_VALUES"][option.owner][option.name]
+            legal, _, others = HELPER_VALUES[option.owner][option.name]
         for value in legal:
             if value is not None:
                 yield option.name, value, others
