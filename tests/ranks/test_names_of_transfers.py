@@ -8,60 +8,25 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base import environment
-from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
-from npu_bridge.estimator.npu.npu_optimizer import (
-    NPUDistributedOptimizer,
-    NPUOptimizer,
-    npu_allreduce,
-    npu_distributed_optimizer_wrapper,
-)
 from npu_bridge.hccl import hccl_ops
 from tests.goldens.two_layers import in_graph
-from tests.ranks.ways import started_session, tells_disagreement
+from tests.ranks.ways import RATE, TRAINERS, started_session, tells_disagreement
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(3)
-
-
-def _sgd():
-    return tf1.train.GradientDescentOptimizer(0.5)
-
-
-def _with_overflow_check(loss, variables):
-    return NPUOptimizer(_sgd(), FixedLossScaleManager(8.0), True, True, True).minimize(loss, var_list=variables)
-
-
-def _rounded_on_the_way(loss, variables):
-    return NPUDistributedOptimizer(_sgd(), wire="float16").minimize(loss, var_list=variables)
-
-
-def _sharded(loss, variables):
-    momentum = tf1.train.MomentumOptimizer(0.5, 0.9)
-    return NPUDistributedOptimizer(momentum, is_weight_update_sharding=True).minimize(loss, var_list=variables)
-
-
-def _in_place(loss, variables):
-    return npu_distributed_optimizer_wrapper(_sgd()).minimize(loss, var_list=variables)
-
-
-def _by_hand(loss, variables):
-    return _sgd().apply_gradients(zip(npu_allreduce(tf.gradients(loss, variables)), variables))
-
-
-TRAINERS = [_with_overflow_check, _rounded_on_the_way, _in_place, _by_hand]
 # TensorFlow's collectives refuse to share slots in a TF 1 graph, and need loops with equal scopes (docs/install.md).
 IS_HOROVOD = environment.collective_engine() != "tensorflow"
-if IS_HOROVOD:
-    TRAINERS.append(_sharded)
+TRAINERS_HERE = [trainer for trainer in TRAINERS if IS_HOROVOD or trainer != "sharded"]
 
 
-def _trained(train, value):
+def _trained(trainer, value):
     """Three variables after a step from 1 with this gradient, as one op."""
-    names = [f"{letter}_{train.__name__}" for letter in "abc"]
+    names = [f"{letter}_{trainer}".replace(" ", "_") for letter in "abc"]
     variables = [tf1.get_variable(name, [2], initializer=tf1.ones_initializer()) for name in names]
-    if train is _in_place:
+    if trainer == "in place":
         variables = [tf.Variable(tf.ones([2]), name=name) for name in names]  # whose names hold the rank's scope
-    with tf.control_dependencies([train(tf.add_n(list(map(tf.reduce_sum, variables))) * value, variables)]):
+    loss = tf.add_n(list(map(tf.reduce_sum, variables))) * value
+    with tf.control_dependencies([TRAINERS[trainer](loss, variables)]):
         return tf.stack([variable.read_value() for variable in variables])
 
 
@@ -81,7 +46,7 @@ def in_scopes_of_ranks():
             "broadcast": hccl_ops.broadcast([value], ranks.size - 1)[0],
             "gradient": tf.gradients(hccl_ops.allreduce(value, "sum") * value, value)[0],
             "in a branch": tf.cond(value > 0.0, lambda: hccl_ops.allreduce(value, "sum"), lambda: value),
-            **{train.__name__: _trained(train, value) for train in TRAINERS},
+            **{trainer: _trained(trainer, value) for trainer in TRAINERS_HERE},
         }
         if IS_HOROVOD:
             results["in a loop"] = tf.while_loop(
@@ -103,8 +68,8 @@ def test_scopes_may_differ_between_ranks(on_ranks, size):
         assert results["max"] == results["broadcast"] == size
         assert results["gathered"].tolist() == list(range(1, size + 1)) and results["scattered"] == [total]
         assert results["gradient"] == total + total  # by the product's other factor, and summed over the ranks
-        for train in TRAINERS:
-            np.testing.assert_array_equal(results[train.__name__], np.full((3, 2), 1 - 0.5 * total / size), f"{rank}")
+        for trainer in TRAINERS_HERE:
+            np.testing.assert_array_equal(results[trainer], np.full((3, 2), 1 - RATE * total / size), f"{rank}")
 
 
 @in_graph

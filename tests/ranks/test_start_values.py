@@ -10,13 +10,10 @@ from npu_bridge import collective
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import HAS_ESTIMATORS
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, broadcast_global_variables
-from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
-from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import (
     KerasDistributeOptimizer,
     NPUDistributedOptimizer,
     NPUOptimizer,
-    npu_allreduce,
     npu_distributed_optimizer_wrapper,
 )
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
@@ -25,38 +22,10 @@ from npu_bridge.hccl import hccl_ops
 from npu_bridge.npu_init import npu_callbacks_append, npu_keras_optimizer
 from tests.goldens.two_layers import as_built_by_many, in_graph
 from tests.once import lines_said
-from tests.ranks.ways import started_session, tells_disagreement
+from tests.ranks.ways import RATE, TRAINERS, momentum, slow_scale, started_session, tells_disagreement
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(3)
-_RATE = 0.5
-
-
-def _manager():
-    return ExponentialUpdateLossScaleManager(8.0, 2)
-
-
-def _momentum():
-    return tf1.train.MomentumOptimizer(_RATE, 0.0)
-
-
-def _by_hand(loss, variables):
-    gradients = npu_allreduce(tf.gradients(loss, variables))
-    return _momentum().apply_gradients(zip(gradients, variables))
-
-
-# How a script trains in a TF 1 graph.
-TRAINERS = {
-    "one wrapper": lambda loss, v: NPUOptimizer(_momentum(), is_distributed=True).minimize(loss, var_list=v),
-    "loss scale": lambda loss, v: NPUOptimizer(_momentum(), _manager(), True, True, True).minimize(loss, var_list=v),
-    "two wrappers": lambda loss, v: NPULossScaleOptimizer(
-        NPUDistributedOptimizer(_momentum()), _manager(), True
-    ).minimize(loss, var_list=v),
-    "sharded": lambda loss, v: NPUDistributedOptimizer(_momentum(), True).minimize(loss, var_list=v),
-    "in place": lambda loss, v: npu_distributed_optimizer_wrapper(_momentum()).minimize(loss, var_list=v),
-    "by hand": _by_hand,
-    "Keras inside": lambda loss, v: NPUDistributedOptimizer(tf.keras.optimizers.SGD(_RATE)).minimize(loss, var_list=v),
-}
 
 
 def _variables(use_resource=True):
@@ -75,7 +44,7 @@ def _loss(variables):
 
 def _expected(size, steps):
     """Returns the values of all ranks after some steps from the values of rank 0."""
-    return [[number - steps * _RATE * (size + 1) / 2] * 2 for number in range(4)]
+    return [[number - steps * RATE * (size + 1) / 2] * 2 for number in range(4)]
 
 
 def stepped_without_an_input():
@@ -172,7 +141,7 @@ def fitted_without_an_input(callbacks):
     model = tf.keras.Sequential(
         [tf.keras.layers.Dense(1, kernel_initializer=tf.keras.initializers.Constant(rank + 1.0))]
     )
-    model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.0), _manager()), "mse")
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.0), slow_scale()), "mse")
     with lines_said(start_values.__name__) as lines:
         data = tf.data.Dataset.from_tensors(([[1.0]], [[1.0]]))
         model.fit(data, verbose=0, callbacks=npu_callbacks_append() if callbacks else [])
@@ -197,7 +166,7 @@ def started_from_checkpoints(folder):
         saver.save(session, prefix)
     variables = _variables(use_resource=False)
     tf1.train.init_from_checkpoint(prefix, {variable.op.name: variable for variable in variables})
-    train_op = NPUDistributedOptimizer(_momentum()).minimize(_loss(variables), var_list=variables)
+    train_op = NPUDistributedOptimizer(momentum()).minimize(_loss(variables), var_list=variables)
     with started_session() as session:
         session.run(train_op)
         return np.array(session.run(variables)).tolist()
@@ -220,11 +189,11 @@ def restored_on_rank_0(folder, trainer):
     ranks = collective.current()
     step = tf1.train.get_or_create_global_step()
     variables = [tf1.get_variable(f"v{number}", initializer=tf.fill([2], 1.0 * number)) for number in range(4)]
-    inner = tf1.train.MomentumOptimizer(_RATE, 0.5)
+    inner = tf1.train.MomentumOptimizer(RATE, 0.5)
     if trainer == "sharded":
         optimizer = NPUDistributedOptimizer(inner, True)
     else:
-        optimizer = NPUOptimizer(inner, _manager(), True, True, True)
+        optimizer = NPUOptimizer(inner, slow_scale(), True, True, True)
     train_op = optimizer.minimize(_loss(variables), step, variables)
     saver = NPUSaver()  # on every rank, as slots of others may be in rank 0's checkpoint
     slots = [optimizer.get_slot(variable, "momentum") for variable in variables]
@@ -262,10 +231,10 @@ def fitted(generation, how, is_eager):
     """On a rank: weights after two batches of `fit` and what was said; the model starts as the rank says."""
     ranks = collective.current()
     optimizers = tf.keras.optimizers.legacy if generation == "legacy" else tf.keras.optimizers
-    stock = optimizers.SGD(_RATE, momentum=0.5)
+    stock = optimizers.SGD(RATE, momentum=0.5)
     optimizer = {
         "wrapper": lambda: KerasDistributeOptimizer(stock),
-        "loss scale": lambda: npu_keras_optimizer(stock, loss_scale_manager=_manager()),
+        "loss scale": lambda: npu_keras_optimizer(stock, loss_scale_manager=slow_scale()),
         "in place": lambda: npu_distributed_optimizer_wrapper(stock),
     }[how]()
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", input_shape=[2])])
@@ -286,7 +255,7 @@ def fitted_in_every_way():
 
 
 # The mean gradient is 1.5; the second of two steps with momentum 0.5 goes 1.5 times as far.
-_FITTED = [[[1 - _RATE * 1.5 * 2.5]] * 2, [-_RATE * 1.5 * 2.5]]
+_FITTED = [[[1 - RATE * 1.5 * 2.5]] * 2, [-RATE * 1.5 * 2.5]]
 
 
 @pytest.mark.slow("those of a graph are fast")
@@ -304,7 +273,7 @@ def fitted_in_a_graph():
     ranks = collective.current()
     with tf.Graph().as_default(), tf1.Session().as_default(), lines_said(start_values.__name__) as lines:
         model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", input_shape=[2])])
-        optimizer = KerasDistributeOptimizer(tf.keras.optimizers.legacy.SGD(_RATE, momentum=0.5))
+        optimizer = KerasDistributeOptimizer(tf.keras.optimizers.legacy.SGD(RATE, momentum=0.5))
         model.compile(optimizer, loss=lambda y, out: tf.reduce_mean(out) * (1.0 + ranks.rank))
         model.set_weights([np.full([2, 1], 1.0 + 10.0 * ranks.rank), np.zeros([1])])
         model.fit(np.ones([4, 2]), np.zeros([4, 1]), batch_size=2, verbose=0)

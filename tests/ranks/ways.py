@@ -12,7 +12,12 @@ from npu_bridge.collective.agreement import RanksDisagreeError
 from npu_bridge.estimator.npu.npu_helpers import npu_config_proto
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import (
+    NPUDistributedOptimizer,
+    NPUOptimizer,
+    npu_allreduce,
+    npu_distributed_optimizer_wrapper,
+)
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
 from npu_bridge.gradients import Pipeline, PipelineOptimizer
 from npu_bridge.gradients.graph_mode import classic_control_flow
@@ -80,6 +85,37 @@ def horovod(optimizer, wire, name):
     hvd.init()
     compression = hvd.Compression.fp16 if wire == "float16" else hvd.Compression.none
     return hvd.DistributedOptimizer(optimizer, name=name, compression=compression)
+
+
+RATE = 0.5
+
+
+def slow_scale():
+    """Returns a manager of a loss scale that moves with the second step."""
+    return ExponentialUpdateLossScaleManager(8.0, 2)
+
+
+def momentum():
+    return tf1.train.MomentumOptimizer(RATE, 0.0)
+
+
+def _by_hand(loss, variables):
+    return momentum().apply_gradients(zip(npu_allreduce(tf.gradients(loss, variables)), variables))
+
+
+# How a script trains in a TF 1 graph: makes the step of a loss and its variables.
+TRAINERS = {
+    "one wrapper": lambda loss, v: NPUOptimizer(momentum(), is_distributed=True).minimize(loss, var_list=v),
+    "loss scale": lambda loss, v: NPUOptimizer(momentum(), slow_scale(), True, True, True).minimize(loss, var_list=v),
+    "two wrappers": lambda loss, v: NPULossScaleOptimizer(
+        NPUDistributedOptimizer(momentum()), slow_scale(), True
+    ).minimize(loss, var_list=v),
+    "rounded": lambda loss, v: NPUDistributedOptimizer(momentum(), wire="float16").minimize(loss, var_list=v),
+    "sharded": lambda loss, v: NPUDistributedOptimizer(momentum(), True).minimize(loss, var_list=v),
+    "in place": lambda loss, v: npu_distributed_optimizer_wrapper(momentum()).minimize(loss, var_list=v),
+    "by hand": _by_hand,
+    "Keras inside": lambda loss, v: NPUDistributedOptimizer(tf.keras.optimizers.SGD(RATE)).minimize(loss, var_list=v),
+}
 
 
 def control_flow(is_classic):
