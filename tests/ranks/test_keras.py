@@ -107,11 +107,8 @@ def trained_with(run_name, generation, wrappers):
     return {wrapper: trained(run_name, generation, wrapper) for wrapper in wrappers}
 
 
-@pytest.mark.few_fast(["fit-current"], "both optimizers of Keras take the same way")
-@pytest.mark.parametrize("run_name, generation", RUNS)
-def test_two_ranks_equal_one_process_with_the_whole_batch(on_ranks, run_name, generation):
-    alone = trained(run_name, generation, "bare")
-    first, second = on_ranks(2, trained_with, run_name, generation, RUNS[run_name, generation])
+def assert_trained_as(alone, first, second):
+    """Compares the states of two ranks, by wrapper, with that of one process; a wire rounds."""
     for wrapper, state in first.items():
         assert_same_bits(second[wrapper], state)
         rtol, atol = (2e-2, 1e-3) if wrapper == "float16" else (2e-4, 1e-6)
@@ -120,6 +117,14 @@ def test_two_ranks_equal_one_process_with_the_whole_batch(on_ranks, run_name, ge
     if "float16" in first:
         exact = first["distributed"]
         assert any(value.tobytes() != exact[key].tobytes() for key, value in first["float16"].items())
+
+
+@pytest.mark.few_fast(["fit-current"], "both optimizers of Keras take the same way")
+@pytest.mark.parametrize("run_name, generation", RUNS)
+def test_two_ranks_equal_one_process_with_the_whole_batch(on_ranks, run_name, generation):
+    alone = trained(run_name, generation, "bare")
+    first, second = on_ranks(2, trained_with, run_name, generation, RUNS[run_name, generation])
+    assert_trained_as(alone, first, second)
 
 
 def fit_with_an_overflow_on_rank_1(generation, wrapper):
@@ -164,9 +169,17 @@ def test_gradients_are_averaged_after_a_step_that_keras_has_skipped(on_ranks, ge
     assert on_ranks(2, steps_after_an_eager_overflow, generation) == [[1.0, 1.0, 2.5, 4.0]] * 2
 
 
+def transfers_of(step):
+    """Counts the transfers of gradients of a traced step."""
+    graph = tf.function(step).get_concrete_function().graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return len([node for node in nodes if sums_fragment(node.name, node.op)])
+
+
 def transfers_in_a_step(generation, wrapper):
     """On a rank: how many transfers of gradients are in a traced step, by the door through which gradients come."""
     optimizer, variable = WRAPPERS[wrapper](BARE[generation]()), tf.Variable([1.0, 2.0])
+    compute = getattr(optimizer, "compute_gradients", None) or optimizer._compute_gradients
 
     def loss():
         return tf.reduce_sum(variable**2)
@@ -180,21 +193,14 @@ def transfers_in_a_step(generation, wrapper):
         optimizer.apply_gradients([(tape.gradient(value, variable), variable)])
 
     def clip():
-        compute = getattr(optimizer, "compute_gradients", None) or optimizer._compute_gradients
         ((grad, _),) = compute(loss, [variable])
         optimizer.apply_gradients([(tf.clip_by_norm(grad, 1.0), variable)])
 
     def inside_a_branch():
-        compute = getattr(optimizer, "compute_gradients", None) or optimizer._compute_gradients
         pairs = compute(loss, [variable])
         tf.cond(variable[0] > 0.0, lambda: (optimizer.apply_gradients(pairs), True)[1], lambda: False)
 
-    counts = []
-    for step in (minimize, tape, clip, inside_a_branch):
-        graph = tf.function(step).get_concrete_function().graph.as_graph_def()
-        nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-        counts.append(len([node for node in nodes if sums_fragment(node.name, node.op)]))
-    return counts
+    return [transfers_of(step) for step in (minimize, tape, clip, inside_a_branch)]
 
 
 @pytest.mark.few_fast("each", "not every pair")

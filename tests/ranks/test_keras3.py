@@ -33,11 +33,7 @@ from tests.goldens.keras3_models import Trace, beside_keras3, dynamic, fit, loop
 from tests.goldens.keras_models import BATCH_SIZE, make_data
 from tests.goldens.two_layers import assert_same_bits
 from tests.once import lines_said
-from tests.ranks.test_keras import (
-    STEPS,
-    share_of,
-)
-from tests.transfers import sums_fragment
+from tests.ranks.test_keras import STEPS, assert_trained_as, share_of, transfers_of
 
 pytestmark = [pytest.mark.ranks(2), beside_keras3]
 
@@ -79,14 +75,9 @@ def test_two_ranks_equal_one_process_with_the_whole_batch(on_ranks, way):
     """With an embedding, whose gradients are sparse."""
     alone = trained("bare", way)
     first, second = on_ranks(2, trained_all, way)
-    for wrapper, state in first.items():
-        assert_same_bits(second[wrapper], state)
-        rtol, atol = (2e-2, 1e-3) if wrapper == "float16" else (2e-4, 1e-6)
-        for key, value in alone.items():
-            np.testing.assert_allclose(state[key], value, rtol=rtol, atol=atol, err_msg=f"{wrapper} {key}")
+    assert_trained_as(alone, first, second)
     assert_same_bits(first["tailed"], first["scaled"])
     assert_same_bits(first["combined"], first["scaled"])
-    assert any(value.tobytes() != first["scaled"][key].tobytes() for key, value in first["float16"].items())
 
 
 def one_linear_layer(stages):
@@ -240,12 +231,7 @@ def transfers_in_a_step(wrapper):
         lambda: optimizer.apply_gradients(zip(tape(optimizer.scale_loss), [variable])),
         own_clipping,
     ]
-    counts = []
-    for step in doors:
-        graph = tf.function(lambda step=step: [step(), None][1]).get_concrete_function().graph.as_graph_def()
-        nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-        counts.append(len([node for node in nodes if sums_fragment(node.name, node.op)]))
-    return counts
+    return [transfers_of(lambda step=step: [step(), None][1]) for step in doors]
 
 
 @pytest.mark.parametrize("wrapper", ["distributed", "scaled"])
