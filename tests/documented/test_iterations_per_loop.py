@@ -14,15 +14,14 @@ import tensorflow as tf
 from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu import npu_session, util
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
-from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_helpers import npu_config_proto
 from npu_bridge.estimator.npu.npu_hook import SetIterationsVarHook
-from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
-from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.options import with_optimizer_entry
 from npu_bridge.reporting import History, HistoryHook, ProgressHook
 from npu_bridge.session import steps_per_run
-from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits
+from tests.goldens.scaled_estimator import batches_of_rows, model_fn, scaled_step
+from tests.goldens.two_layers import assert_same_bits
 from tests.reporting.stepping import Clock
 
 tf1 = tf.compat.v1
@@ -218,12 +217,6 @@ def test_a_training_in_loops_goes_on_from_its_checkpoint(tmp_path):
     assert names == {"weight", "global_step"}, "the variables of loops are local"
 
 
-def scaled_step(loss):
-    manager = ExponentialUpdateLossScaleManager(1024, 3, 1, 2, 0.5)
-    optimizer = NPUOptimizer(OPTIMIZERS["adam"](), loss_scale_manager=manager, is_loss_scale=True)
-    return optimizer.minimize(loss, tf1.train.get_or_create_global_step())
-
-
 def test_a_graph_that_was_saved_with_its_loop_is_imported_and_trained(graph, tmp_path):
     loop = util.IterationPerLoop()
     weight = tf1.get_variable("weight", initializer=[1.0, -2.0])
@@ -246,23 +239,8 @@ def test_a_graph_that_was_saved_with_its_loop_is_imported_and_trained(graph, tmp
         assert expected["global_step"] == LOOP + 1
 
 
-def model_fn(features, labels, mode):
-    kernel = tf1.get_variable("kernel", [4, 1], initializer=tf1.random_normal_initializer(seed=1))
-    predictions = tf.matmul(features, kernel)
-    if mode == tf.estimator.ModeKeys.PREDICT:
-        return NPUEstimatorSpec(mode, predictions={"value": predictions, "first": features[:, 0]})
-    loss = tf.reduce_mean(tf.square(predictions - labels), name="the_loss")
-    tf1.summary.scalar("summarized", loss)
-    metrics = {"batches": tf1.metrics.mean(1.0)}
-    return NPUEstimatorSpec(mode, loss=loss, train_op=scaled_step(loss), eval_metric_ops=metrics)
-
-
 def input_fn(batches=40):
-    features = np.random.RandomState(5).randn(4 * batches, 4).astype("f")
-    labels = np.sum(features, axis=1, keepdims=True)
-    if batches > OVERFLOWING:
-        features[4 * OVERFLOWING, 0] = np.inf  # the loss is infinite, but not NaN
-    return tf.data.Dataset.from_tensor_slices((features, labels)).batch(4)
+    return batches_of_rows(batches, OVERFLOWING if batches > OVERFLOWING else None)
 
 
 def estimator(folder, loop, **options):

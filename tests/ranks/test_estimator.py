@@ -7,7 +7,6 @@ import io
 import os
 import time
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -15,10 +14,9 @@ from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, NPUCheckpointSaverHook
-from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
-from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients import collections
-from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits
+from tests.goldens.scaled_estimator import batches_of_rows, model_fn
+from tests.goldens.two_layers import assert_same_bits
 from tests.once import lines_said
 
 tf1 = tf.compat.v1
@@ -49,29 +47,15 @@ class Recorder(tf.estimator.SessionRunHook):
         self.variables.append(session.run({variable.name: variable for variable in tf1.global_variables()}))
 
 
-def model_fn(features, labels, mode, params):
-    kernel = tf1.get_variable("kernel", [4, 1], initializer=tf1.random_normal_initializer(seed=params["seed"]))
-    loss = tf.reduce_mean(tf.square(tf.matmul(features, kernel) - labels))
-    manager = ExponentialUpdateLossScaleManager(1024, 3, 1, 2, 0.5)
-    optimizer = NPUOptimizer(OPTIMIZERS["adam"](), manager, params["size"] > 1, True)
-    train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
-    return NPUEstimatorSpec(mode, loss=loss, train_op=train_op)
-
-
 def input_fn(rank, size):
-    """Eternal batches; every eleventh batch of rank 1 overflows."""
-    random = np.random.RandomState(5)
-    features = random.randn(220, 4).astype(np.float32)
-    labels = np.sum(features, axis=1, keepdims=True)
-    if size > 1:
-        features[43] = np.inf
-    return tf.data.Dataset.from_tensor_slices((features, labels)).repeat().batch(4).shard(size, rank)
+    """Eternal batches; on several ranks, every 55th one overflows."""
+    return batches_of_rows(55, 10 if size > 1 else None).repeat().shard(size, rank)
 
 
 def own_params():
     """Of this rank, whose initial values are not those of others."""
     ranks = collective.current()
-    return {"seed": 10 + ranks.rank, "size": ranks.size}
+    return {"seed": 10 + ranks.rank, "is_distributed": ranks.size > 1}
 
 
 def estimator_of(kind, config):
@@ -146,7 +130,7 @@ def host_model_fn(features, labels, mode, params):
         with tf.summary.create_file_writer(os.path.join(params["folder"], params["rank"])).as_default():
             return tf.summary.scalar("host loss", loss, step=step)
 
-    spec = model_fn(features, labels, mode, {"seed": 1, "size": 2})
+    spec = model_fn(features, labels, mode, {"is_distributed": True})
     return NPUEstimatorSpec(
         mode, loss=spec.loss, train_op=spec.train_op, host_call=(write, [spec.loss, tf1.train.get_global_step()])
     )

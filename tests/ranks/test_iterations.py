@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -12,9 +11,9 @@ from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
-from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits
+from tests.goldens.scaled_estimator import batches_of_rows, model_fn
+from tests.goldens.two_layers import assert_same_bits
 from tests.ranks.ways import AtEnd
 from tests.session.precision.small_models import (
     Dense,
@@ -42,30 +41,16 @@ class Runs(AtEnd):
         self.steps.append(int(run_context.session.run(tf1.train.get_global_step(run_context.session.graph))))
 
 
-def model_fn(features, labels, mode):
-    kernel = tf1.get_variable("kernel", [4, 1], initializer=tf1.random_normal_initializer(seed=1))
-    rows = features + 0.1 * tf.random.uniform([4], seed=2)
-    loss = tf.reduce_mean(tf.square(tf.matmul(rows, kernel) - labels))
-    manager = ExponentialUpdateLossScaleManager(1024, 3, 1, 2, 0.5)
-    optimizer = NPUOptimizer(OPTIMIZERS["adam"](), manager, is_distributed=True, is_loss_scale=True)
-    train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
-
-
 def input_fn():
-    ranks = collective.current()
-    features = np.random.RandomState(5 + ranks.rank).randn(4 * BATCHES_PER_RANK, 4).astype("f")
-    labels = np.sum(features, axis=1, keepdims=True)
-    if ranks.rank == 1:
-        features[4 * OVERFLOWING, 0] = np.inf  # the loss is infinite, but not NaN
-    return tf.data.Dataset.from_tensor_slices((features, labels)).batch(4)
+    rank = collective.current().rank
+    return batches_of_rows(BATCHES_PER_RANK, OVERFLOWING if rank == 1 else None, seed=5 + rank)
 
 
 def train(folder, loop):
     model_dir = os.path.join(folder, str(collective.current().rank))
     config = NPURunConfig(model_dir=model_dir, save_checkpoints_steps=100, iterations_per_loop=loop)
     runs = Runs()
-    NPUEstimator(model_fn, config=config).train(input_fn, hooks=[runs])
+    NPUEstimator(model_fn, config=config, params={"noise": True, "is_distributed": True}).train(input_fn, hooks=[runs])
     return runs.steps, runs.values
 
 
