@@ -306,9 +306,17 @@ def test_numbers_are_what_was_given_on_every_rank(monkeypatch, secs, steps):
     assert read_run_config(config) == options
 
 
-def test_interval_that_does_not_fit_the_loop_names_values_that_do(caplog):
-    NPURunConfig(save_checkpoints_steps=25, iterations_per_loop=10)
-    assert "Use 20 or 30, or set iterations_per_loop=1." in caplog.text
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"save_checkpoints_steps": 25, "iterations_per_loop": 10}, "Use 20 or 30, or set iterations_per_loop=1."),
+        ({"op_debug_level": 9}, "op_debug_level has a value outside its range. Expected an integer in 0..4"),
+        ({"shape_generalization_mode": "FULL"}, "shape_generalization_mode has no effect"),  # nothing is compiled
+    ],
+)
+def test_what_is_taken_with_a_warning(given, said, caplog):
+    NPURunConfig(**given)
+    assert said in caplog.text
 
 
 def test_seconds_with_several_ranks_warn(caplog, monkeypatch):
@@ -334,11 +342,6 @@ def test_defaults_say_nothing(caplog):
     caplog.set_level(logging.INFO)
     NPURunConfig()
     assert [record for record in caplog.records if record.name.startswith("npu_bridge")] == []
-
-
-def test_unenforced_limit_only_warns(caplog):
-    NPURunConfig(op_debug_level=9)
-    assert "op_debug_level has a value outside its range. Expected an integer in 0..4" in caplog.text
 
 
 def test_entry_in_session_config_is_read_and_the_object_wins():

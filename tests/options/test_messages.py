@@ -128,11 +128,6 @@ def test_options_without_effect_are_counted_in_one_line_when_a_training_begins(c
     assert "the option you set has no effect here (debug_dir)" in capsys.readouterr().err
 
 
-def test_shapes_that_are_not_compiled_are_warned_of(caplog):
-    NPURunConfig(shape_generalization_mode="FULL")
-    assert "shape_generalization_mode has no effect" in caplog.text
-
-
 @pytest.mark.parametrize("text", ["1e999", "-1e999", "36893488147419103232", "[" * 100000])
 def test_numbers_of_json_files_have_at_most_64_bits(text):
     with pytest.raises(ValueError, match="64 bit|64-bit|too deeply"):
