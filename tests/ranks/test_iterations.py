@@ -20,7 +20,7 @@ from tests.session.precision.small_models import (
     dtypes_of,
     precision_of,
     run_with_graph,
-    session_of,
+    started,
     tell_steps,
     values_of,
 )
@@ -72,8 +72,7 @@ def train_lowered(plan, progress_by_rank):
     rank = collective.current().rank
     model = Dense(lambda: NPUOptimizer(tf1.train.MomentumOptimizer(0.01, 0.9), is_distributed=True))
     seen = []
-    with session_of(model.graph, precision_of(experimental_accelerate_train_mode=plan)) as session:
-        session.run(model.init)
+    with started(model, precision_of(experimental_accelerate_train_mode=plan)) as session:
         for number, (goal, now) in enumerate(progress_by_rank[rank]):
             if "|step" in plan:
                 tell_steps(now, goal)

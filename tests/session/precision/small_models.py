@@ -76,11 +76,18 @@ def run_with_graph(session, fetches, feed_dict=None):
     return results, [node for graph in metadata.partition_graphs for node in graph.node]
 
 
+@contextlib.contextmanager
+def started(model, precision=None, config=None):
+    """Opens a session of a model with its initial values."""
+    with session_of(model.graph, precision, config) as session:
+        session.run(model.init)
+        yield session
+
+
 def nodes_of_step(precision, model=None, config=None):
     """Trains a model, `Dense` unless another one is given, for a step; returns the nodes that were executed."""
     model = model or Dense()
-    with session_of(model.graph, precision, config) as session:
-        session.run(model.init)
+    with started(model, precision, config) as session:
         return run_with_graph(session, [model.train_op, model.loss], model.batch(0))[1]
 
 

@@ -10,7 +10,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManage
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.session.precision import modes, policy_of_last_step
 from npu_bridge.session.precision.functions import apply_precision_to_model
-from tests.session.precision.small_models import Dense, precision_of, session_of
+from tests.session.precision.small_models import Dense, precision_of, session_of, started
 
 tf1 = tf.compat.v1
 
@@ -36,8 +36,7 @@ def test_float16_without_a_loss_scale_is_said_once(mode, is_scaled, is_said, cap
     manager = FixedLossScaleManager(128.0)
     own = (lambda: NPUOptimizer(tf1.train.AdamOptimizer(), manager, is_loss_scale=True)) if is_scaled else None
     model = Dense(own) if own else Dense()
-    with session_of(model.graph, precision_of(precision_mode_v2=mode)) as session:
-        session.run(model.init)
+    with started(model, precision_of(precision_mode_v2=mode)) as session:
         session.run(model.loss, model.batch(0))
         assert "small gradients" not in caplog.text  # nothing is trained yet
         for _ in range(2):
@@ -47,8 +46,7 @@ def test_float16_without_a_loss_scale_is_said_once(mode, is_scaled, is_said, cap
 
 def test_a_graph_that_is_lowered_is_said_to_be(caplog):
     model = Dense()
-    with session_of(model.graph, precision_of(precision_mode_v2="mixed_float16")) as session:
-        session.run(model.init)
+    with started(model, precision_of(precision_mode_v2="mixed_float16")) as session:
         assert policy_of_last_step(session) is None
         session.run(model.train_op, model.batch(0))
         session.run(model.init)

@@ -23,6 +23,7 @@ from tests.session.precision.small_models import (
     nodes_of_step,
     precision_of,
     session_of,
+    started,
     tf1,
 )
 
@@ -200,8 +201,7 @@ def test_operators_that_are_made_in_each_step_are_not_judged_with_the_whole_grap
         imitation, "find_lowered_ops", lambda *arguments: judged.append(1) or find_lowered_ops(*arguments)
     )
     model = Dense()
-    with session_of(model.graph, precision_of(precision_mode_v2="mixed_bfloat16")) as session:
-        session.run(model.init)
+    with started(model, precision_of(precision_mode_v2="mixed_bfloat16")) as session:
         session.run(model.train_op, model.batch(0))
         assert judged == [1]
         with model.graph.as_default():

@@ -15,6 +15,7 @@ from tests.session.precision.small_models import (
     precision_of,
     run_with_graph,
     session_of,
+    started,
     tell_steps,
 )
 
@@ -29,8 +30,7 @@ EXPECTED = {
 
 def train(mode, steps=3):
     model = Dense()
-    with session_of(model.graph, precision_of(precision_mode_v2=mode)) as session:
-        session.run(model.init)
+    with started(model, precision_of(precision_mode_v2=mode)) as session:
         for step in range(steps):
             nodes = run_with_graph(session, [model.train_op, model.loss], model.batch(step))[1]
         return dtypes_of(nodes), set(kernels_of(nodes, "Relu"))
@@ -82,13 +82,10 @@ def test_temporarily_restores_after_an_error(monkeypatch):
 
 def test_a_stock_session_is_not_touched():
     model, other = Dense(), Dense()
-    with session_of(model.graph) as stock:
-        stock.run(model.init)
+    with started(model) as stock:
         alone = stock.run(model.loss, model.batch(0))
-    with session_of(other.graph, precision_of(experimental_accelerate_train_mode="fast|step|0.5")) as session:
-        session.run(other.init)
+    with started(other, precision_of(experimental_accelerate_train_mode="fast|step|0.5")) as session:
         tell_steps(0, 10)
         session.run(other.train_op, other.batch(0))
-        with session_of(model.graph) as stock:
-            stock.run(model.init)
+        with started(model) as stock:
             np.testing.assert_array_equal(stock.run(model.loss, model.batch(0)), alone)

@@ -24,6 +24,7 @@ from tests.session.precision.small_models import (
     precision_of,
     run_with_graph,
     session_of,
+    started,
     tf1,
 )
 
@@ -121,15 +122,13 @@ def test_reference_variables_keep_their_dtype():
 
 def test_every_way_to_run_is_in_the_precision():
     model = Dense()
-    with session_of(model.graph, precision_of(precision_mode_v2="mixed_float16")) as session:
-        session.run(model.init)
+    with started(model, precision_of(precision_mode_v2="mixed_float16")) as session:
         feed = model.batch(0)
         with model.graph.as_default():
             logits = tf.identity(model.logits)
             constant = tf.matmul(tf.ones([2, 8]) * 1.0001, model.hidden)
             result = tf.identity(constant)
-        with session_of(model.graph) as stock:
-            stock.run(model.init)
+        with started(model) as stock:
             exact = stock.run(logits, feed)
             exact_result = stock.run(result)
         reduced = session.run(logits, feed)
@@ -143,8 +142,7 @@ def test_every_way_to_run_is_in_the_precision():
 
 def test_one_executor_for_each_set_of_fetches():
     model = Dense()
-    with session_of(model.graph, precision_of(precision_mode_v2="mixed_float16")) as session:
-        session.run(model.init)
+    with started(model, precision_of(precision_mode_v2="mixed_float16")) as session:
         for number in range(3):
             session.run([model.train_op, model.loss], model.batch(number))
             session.run(model.loss, model.batch(number))
@@ -153,8 +151,7 @@ def test_one_executor_for_each_set_of_fetches():
 
 def test_an_error_of_the_run_is_the_callers():
     model = Dense()
-    with session_of(model.graph, precision_of(precision_mode_v2="mixed_float16")) as session:
-        session.run(model.init)
+    with started(model, precision_of(precision_mode_v2="mixed_float16")) as session:
         with pytest.raises(tf.errors.InvalidArgumentError, match="must feed a value"):
             session.run(model.loss)
         with pytest.raises(ValueError, match="Cannot feed"):

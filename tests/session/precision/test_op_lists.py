@@ -25,6 +25,7 @@ from tests.session.precision.small_models import (
     precision_of,
     run_with_graph,
     session_of,
+    started,
     tell_steps,
 )
 
@@ -89,8 +90,7 @@ def test_nothing_is_lowered_without_a_mode_or_after_the_switch():
     assert dtypes_of(executed(lambda: register_half_function("Square")), "Square") == {"float32": 1}
     model, seen = Dense(), []
     register_half_function("Square", model.graph)
-    with session_of(model.graph, precision_of(experimental_accelerate_train_mode="fast|step|0.5")) as session:
-        session.run(model.init)
+    with started(model, precision_of(experimental_accelerate_train_mode="fast|step|0.5")) as session:
         for step in range(4):
             tell_steps(step, 4)
             seen.append(dtypes_of(run_with_graph(session, model.train_op, model.batch(0))[1], "Square"))

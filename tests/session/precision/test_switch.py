@@ -18,6 +18,7 @@ from tests.session.precision.small_models import (
     precision_of,
     run_with_graph,
     session_of,
+    started,
     tell_steps,
     tf1,
     values_of,
@@ -34,8 +35,7 @@ def accelerated(plan="fast|step|0.5", **keys):
 )
 def test_dtypes_before_and_after(plan, keys, low_dtype, bfloat16):
     model, seen = Dense(), []
-    with session_of(model.graph, accelerated(plan, **keys)) as session:
-        session.run(model.init)
+    with started(model, accelerated(plan, **keys)) as session:
         for step in range(6):
             tell_steps(step, 6)
             seen.append(dtypes_of(run_with_graph(session, [model.train_op, model.loss], model.batch(step))[1]))
@@ -50,9 +50,7 @@ def test_dtypes_before_and_after(plan, keys, low_dtype, bfloat16):
 def test_after_the_switch_a_step_is_that_of_a_float32_session(low_dtype, bfloat16):
     model, other = Dense(), Dense()
     plan = "fast|step|0.5" if low_dtype == "float16" else "fast1|step|0.5"
-    with session_of(model.graph, accelerated(plan)) as session, session_of(other.graph) as stock:
-        session.run(model.init)
-        stock.run(other.init)
+    with started(model, accelerated(plan)) as session, started(other) as stock:
         for step in range(8):
             tell_steps(step, 10)
             before = values_of(session, model.variables)
@@ -104,8 +102,7 @@ def test_iterator_random_operators_and_step_go_on():
 def test_several_steps_in_a_run(steps_per_run, switch, caplog):
     model, seen = Dense(), {}
     precision = accelerated("fast|step|0.5", iterations_per_loop=steps_per_run)
-    with session_of(model.graph, precision) as session, caplog.at_level(logging.INFO, "npu_bridge"):
-        session.run(model.init)
+    with started(model, precision) as session, caplog.at_level(logging.INFO, "npu_bridge"):
         for step in range(0, 12, steps_per_run):
             tell_steps(step, 11)
             (seen[step],) = dtypes_of(run_with_graph(session, model.train_op, model.batch(0))[1])
@@ -119,13 +116,11 @@ def test_several_steps_in_a_run(steps_per_run, switch, caplog):
 def test_only_runs_that_train_are_accelerated():
     model = Dense()
     tell_steps(0, 10)
-    with session_of(model.graph, accelerated()) as session:
-        session.run(model.init)
+    with started(model, accelerated()) as session:
         for fetches in (model.train_op, [model.train_op, model.logits], model.logits, model.loss):
             run_with_graph(session, fetches, model.batch(0))
         evaluation = run_with_graph(session, model.loss, model.batch(0))[1]
-        with session_of(model.graph) as stock:
-            stock.run(model.init)
+        with started(model) as stock:
             stock_nodes = run_with_graph(stock, model.loss, model.batch(0))[1]
     assert dtypes_of(evaluation) == {"float32": 2}
     assert sorted((node.op, node.name) for node in evaluation) == sorted((node.op, node.name) for node in stock_nodes)
@@ -133,8 +128,7 @@ def test_only_runs_that_train_are_accelerated():
 
 def test_hooks_that_fetch_more_now_and_then_follow():
     model, seen = Dense(), []
-    with session_of(model.graph, accelerated()) as session:
-        session.run(model.init)
+    with started(model, accelerated()) as session:
         for step in range(8):
             tell_steps(step, 8)
             fetches = [model.train_op, model.loss] if step % 2 else [model.train_op]
@@ -153,8 +147,7 @@ def test_missing_progress_is_an_error_at_the_first_training_run(plan, variables,
     model = Dense()
     for name, value in variables.items():
         environment.write_variable(name, value)
-    with session_of(model.graph, accelerated(plan)) as session:
-        session.run(model.init)
+    with started(model, accelerated(plan)) as session:
         session.run(model.loss, model.batch(0))
         with pytest.raises(ValueError, match=blamed):
             session.run(model.train_op, model.batch(0))
@@ -162,8 +155,7 @@ def test_missing_progress_is_an_error_at_the_first_training_run(plan, variables,
 
 def test_progress_that_becomes_unusable_is_a_warning(caplog):
     model, seen = Dense(), []
-    with session_of(model.graph, accelerated()) as session:
-        session.run(model.init)
+    with started(model, accelerated()) as session:
         for step in ("0", "5.0", "", "5"):
             tell_steps(step, 10)
             seen.append(dtypes_of(run_with_graph(session, model.train_op, model.batch(0))[1]))
@@ -185,8 +177,7 @@ def test_checkpoints_hold_no_trace_and_load_on_either_side(tmp_path):
     model = Dense()
     with model.graph.as_default():
         saver = tf1.train.Saver()
-    with session_of(model.graph, accelerated()) as session:
-        session.run(model.init)
+    with started(model, accelerated()) as session:
         for step in range(4):
             tell_steps(step, 4)
             if step in (1, 3):
