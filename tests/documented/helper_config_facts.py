@@ -1,5 +1,7 @@
 """The documented facts about the helper config classes and the session keys, as plain data."""
 
+from tests.documented.run_config_facts import NOT_BOOLEAN, NOT_INTEGER, NOT_TEXT
+
 REQUIRED = object()
 
 # class -> (name, default, attribute) in positional order.
@@ -124,10 +126,6 @@ SESSION_KEYS = [
     ("task_index", "i", 0, "task_index", True),
 ]
 
-_NOT_TEXT = [(1, TypeError), (1.5, TypeError), (True, TypeError), (["a"], TypeError), ("a\0b", ValueError)]
-_NOT_INTEGER = [("1", TypeError), (True, TypeError), (1.5, TypeError), ([1], TypeError), (2**63, ValueError)]
-_NOT_BOOLEAN = [("True", TypeError), (1.5, TypeError), ([True], TypeError), (2, ValueError)]
-
 # class -> name -> (legal values, (illegal value, exception) pairs, what else the constructor is given)
 _DUMPS = {"enable_dump": True, "dump_path": "{directory}"}
 _DEBUGS = {"enable_dump_debug": True, "dump_path": "{directory}"}
@@ -135,23 +133,23 @@ _PROFILES = {"enable_profiling": True}
 _SHAPES = {"input_shape": "a:-1", "dynamic_dims": "1;2", "dynamic_node_type": 1, "compile_hybrid_mode": 0}
 HELPER_VALUES = {
     "ProfilingConfig": {
-        "enable_profiling": ([True, False, 1], [*_NOT_BOOLEAN, (None, TypeError)], {}),
+        "enable_profiling": ([True, False, 1], [*NOT_BOOLEAN, (None, TypeError)], {}),
         "profiling_options": (
             [None, "", "{}", '{"output": "/tmp", "task_trace": "on"}', b"{}"],
-            [("{output:./}", ValueError), ("[]", ValueError), ('{"a": 1', ValueError), *_NOT_TEXT],
+            [("{output:./}", ValueError), ("[]", ValueError), ('{"a": 1', ValueError), *NOT_TEXT],
             _PROFILES,
         ),
     },
     "DumpConfig": {
-        "enable_dump": ([True, False], [*_NOT_BOOLEAN, (None, TypeError)], {"dump_path": "{directory}"}),
+        "enable_dump": ([True, False], [*NOT_BOOLEAN, (None, TypeError)], {"dump_path": "{directory}"}),
         "enable_dump_debug": (
             [True, False],
-            [*_NOT_BOOLEAN, (None, TypeError)],
+            [*NOT_BOOLEAN, (None, TypeError)],
             {"dump_path": "{directory}"},
         ),
         "dump_path": (
             ["{directory}"],
-            [(None, ValueError), *_NOT_TEXT],
+            [(None, ValueError), *NOT_TEXT],
             {"enable_dump": True},
         ),
         "dump_step": (
@@ -162,61 +160,61 @@ HELPER_VALUES = {
                 ("5-5", ValueError),
                 ("5-", ValueError),
                 ("1||2", ValueError),
-                *_NOT_TEXT,
+                *NOT_TEXT,
             ],
             _DUMPS,
         ),
-        "dump_mode": (["input", "output", "all", None], [("both", ValueError), *_NOT_TEXT], _DUMPS),
+        "dump_mode": (["input", "output", "all", None], [("both", ValueError), *NOT_TEXT], _DUMPS),
         "dump_debug_mode": (
             ["aicore_overflow", "atomic_overflow", "all", None],
-            [("some", ValueError), *_NOT_TEXT],
+            [("some", ValueError), *NOT_TEXT],
             _DEBUGS,
         ),
-        "dump_data": (["tensor", "stats", None], [("csv", ValueError), *_NOT_TEXT], {}),
-        "dump_layer": ([None, "conv1 conv2"], _NOT_TEXT, {}),
+        "dump_data": (["tensor", "stats", None], [("csv", ValueError), *NOT_TEXT], {}),
+        "dump_layer": ([None, "conv1 conv2"], NOT_TEXT, {}),
     },
     "MemoryConfig": {
-        "atomic_clean_policy": ([0, 1, 5], [*_NOT_INTEGER, (None, TypeError)], {}),
-        "static_memory_policy": ([0, 1, 2, 3, 4, None], _NOT_INTEGER, {}),
-        "memory_optimization_policy": ([None, "any"], _NOT_TEXT, {}),
+        "atomic_clean_policy": ([0, 1, 5], [*NOT_INTEGER, (None, TypeError)], {}),
+        "static_memory_policy": ([0, 1, 2, 3, 4, None], NOT_INTEGER, {}),
+        "memory_optimization_policy": ([None, "any"], NOT_TEXT, {}),
         "variable_use_1g_huge_page": (
             [0, 1, 2, None],
-            [(3, ValueError), (-1, ValueError), *_NOT_INTEGER],
+            [(3, ValueError), (-1, ValueError), *NOT_INTEGER],
             {},
         ),
     },
     "DynamicInputConfig": {
         "input_shape": (
             ["a:-1", "a:-1;b:3,4", "s:0;x:-1", None],
-            [("a", ValueError), ("a:x", ValueError), (":1", ValueError), *_NOT_TEXT],
+            [("a", ValueError), ("a:x", ValueError), (":1", ValueError), *NOT_TEXT],
             _SHAPES,
         ),
         "dynamic_dims": (
             ["1;2", "1;2;4;8", None],
-            [("1", ValueError), ("1;x", ValueError), ("1,2;3", ValueError), ("-1;2", ValueError), *_NOT_TEXT],
+            [("1", ValueError), ("1;x", ValueError), ("1,2;3", ValueError), ("-1;2", ValueError), *NOT_TEXT],
             _SHAPES,
         ),
-        "dynamic_node_type": ([0, 1, None], [(2, ValueError), (-1, ValueError), *_NOT_INTEGER], _SHAPES),
-        "compile_hybrid_mode": ([0, 1, None], [(2, ValueError), (-1, ValueError), *_NOT_INTEGER], _SHAPES),
+        "dynamic_node_type": ([0, 1, None], [(2, ValueError), (-1, ValueError), *NOT_INTEGER], _SHAPES),
+        "compile_hybrid_mode": ([0, 1, None], [(2, ValueError), (-1, ValueError), *NOT_INTEGER], _SHAPES),
     },
     "GraphMemoryOptimizeConfig": {
         "recompute": ([None, "auto", "manual"], [("on", ValueError), (1, ValueError)], {}),
         "graph_slice": ([None, "auto", "manual"], [("on", ValueError), (1, ValueError)], {}),
     },
     "ExperimentalConfig": {
-        "logical_device_cluster_deploy_mode": (["LB", "SINGLE", None], _NOT_TEXT, {}),
-        "logical_device_id": ([None, "[0:0]"], _NOT_TEXT, {}),
-        "model_deploy_mode": ([None, "any"], _NOT_TEXT, {}),
-        "model_deploy_devicelist": ([None, "any"], _NOT_TEXT, {}),
+        "logical_device_cluster_deploy_mode": (["LB", "SINGLE", None], NOT_TEXT, {}),
+        "logical_device_id": ([None, "[0:0]"], NOT_TEXT, {}),
+        "model_deploy_mode": ([None, "any"], NOT_TEXT, {}),
+        "model_deploy_devicelist": ([None, "any"], NOT_TEXT, {}),
         "graph_memory_optimize_config": ([None], [({}, ValueError), ("auto", ValueError)], {}),
-        "enable_graph_parallel": ([None, True, False], _NOT_BOOLEAN, {}),
-        "graph_parallel_option_path": ([None, "any"], _NOT_TEXT, {}),
+        "enable_graph_parallel": ([None, True, False], NOT_BOOLEAN, {}),
+        "graph_parallel_option_path": ([None, "any"], NOT_TEXT, {}),
         "graph_compiler_cache_dir": (
             [None, "{directory}"],
-            [("/no/such/directory", ValueError), *_NOT_TEXT],
+            [("/no/such/directory", ValueError), *NOT_TEXT],
             {},
         ),
-        "resource_config_path": ([None, "any"], _NOT_TEXT, {}),
+        "resource_config_path": ([None, "any"], NOT_TEXT, {}),
         "accelerate_train_mode": (
             [
                 None,
@@ -239,7 +237,7 @@ HELPER_VALUES = {
                 ("fast|step|abc", ValueError),
                 ("fast|step| 0.5", ValueError),
                 ("fast|step|nan", ValueError),
-                *_NOT_TEXT,
+                *NOT_TEXT,
             ],
             {},
         ),

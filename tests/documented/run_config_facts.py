@@ -106,8 +106,8 @@ PRECISION_MODES = [
     "allow_mix_precision",
     "allow_mix_precision_bf16",
 ]
-_NOT_TEXT = [(1, TypeError), (1.5, TypeError), (True, TypeError), (["a"], TypeError), ("a\0b", ValueError)]
-_NOT_INTEGER = [
+NOT_TEXT = [(1, TypeError), (1.5, TypeError), (True, TypeError), (["a"], TypeError), ("a\0b", ValueError)]
+NOT_INTEGER = [
     ("1", TypeError),
     (True, TypeError),
     (1.5, TypeError),
@@ -115,8 +115,8 @@ _NOT_INTEGER = [
     (2**63, ValueError),
     (-(2**63) - 1, ValueError),
 ]
-_NOT_BOOLEAN = [("True", TypeError), (1.5, TypeError), ([True], TypeError), (2, ValueError), (-1, ValueError)]
-_NOT_WHOLE = [(1.5, ValueError), (float("inf"), ValueError), (2**63, ValueError), (True, TypeError)]
+NOT_BOOLEAN = [("True", TypeError), (1.5, TypeError), ([True], TypeError), (2, ValueError), (-1, ValueError)]
+NOT_WHOLE = [(1.5, ValueError), (float("inf"), ValueError), (2**63, ValueError), (True, TypeError)]
 _MIXED = {"precision_mode_v2": "mixed_float16"}
 
 
@@ -128,11 +128,11 @@ def _each(names, row):
 RUN_CONFIG_VALUES = {
     **_each(
         "stream_sync_timeout event_sync_timeout",
-        ([-1, 0, 60000], [*_NOT_INTEGER, (None, TypeError)]),
+        ([-1, 0, 60000], [*NOT_INTEGER, (None, TypeError)]),
     ),
     **_each(
         "hccl_timeout op_wait_timeout op_execute_timeout",
-        ([None, 0, 1836, 2147483647], _NOT_INTEGER),
+        ([None, 0, 1836, 2147483647], NOT_INTEGER),
     ),
     **_each(
         "distribute train_distribute eval_distribute",
@@ -145,17 +145,17 @@ RUN_CONFIG_VALUES = {
     **_each(
         "fusion_switch_file op_compiler_cache_dir debug_dir dynamic_inputs_shape_range distribute_config "
         "op_precision_mode op_debug_config aoe_config_file soc_config HCCL_algorithm",
-        ([None, "", "text", b"text"], _NOT_TEXT),
+        ([None, "", "text", b"text"], NOT_TEXT),
     ),
     **_each(
         "variable_format_optimize dynamic_input compile_dynamic_mode oo_constant_folding input_batch_cpy "
         "all_tensor_not_empty",
-        ([None, True, False], _NOT_BOOLEAN),
+        ([None, True, False], NOT_BOOLEAN),
     ),
     **_each(
         "enable_reduce_precision is_tailing_optimization enable_compress_weight hcom_multi_mode "
         "external_weight frozen_variable",
-        ([True, False], [*_NOT_BOOLEAN, (None, TypeError)]),
+        ([True, False], [*NOT_BOOLEAN, (None, TypeError)]),
     ),
     "iterations_per_loop": (
         [1, 2, 100],
@@ -163,55 +163,55 @@ RUN_CONFIG_VALUES = {
     ),
     "model_dir": ([None, "out", "{directory}"], [("", ValueError), (5, TypeError), ("a\0b", ValueError)]),
     "tf_random_seed": ([None, 0, 1, -1, 2**40], [("1", ValueError), (1.5, ValueError), (True, ValueError)]),
-    "save_summary_steps": ([0, 1, 100, None], [(-1, ValueError), ("1", TypeError), *_NOT_WHOLE]),
-    "save_checkpoints_steps": ([None, 0, 1, 1000, 1e6], [(-1, ValueError), ("1", TypeError), *_NOT_WHOLE]),
+    "save_summary_steps": ([0, 1, 100, None], [(-1, ValueError), ("1", TypeError), *NOT_WHOLE]),
+    "save_checkpoints_steps": ([None, 0, 1, 1000, 1e6], [(-1, ValueError), ("1", TypeError), *NOT_WHOLE]),
     "save_checkpoints_secs": ([None, 0, 1, 600, 0.5], [(-1, ValueError), ("1", TypeError), (True, TypeError)]),
-    "keep_checkpoint_max": ([None, 0, 1, 5], [(-1, ValueError), ("1", TypeError), *_NOT_WHOLE]),
+    "keep_checkpoint_max": ([None, 0, 1, 5], [(-1, ValueError), ("1", TypeError), *NOT_WHOLE]),
     "keep_checkpoint_every_n_hours": ([1, 0.5, 10000], [(0, ValueError), (-1, ValueError), ("1", TypeError)]),
-    "log_step_count_steps": ([None, 1, 100], [(0, ValueError), (-1, ValueError), ("1", TypeError), *_NOT_WHOLE]),
-    "enable_data_pre_proc": ([True, False, 1, 0], [*_NOT_BOOLEAN, (None, TypeError)]),
+    "log_step_count_steps": ([None, 1, 100], [(0, ValueError), (-1, ValueError), ("1", TypeError), *NOT_WHOLE]),
+    "enable_data_pre_proc": ([True, False, 1, 0], [*NOT_BOOLEAN, (None, TypeError)]),
     "precision_mode": (
         [None, *PRECISION_MODES],
-        [("mixed_float16", ValueError), ("ALLOW_MIX_PRECISION", ValueError), ("", ValueError), *_NOT_TEXT],
+        [("mixed_float16", ValueError), ("ALLOW_MIX_PRECISION", ValueError), ("", ValueError), *NOT_TEXT],
     ),
     "mix_compile_mode": ([True, False], [("True", TypeError), (1, TypeError), (2, TypeError), (None, TypeError)]),
-    "hcom_parallel": ([True, False, 1], [*_NOT_BOOLEAN, (None, TypeError)]),
+    "hcom_parallel": ([True, False, 1], [*NOT_BOOLEAN, (None, TypeError)]),
     "graph_memory_max_size": ([None, "26*1024", 5, 1.5], []),
     "variable_memory_max_size": ([None, "5*1024", 5, 1.5], []),
-    "stream_max_parallel_num": ([None, "DNN_VM_AICPU:10,AIcoreEngine:1", "AIcoreEngine"], _NOT_TEXT),
+    "stream_max_parallel_num": ([None, "DNN_VM_AICPU:10,AIcoreEngine:1", "AIcoreEngine"], NOT_TEXT),
     "horovod_mode": ([True, False], [(1, ValueError), ("True", ValueError), (None, ValueError)]),
     "graph_run_mode": ([0, 1], [(2, ValueError), (-1, ValueError), ("1", TypeError), (None, TypeError)]),
-    "op_debug_level": ([None, 0, 1, 2, 3, 4, 9], _NOT_INTEGER),
-    "enable_scope_fusion_passes": ([None, "A,B"], _NOT_TEXT),
+    "op_debug_level": ([None, 0, 1, 2, 3, 4, 9], NOT_INTEGER),
+    "enable_scope_fusion_passes": ([None, "A,B"], NOT_TEXT),
     "enable_exception_dump": (
         [0, 1, 2],
         [(3, ValueError), (-1, ValueError), ("1", TypeError), (None, TypeError)],
     ),
     "op_select_implmode": (
         [None, "high_precision", "high_performance", "high_precision_for_all", "high_performance_for_all"],
-        [("fast", ValueError), ("High_precision", ValueError), *_NOT_TEXT],
+        [("fast", ValueError), ("High_precision", ValueError), *NOT_TEXT],
     ),
-    "optypelist_for_implmode": ([None, "Pooling,SoftmaxV2"], _NOT_TEXT),
-    "aoe_mode": ([None, "1", "2", "4"], [("3", ValueError), ("", ValueError), *_NOT_TEXT]),
-    "work_path": ([None, "{directory}"], _NOT_TEXT),
-    "buffer_optimize": ([None, "l2_optimize", "off_optimize"], [("l1_optimize", ValueError), *_NOT_TEXT]),
-    "enable_small_channel": ([0, 1], [*_NOT_INTEGER, (None, TypeError)]),
+    "optypelist_for_implmode": ([None, "Pooling,SoftmaxV2"], NOT_TEXT),
+    "aoe_mode": ([None, "1", "2", "4"], [("3", ValueError), ("", ValueError), *NOT_TEXT]),
+    "work_path": ([None, "{directory}"], NOT_TEXT),
+    "buffer_optimize": ([None, "l2_optimize", "off_optimize"], [("l1_optimize", ValueError), *NOT_TEXT]),
+    "enable_small_channel": ([0, 1], [*NOT_INTEGER, (None, TypeError)]),
     "compress_weight_conf": ([None], [("weights.cfg", ValueError), (1, TypeError)]),
-    "op_compiler_cache_mode": ([None, "enable", "force", "disable"], _NOT_TEXT),
-    "dynamic_graph_execute_mode": ([None, "dynamic_execute", "lazy_recompile"], _NOT_TEXT),
-    "local_rank_id": ([None, 0, 7], [(-1, ValueError), (8, ValueError), *_NOT_INTEGER]),
+    "op_compiler_cache_mode": ([None, "enable", "force", "disable"], NOT_TEXT),
+    "dynamic_graph_execute_mode": ([None, "dynamic_execute", "lazy_recompile"], NOT_TEXT),
+    "local_rank_id": ([None, 0, 7], [(-1, ValueError), (8, ValueError), *NOT_INTEGER]),
     "local_device_list": (
         [None, "0", "0,1"],
-        [("0;1", ValueError), ("a", ValueError), *_NOT_TEXT],
+        [("0;1", ValueError), ("a", ValueError), *NOT_TEXT],
     ),
-    "session_device_id": ([None, 0, 3], [(-1, ValueError), *_NOT_INTEGER]),
-    "modify_mixlist": ([None, "mixlist.json"], [("no-such.json", ValueError), *_NOT_TEXT]),
-    "device_type": (["default_device_type", "other"], [*_NOT_TEXT, (None, TypeError)]),
-    "customize_dtypes": ([None, "dtypes.cfg"], [("no-such.cfg", ValueError), *_NOT_TEXT]),
-    "topo_sorting_mode": ([None, 0, 1], _NOT_INTEGER),
+    "session_device_id": ([None, 0, 3], [(-1, ValueError), *NOT_INTEGER]),
+    "modify_mixlist": ([None, "mixlist.json"], [("no-such.json", ValueError), *NOT_TEXT]),
+    "device_type": (["default_device_type", "other"], [*NOT_TEXT, (None, TypeError)]),
+    "customize_dtypes": ([None, "dtypes.cfg"], [("no-such.cfg", ValueError), *NOT_TEXT]),
+    "topo_sorting_mode": ([None, 0, 1], NOT_INTEGER),
     "insert_op_file": ([None], [("ops.cfg", TypeError), (b"ops.cfg", ValueError), (1, TypeError)]),
-    "deterministic": ([0, 1, 2], [*_NOT_INTEGER, (None, TypeError)]),
-    "variable_placement": (["Device", "Host"], [("device", ValueError), (None, TypeError), *_NOT_TEXT]),
+    "deterministic": ([0, 1, 2], [*NOT_INTEGER, (None, TypeError)]),
+    "variable_placement": (["Device", "Host"], [("device", ValueError), (None, TypeError), *NOT_TEXT]),
     "jit_compile": (
         ["auto", "true", "false"],
         [("True", ValueError), ("", ValueError), (True, TypeError), (b"auto", TypeError), (None, TypeError)],
@@ -224,28 +224,28 @@ RUN_CONFIG_VALUES = {
             ("allow_mix_precision", ValueError),
             ("FP16", ValueError),
             ("", ValueError),
-            *_NOT_TEXT,
+            *NOT_TEXT,
         ],
     ),
-    "ac_parallel_enable": ([None, "0", "1"], _NOT_TEXT),
-    "quant_dumpable": ([None, "0", "1"], _NOT_TEXT),
-    "input_fusion_size": ([0, 131072, 33554432, -5, 2**40], [*_NOT_INTEGER, (None, TypeError)]),
+    "ac_parallel_enable": ([None, "0", "1"], NOT_TEXT),
+    "quant_dumpable": ([None, "0", "1"], NOT_TEXT),
+    "input_fusion_size": ([0, 131072, 33554432, -5, 2**40], [*NOT_INTEGER, (None, TypeError)]),
     "graph_max_parallel_model_num": (
         [1, 2147483647, None],
-        [(0, ValueError), (-1, ValueError), *_NOT_INTEGER],
+        [(0, ValueError), (-1, ValueError), *NOT_INTEGER],
     ),
-    "export_compile_stat": ([0, 1, 2, None], [(3, ValueError), (-1, ValueError), *_NOT_INTEGER]),
-    "aicore_num": ([None, "24|48"], _NOT_TEXT),
+    "export_compile_stat": ([0, 1, 2, None], [(3, ValueError), (-1, ValueError), *NOT_INTEGER]),
+    "aicore_num": ([None, "24|48"], NOT_TEXT),
     "shape_generalization_mode": (
         ["STRICT", "FULL", "ADAPTIVE", None],
-        [("strict", ValueError), ("", ValueError), *_NOT_TEXT],
+        [("strict", ValueError), ("", ValueError), *NOT_TEXT],
     ),
     "auto_multistream_parallel_mode": (
         [None, "cv", "LoadBalance", "LoadBalance:4", "MainStream:64"],
-        _NOT_TEXT,
+        NOT_TEXT,
     ),
-    "oo_level": (["O3", "O1", None], _NOT_TEXT),
-    "optimization_switch": ([None, "pass_a:on;pass_b:off"], _NOT_TEXT),
+    "oo_level": (["O3", "O1", None], NOT_TEXT),
+    "optimization_switch": ([None, "pass_a:on;pass_b:off"], NOT_TEXT),
 }
 # Other options that some options need to be legal.
 NEEDS = {
