@@ -31,7 +31,7 @@ PROMISES = {
         "Signatures are the documented ones": "documented/test_npu_optimizer.py::test_signature",
         "Two ranks train as one process with the whole batch": "ranks/test_training.py::test_two_ranks_equal_one_process_with_the_whole_batch",
         "An overflow on one rank skips the step on all, and tail optimisation changes no decision": "ranks/test_training.py::test_ranks_agree_on_every_decision_and_tailing_changes_nothing",
-        "Gradients of 16 bits do not overflow in the sum": "ranks/test_training.py::test_sixteen_bit_gradients_do_not_overflow_in_the_sum",
+        "Gradients of 16 bits do not overflow in the sum": "ranks/test_training.py::test_gradients_that_fit_do_not_overflow_in_the_sum",
         "A training in which every step is skipped ends on all ranks and says why": "ranks/test_training.py::test_all_ranks_end_when_every_step_is_skipped_and_the_guilty_one_says_why",
         "Broadcasting covers every global variable": "ranks/test_training.py::test_broadcast_covers_every_global_variable",
         "Every gradient that is sent was judged": "ranks/test_judged_is_sent.py::test_every_gradient_that_is_sent_was_judged",

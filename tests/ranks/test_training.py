@@ -188,45 +188,35 @@ def test_gradients_that_were_added_up_are_applied_without_a_batch(on_ranks, wrap
 
 
 @in_graph
-def sum_overflows_on_the_wire(is_tailing):
-    """Makes a step on a rank with gradients of 2e38 in float32: each and their mean are finite, their sum is not."""
-    variable = tf1.get_variable("variable", [2], initializer=tf1.zeros_initializer())
-    gradient = tf1.placeholder(tf.float32, [2])
-    manager = FixedLossScaleManager(2.0**100)
-    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), manager, True, True, is_tailing)
-    train_op = optimizer.minimize(tf.reduce_sum(variable * gradient), tf1.train.get_or_create_global_step())
-    with started_session() as session:
-        session.run(train_op, {gradient: np.float32([2e38 / 2.0**100] * 2)})
-        return session.run([variable, tf1.train.get_global_step()])
-
-
-@pytest.mark.parametrize("is_tailing", [False, True])
-def test_a_sum_that_would_overflow_on_the_wire_is_averaged_exactly(on_ranks, is_tailing):
-    for variable, global_step in on_ranks(2, sum_overflows_on_the_wire, is_tailing):
-        np.testing.assert_array_equal(variable, -np.float32([2e38 / 2.0**100] * 2))
-        assert global_step == 1
-
-
-@in_graph
-def sixteen_bit_gradients_meet(dtype_name, is_tailing):
-    """On a rank: 16-bit gradients near the largest value, of both signs, through the whole journey."""
-    dtype = tf.as_dtype(dtype_name)
-    variable = tf1.get_variable("variable", [3], dtype, tf1.zeros_initializer())
-    values = tf.constant([[60000.0, -60000.0, 1.0], [60000.0, 60000.0, 3.0]], dtype)[collective.current().rank]
-    optimizer = NPUOptimizer(
-        tf1.train.GradientDescentOptimizer(2.0**-10), FixedLossScaleManager(1), True, True, is_tailing
-    )
-    train_op = optimizer.minimize(tf.reduce_sum(variable * values))
+def one_large_step(dtype_name, of_ranks, scale, rate, is_tailing):
+    """On a rank: a variable after a step of descent by a gradient of this rank, and the global step."""
+    dtype, own = tf.as_dtype(dtype_name), of_ranks[collective.current().rank]
+    variable = tf1.get_variable("variable", [len(own)], dtype, tf1.zeros_initializer())
+    manager = FixedLossScaleManager(scale)
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(rate), manager, True, True, is_tailing)
+    loss = tf.reduce_sum(variable * tf.constant(own, dtype))
+    train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
     with started_session() as session:
         session.run(train_op)
-        return session.run(tf.cast(variable, tf.float32))
+        return session.run([tf.cast(variable, tf.float32), tf1.train.get_global_step()])
+
+
+OF_16_BITS = ([60000.0, -60000.0, 1.0], [60000.0, 60000.0, 3.0]), 1, 2.0**-10, np.float32([-60000, 0, -2]) / 1024
+# Once it is scaled, each number and the mean are finite, their sum is not.
+OF_32_BITS = ([2e38 / 2.0**100],) * 2, 2.0**100, 1.0, -np.float32([2e38 / 2.0**100])
 
 
 @pytest.mark.parametrize("is_tailing", [False, True])
-@pytest.mark.parametrize("dtype_name", ["float16", "bfloat16"])
-def test_sixteen_bit_gradients_do_not_overflow_in_the_sum(on_ranks, dtype_name, is_tailing):
-    for variable in on_ranks(2, sixteen_bit_gradients_meet, dtype_name, is_tailing):
-        np.testing.assert_allclose(variable, np.float32([-60000, 0, -2]) / 1024, rtol=1e-2)
+@pytest.mark.parametrize(
+    ("dtype_name", "case", "rtol"),
+    [("float16", OF_16_BITS, 1e-2), ("bfloat16", OF_16_BITS, 1e-2), ("float32", OF_32_BITS, 0)],
+    ids=["float16", "bfloat16", "float32"],
+)
+def test_gradients_that_fit_do_not_overflow_in_the_sum(on_ranks, dtype_name, case, rtol, is_tailing):
+    of_ranks, scale, rate, expected = case
+    for variable, global_step in on_ranks(2, one_large_step, dtype_name, of_ranks, scale, rate, is_tailing):
+        np.testing.assert_allclose(variable, expected, rtol=rtol)
+        assert global_step == 1
 
 
 @in_graph
