@@ -18,48 +18,39 @@ from tests.ranks.ways import started_session
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("graph")
 
-# (finite, scale used, (good, bad) before, scale after, (good, bad) after), from scale 1024, growth after 3, 2 to shrink
+# (finite, scale after, (good, bad) after), from scale 1024, growth after 3, 2 to shrink
 WORKED_EXAMPLE = [
-    (True, 1024, (0, 0), 1024, (1, 0)),
-    (True, 1024, (1, 0), 1024, (2, 0)),
-    (False, 1024, (2, 0), 1024, (0, 1)),
-    (True, 1024, (0, 1), 1024, (1, 1)),
-    (True, 1024, (1, 1), 1024, (2, 1)),
-    (True, 1024, (2, 1), 2048, (0, 0)),
-    (False, 2048, (0, 0), 2048, (0, 1)),
-    (True, 2048, (0, 1), 2048, (1, 1)),
-    (False, 2048, (1, 1), 1638.4, (0, 0)),
-    (True, 1638.4, (0, 0), 1638.4, (1, 0)),
-    (True, 1638.4, (1, 0), 1638.4, (2, 0)),
-    (True, 1638.4, (2, 0), 3276.8, (0, 0)),
+    (True, 1024, (1, 0)),
+    (True, 1024, (2, 0)),
+    (False, 1024, (0, 1)),
+    (True, 1024, (1, 1)),
+    (True, 1024, (2, 1)),
+    (True, 2048, (0, 0)),
+    (False, 2048, (0, 1)),
+    (True, 2048, (1, 1)),
+    (False, 1638.4, (0, 0)),
+    (True, 1638.4, (1, 0)),
+    (True, 1638.4, (2, 0)),
+    (True, 3276.8, (0, 0)),
 ]
 
 
-def scales_after(manager_arguments, finites):
-    """The scale after each update, in a TF 1 graph."""
+def states_after(manager_arguments, finites):
+    """The scale, and the counters of good and of bad steps, after each update in a TF 1 graph."""
     manager = ExponentialUpdateLossScaleManager(**manager_arguments)
     finite = tf1.placeholder(tf.bool, [])
     update = manager.update_loss_scale(finite)
     with started_session() as session:
-        scales = []
+        states = []
         for value in finites:
             session.run(update, {finite: value})
-            scales.append(session.run("loss_scale:0"))
-    return scales
+            states.append(tuple(session.run(["loss_scale:0", "good_steps:0", "bad_steps:0"])))
+    return states
 
 
 def test_worked_example_step_by_step():
-    manager = ExponentialUpdateLossScaleManager(1024, 3)
-    finite = tf1.placeholder(tf.bool, [])
-    update = manager.update_loss_scale(finite)
-    state = ["loss_scale:0", "good_steps:0", "bad_steps:0"]
-    with started_session() as session:
-        for is_finite, scale, counters, scale_after, counters_after in WORKED_EXAMPLE:
-            before = session.run(state)
-            assert (before[0], tuple(before[1:])) == (np.float32(scale), counters)
-            session.run(update, {finite: is_finite})
-            after = session.run(state)
-            assert (after[0], tuple(after[1:])) == (np.float32(scale_after), counters_after)
+    states = states_after({"init_loss_scale": 1024, "incr_every_n_steps": 3}, [row[0] for row in WORKED_EXAMPLE])
+    assert states == [(np.float32(scale), *counters) for _, scale, counters in WORKED_EXAMPLE]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +71,7 @@ def test_worked_example_step_by_step():
     ids=["shrinks to 1", "stops below the largest float32", "starts below 1"],
 )
 def test_limits_of_the_scale(arguments, finites, expected):
-    scales = scales_after(arguments, [letter == "F" for letter in finites])
+    scales = [scale for scale, *_ in states_after(arguments, [letter == "F" for letter in finites])]
     np.testing.assert_array_equal(np.float32(scales), np.float32(expected))
 
 
@@ -164,7 +155,7 @@ def test_can_be_made_under_control_dependencies_that_need_data():
 @pytest.mark.parametrize("never", [2**31, 10**30], ids=str)
 def test_a_count_that_no_counter_reaches_means_never(never):
     arguments = {"init_loss_scale": 8.0, "incr_every_n_steps": never, "decr_every_n_nan_or_inf": never}
-    assert scales_after(arguments, [True, True, False, True]) == [8.0] * 4
+    assert [scale for scale, *_ in states_after(arguments, [True, True, False, True])] == [8.0] * 4
 
 
 def test_counters_stop_at_their_limit_instead_of_starting_again_below_zero():
