@@ -87,7 +87,7 @@ PROMISES = {
         "The gradient of a sum is the sum of the gradients": "ranks/test_hccl_ops.py::test_the_gradient_of_a_sum_is_the_sum_of_the_gradients",
         "Shapes that differ between ranks are an error on every rank": "ranks/test_names_of_transfers.py::test_every_difference_of_collectives_is_said_on_both_ranks_before_anything_runs",
         "Signatures of hccl are the documented ones": "documented/test_hccl_api.py::test_signature",
-        "Splits change no bit": "ranks/test_hccl_ops.py::test_no_split_strategy_changes_a_bit",
+        "Splits change no bit": "ranks/test_fragments.py::test_no_split_strategy_changes_a_bit",
         "Access by device address names an alternative": "documented/test_hccl_api.py::test_access_by_device_address_is_not_there_and_names_an_alternative",
         "Operators with a formula compute it": "operators/test_activations.py::test_formula",
         "Operators on device memory say so when they are called": "documented/test_operators.py::test_what_needs_a_device_says_so_when_it_is_called",

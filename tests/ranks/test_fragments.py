@@ -137,7 +137,7 @@ def reduce_in_many_cuts(seed, cut_count):
     return differing, fragment_counts, digest
 
 
-@pytest.mark.slow("all cuts; test_hccl_ops.py has some")
+@pytest.mark.slow("all cuts, in graphs; some of eager steps are fast")
 @pytest.mark.ranks(2)
 def test_on_two_ranks_no_cut_changes_a_bit(on_ranks):
     """The sum of two numbers has the same bits wherever in a transfer they lie."""
@@ -150,6 +150,29 @@ def test_on_two_ranks_no_cut_changes_a_bit(on_ranks):
             fragment_counts.update(counts)
         kinds.update(GradientSet(seed, 1).kinds)
     assert len(fragment_counts) >= 8 and kinds == {"dense", "sparse", "none"}
+
+
+def reduce_eagerly_in_many_cuts(cut_count):
+    """On a rank: how many cuts change a bit of what one transfer gives, and how many kinds of cuts there were."""
+    ranks = collective.current()
+    random, own = np.random.RandomState(5), np.random.RandomState(ranks.rank)
+    gradients = [tf.constant(own.normal(size=size), tf.float32) for size in random.randint(1, 400, size=12)]
+    pairs = [(gradient, tf.Variable(tf.zeros_like(gradient))) for gradient in gradients]
+    expected = [_bits(total.numpy()) for total in ranks.all_reduce(gradients, "whole")]
+    differing, fragment_counts = 0, set()
+    for _ in range(cut_count):
+        random_strategy(random, len(gradients))
+        fragment_counts.add(len(cut_fragments(gradients, [variable.name for _, variable in pairs])))
+        differing += [_bits(total.numpy()) for total in _reduced("cut", pairs, None, False)] != expected
+    groups.groups_of_process().strategies.reset(groups.WORLD)
+    return differing, len(fragment_counts)
+
+
+@pytest.mark.ranks(2)
+def test_no_split_strategy_changes_a_bit(on_ranks):
+    for differing, fragment_counts in on_ranks(2, reduce_eagerly_in_many_cuts, 60):
+        assert differing == 0
+        assert fragment_counts >= 8
 
 
 @in_graph

@@ -11,12 +11,10 @@ import pytest
 import tensorflow as tf
 
 from hccl.manage import api
-from npu_bridge.collective import current, groups
+from npu_bridge.collective import current
 from npu_bridge.collective.communicator import REDUCTIONS
 from npu_bridge.estimator.npu import npu_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, npu_allreduce
-from npu_bridge.gradients import AllReduce, Step
-from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.hccl import checks, hccl_ops
 from tests.goldens.two_layers import in_graph
@@ -422,40 +420,6 @@ def test_npu_allreduce_takes_single_gradients_lists_and_sparse_ones(on_ranks):
             "gradient": [4.0],
             "no gradient": True,
         }
-
-
-def random_strategies(count):
-    """Reduces gradients eagerly under random strategies; says how many differ from one transfer in any bit."""
-    ranks = current()
-    drawn = np.random.default_rng(5)
-    own = np.random.default_rng(ranks.rank)
-    gradients = [tf.constant(own.normal(size=size), tf.float32) for size in drawn.integers(1, 400, size=12)]
-    variables = [tf.Variable(tf.zeros_like(gradient)) for gradient in gradients]
-    whole = ranks.all_reduce(gradients, "whole")
-    differing, fragment_counts = 0, set()
-    for _ in range(count):
-        strategies = groups.groups_of_process().strategies
-        strategies.reset(groups.WORLD)
-        if drawn.random() < 0.5:
-            strategies.set_last_indices(groups.WORLD, sorted(drawn.choice(12, drawn.integers(1, 9), replace=False)))
-        else:
-            shares = drawn.dirichlet(np.ones(drawn.integers(1, 9)))
-            strategies.set_percentages(groups.WORLD, 100 * shares)
-        fragment_counts.add(len(cut_fragments(gradients, [variable.name for variable in variables])))
-        step = Step(list(zip(gradients, variables)))
-        stage = AllReduce("cut")
-        stage.before_reduce(step)
-        stage.all_reduce(step)
-        differing += any((a.numpy() != b.numpy()).any() for (a, _), b in zip(step.grads_and_vars, whole))
-    strategies.reset(groups.WORLD)
-    return differing, len(fragment_counts)
-
-
-@pytest.mark.ranks(2)
-def test_no_split_strategy_changes_a_bit(on_ranks):
-    for differing, fragment_counts in on_ranks(2, random_strategies, 60):
-        assert differing == 0
-        assert fragment_counts >= 8
 
 
 # Ranks send gradients, and whatever a script sends, in every iteration of a loop.
