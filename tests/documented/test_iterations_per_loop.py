@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu import npu_session, util
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
@@ -173,7 +172,6 @@ def monitored(folder):
 )
 def test_steps_in_a_run(open_session, way, graph, tmp_path, caplog):
     caplog.set_level(logging.INFO, "npu_bridge")
-    say_once.cache_clear()
     model, loop = Model(), util.IterationPerLoop()
     if way == "IterationPerLoop":
         loop_op = loop.create_iteration_per_loop_var(model.train_op)

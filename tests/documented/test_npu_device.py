@@ -12,7 +12,6 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import npu_device as npu
-from npu_bridge.base.errors import say_once
 from npu_bridge.base.tf_internals.functions import redirect_calls
 from npu_bridge.session.precision.rewriter import IMITATION
 from npu_device.configs.npu_config import WORKING, NpuConfig
@@ -109,7 +108,6 @@ def test_an_unknown_option_lists_those_there_are():
 
 
 def test_deprecated_options_are_kept_and_told(caplog):
-    say_once.cache_clear()
     config = NpuConfig()
     config.auto_tune_mode = "RL,GA"
     config.hcom_parallel = False
@@ -122,7 +120,6 @@ def fresh_process(monkeypatch, tmp_path):
     """Resets the process as if nothing was opened before; restores the functions afterwards."""
     for state in (npu.global_options, npu.npu_device._open_devices):
         state.cache_clear()
-    say_once.cache_clear()
     monkeypatch.setenv(IMITATION, "1")
     before, environment = context.context().function_call_options, dict(os.environ)
     yield

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, NpuEmptyHook
@@ -184,7 +183,6 @@ def test_a_keras_optimizer_alone_says_how_to_train_with_it(train, generation, tm
 
 
 def test_arguments_of_a_tpu_estimator_are_accepted_with_a_warning(tmp_path, caplog):
-    say_once.cache_clear()
     config = NPURunConfig(model_dir=str(tmp_path))
     NPUEstimator(model_fn, config=config, use_tpu=True, train_batch_size=8)
     assert sum("train_batch_size, use_tpu" in line for line in caplog.messages) == 1

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     ExponentialUpdateLossScaleManager,
@@ -170,7 +169,6 @@ def test_a_scheduled_rate_of_keras_starts_in_any_order():
 )
 def test_two_optimizers_with_one_moving_scale_are_warned_of(caplog, make_manager, is_warned):
     """In one run, nothing orders the two updates of the scale; one optimizer may begin as many steps as it likes."""
-    say_once.cache_clear()
     with tf.Graph().as_default(), caplog.at_level(logging.WARNING, logger="npu_bridge"):
         manager, weight = make_manager(), tf1.get_variable("weight", [2])
         first, second = (NPULossScaleOptimizer(OPTIMIZERS["sgd"](), manager) for _ in range(2))

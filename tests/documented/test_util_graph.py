@@ -7,7 +7,6 @@ import logging
 import pytest
 import tensorflow as tf
 
-from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu import util
 from npu_bridge.estimator.npu.npu_config import ExperimentalConfig
 from tests.documented.signatures import signature_of
@@ -49,8 +48,7 @@ def test_names_and_signatures():
 
 @pytest.fixture
 def marks(graph, caplog):
-    """Calls that say once in a process that they have no effect, as if in a process of their own."""
-    say_once.cache_clear()
+    """The log in which calls say once in a process that they have no effect."""
     caplog.set_level(logging.INFO, "npu_bridge")
     return caplog
 

@@ -4,19 +4,17 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base import environment
-from npu_bridge.base.errors import say_once
 from npu_bridge.options import environment_table
 
 
 @pytest.fixture(autouse=True)
 def quiet_environment(monkeypatch):
-    """No variable of a launcher or of the documentation is set, and nothing has been said yet."""
+    """No variable of a launcher or of the documentation is set."""
     for variable in environment_table.VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
     for names in environment._LAUNCHERS:
         for name in names:
             monkeypatch.delenv(name, raising=False)
-    say_once.cache_clear()
 
 
 def slots(*entries):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from npu_bridge.base import environment
-from npu_bridge.base.errors import say_on_terminal
 from npu_bridge.estimator.npu.npu_config import DumpConfig, NPURunConfig
 from npu_bridge.options import from_shell
 
@@ -14,7 +13,6 @@ from npu_bridge.options import from_shell
 def nothing_set(monkeypatch):
     for name in (environment.SETTINGS, environment.SETTINGS_READ):
         monkeypatch.setenv(name, "")
-    say_on_terminal.cache_clear()
 
 
 def test_values_win_over_the_script_and_are_told_with_the_line(tmp_path, capsys):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.base.errors import say_once
 from npu_bridge.base.tf_internals.sessions import run_without_engines
 from npu_bridge.estimator.npu.npu_scope import keep_dtype_scope
 from npu_bridge.session.precision import imitation, rewriter
@@ -93,7 +92,6 @@ def matrix_kernels(**keys):
 def test_float16_is_imitated_and_that_is_said(monkeypatch, caplog):
     monkeypatch.delenv(IMITATION)
     caplog.set_level("INFO")
-    say_once.cache_clear()
     assert matrix_kernels(precision_mode_v2="mixed_float16") == {"float32": 5}
     assert (
         sum("float32 operators on values rounded to float16 imitate float16" in line for line in caplog.messages) == 1
@@ -102,7 +100,6 @@ def test_float16_is_imitated_and_that_is_said(monkeypatch, caplog):
 
 def test_who_asks_for_slow_kernels_is_told(caplog, monkeypatch):
     monkeypatch.setenv(IMITATION, "0")
-    say_once.cache_clear()
     assert matrix_kernels(precision_mode_v2="mixed_float16") == {"float16": 5}
     assert sum(f"Unset {IMITATION}" in line for line in caplog.messages) == 1
 

@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu.npu_scope import keep_dtype_scope
 from npu_bridge.session.precision import list_builds
 from npu_bridge.session.precision.rewriter import IMITATION
@@ -91,7 +90,6 @@ def test_where_a_script_lists_the_passes_its_precision_is_among_them(keys, bfloa
 
 
 def test_it_is_said_that_steps_that_are_looked_into_keep_their_dtype(caplog, tmp_path):
-    say_once.cache_clear()
     keys = {"enable_dump_debug": True, "dump_path": str(tmp_path)}
     precision_of(**keys).prepare(tf1.ConfigProto())
     precision_of(**FLOAT16_MODES[0]).prepare(tf1.ConfigProto())
