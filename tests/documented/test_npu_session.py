@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -12,18 +11,9 @@ import tensorflow as tf
 from npu_bridge.estimator.npu.npu_helpers import npu_config_proto
 from npu_bridge.estimator.npu.npu_session import decorate_sessions, decorator_tf_session
 from npu_bridge.options import of_graph, with_optimizer_entry
+from tests.session.conftest import sessions_that_read_options  # noqa: F401 - here, too
 
 tf1 = tf.compat.v1
-REPOSITORY = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def decorated_and_undone():
-    before = [(kind, kind.__init__) for kind in (tf1.Session, tf1.InteractiveSession)]
-    decorate_sessions()
-    yield
-    for kind, constructor in before:
-        kind.__init__ = constructor
 
 
 class _Recording(tf1.Session):

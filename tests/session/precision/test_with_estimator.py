@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base import environment
-from npu_bridge.estimator.npu import npu_session
 from npu_bridge.estimator.npu.npu_config import ExperimentalConfig, NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_hook import TellMeStepOrLossHook
@@ -175,14 +174,7 @@ def test_training_goes_on_after_the_switch_and_resumes_before_it(tmp_path):
     assert kernels.seen == ["float16", "float32"]
 
 
-@pytest.fixture
-def decorated_sessions(monkeypatch):
-    for session_class in (tf1.Session, tf1.InteractiveSession):
-        monkeypatch.setattr(session_class, "__init__", session_class.__init__)
-    npu_session.decorate_sessions()
-
-
-def test_sessions_that_say_it_in_their_settings(decorated_sessions):
+def test_sessions_that_say_it_in_their_settings():
     model, kernels = Dense(), Kernels()
     config = with_optimizer_entry(None, {"experimental_accelerate_train_mode": "fast|step|0.5"})
     with model.graph.as_default():
