@@ -11,7 +11,6 @@ import tensorflow as tf
 from npu_bridge import amp
 from npu_bridge.base.tf_internals.sessions import collected_function_graphs
 from npu_bridge.npu_init import npu_config_proto  # noqa: F401 - from now on sessions follow their settings
-from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import dtypes_by_name, run_with_graph, tf1
 
 CELLS = (
@@ -42,14 +41,6 @@ DTYPES = ("float16", "bfloat16")
 def overrides_of(case, low):
     given = {} if low == "float16" or case[0] == "O0" else {"low_dtype" if case[0] == "O1" else "cast_model_type": low}
     return {**given, **dict.fromkeys(case[1:], case[0] == "O3")}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def float16_kernels_are_used():
-    """Makes operators that compute in float16 countable, even if this CPU is faster otherwise."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(IMITATION, "0")
-        yield
 
 
 def pictures():
