@@ -34,13 +34,12 @@ def _dump(folder, **values):
     return session_config(enable_dump=True, dump_path=str(folder), **values)
 
 
-def test_outputs_are_those_of_the_step(tmp_path):
-    with tf.Graph().as_default():
-        x = tf1.placeholder(tf.float32, [2], "x")
-        tf.identity(tf.square(x, name="squared") + 1.0, name="scope/sum")
-        with tf1.Session(config=_dump(tmp_path, dump_step="1|3-4")) as session:
-            for step in range(6):
-                session.run("scope/sum:0", {"x:0": [step, 10.0]})
+def test_outputs_are_those_of_the_step(graph, tmp_path):
+    x = tf1.placeholder(tf.float32, [2], "x")
+    tf.identity(tf.square(x, name="squared") + 1.0, name="scope/sum")
+    with tf1.Session(config=_dump(tmp_path, dump_step="1|3-4")) as session:
+        for step in range(6):
+            session.run("scope/sum:0", {"x:0": [step, 10.0]})
     folders = step_folders(tmp_path, "scope_sum")
     assert sorted(folders) == [1, 3, 4]
     for step, folder in folders.items():
@@ -95,12 +94,11 @@ def test_evaluation_and_prediction_have_folders_of_their_own(tmp_path):
         assert list(tmp_path.glob(f"*/0/{name}/0/0/index.json")), name
 
 
-def test_statistics_are_a_table(tmp_path):
-    with tf.Graph().as_default():
-        x = tf1.placeholder(tf.float32, [4], "x")
-        tf.cast(tf.identity(x, "i"), tf.bfloat16, name="b")
-        with tf1.Session(config=_dump(tmp_path, dump_data="stats")) as session:
-            session.run(["b:0", "i:0"], {x: [1.0, 3.0, np.nan, np.inf]})
+def test_statistics_are_a_table(graph, tmp_path):
+    x = tf1.placeholder(tf.float32, [4], "x")
+    tf.cast(tf.identity(x, "i"), tf.bfloat16, name="b")
+    with tf1.Session(config=_dump(tmp_path, dump_data="stats")) as session:
+        session.run(["b:0", "i:0"], {x: [1.0, 3.0, np.nan, np.inf]})
     with open(step_folders(tmp_path, "b")[0] / "statistics.csv", newline="") as file:
         rows = {row["op"]: row for row in csv.DictReader(file)}
     assert rows["i"]["dtype"] == "float32" and rows["b"]["dtype"] == "bfloat16"
@@ -109,26 +107,24 @@ def test_statistics_are_a_table(tmp_path):
         assert (float(row["min"]), float(row["max"]), float(row["mean"])) == (1.0, 3.0, 2.0)
 
 
-def test_bfloat16_is_written_as_float32_and_remembered(tmp_path):
-    with tf.Graph().as_default():
-        tf.cast(tf1.placeholder(tf.float32, [], "x"), tf.bfloat16, name="b")
-        with tf1.Session(config=_dump(tmp_path)) as session:
-            session.run("b:0", {"x:0": 1.5})
+def test_bfloat16_is_written_as_float32_and_remembered(graph, tmp_path):
+    tf.cast(tf1.placeholder(tf.float32, [], "x"), tf.bfloat16, name="b")
+    with tf1.Session(config=_dump(tmp_path)) as session:
+        session.run("b:0", {"x:0": 1.5})
     folder = step_folders(tmp_path, "b")[0]
     value = index_of(folder)["b", "output", 0]
     assert (value.dtype, value) == (np.float32, 1.5)
     assert '"dtype": "bfloat16"' in (folder / "index.json").read_text()
 
 
-def test_alike_and_long_names_get_files_of_their_own(tmp_path):
-    with tf.Graph().as_default():
-        long = "n" * 300
-        x = tf1.placeholder(tf.float32, [], "x")
-        for name in ("a/b", "a_b", long, long + "m"):
-            x = tf.negative(x, name=name)
-        with tf1.Session(config=_dump(tmp_path)) as session:
-            session.run(x, {"x:0": 1.0})
-        folder = next(pathlib.Path(tmp_path).glob("*/0/*/0/0"))
+def test_alike_and_long_names_get_files_of_their_own(graph, tmp_path):
+    long = "n" * 300
+    x = tf1.placeholder(tf.float32, [], "x")
+    for name in ("a/b", "a_b", long, long + "m"):
+        x = tf.negative(x, name=name)
+    with tf1.Session(config=_dump(tmp_path)) as session:
+        session.run(x, {"x:0": 1.0})
+    folder = next(pathlib.Path(tmp_path).glob("*/0/*/0/0"))
     arrays = index_of(folder)
     assert [float(arrays[name, "output", 0]) for name in ("a/b", "a_b", long, long + "m")] == [-1, 1, -1, 1]
     assert len(list(folder.glob("*.npy"))) == len(arrays) == 4
@@ -141,15 +137,14 @@ def test_unknown_layer_is_named_with_the_nearest(tmp_path, caplog):
     assert not list(tmp_path.glob("*/0/*/*/*"))
 
 
-def test_a_failed_run_is_no_step(tmp_path):
-    with tf.Graph().as_default():
-        batch = tf1.data.make_one_shot_iterator(tf.data.Dataset.range(2)).get_next()
-        tf.identity(batch, name="out")
-        with tf1.Session(config=_dump(tmp_path)) as session:
+def test_a_failed_run_is_no_step(graph, tmp_path):
+    batch = tf1.data.make_one_shot_iterator(tf.data.Dataset.range(2)).get_next()
+    tf.identity(batch, name="out")
+    with tf1.Session(config=_dump(tmp_path)) as session:
+        session.run("out:0")
+        session.run("out:0")
+        with pytest.raises(tf.errors.OutOfRangeError):
             session.run("out:0")
-            session.run("out:0")
-            with pytest.raises(tf.errors.OutOfRangeError):
-                session.run("out:0")
     assert sorted(step_folders(tmp_path, "out")) == [0, 1]
 
 

@@ -70,26 +70,24 @@ def test_statistics_instead_of_tensors(tmp_path):
     assert not list(folder.glob("*.npy"))
 
 
-def test_infinite_constants_are_nobodys_fault_but_nan_from_them_is(tmp_path):
-    with tf.Graph().as_default():
-        mask = tf.constant([0.0, -np.inf], name="mask")
-        x = tf1.placeholder(tf.float32, [2], "x")
-        masked = tf.add(x, mask, name="masked")
-        tf.nn.softmax(masked, name="weights")
-        with tf1.Session(config=_debug(tmp_path)) as session:
-            session.run("weights:0", {"x:0": [1.0, 2.0]})
-            session.run("weights:0", {"x:0": [1.0, np.inf]})
+def test_infinite_constants_are_nobodys_fault_but_nan_from_them_is(graph, tmp_path):
+    mask = tf.constant([0.0, -np.inf], name="mask")
+    x = tf1.placeholder(tf.float32, [2], "x")
+    masked = tf.add(x, mask, name="masked")
+    tf.nn.softmax(masked, name="weights")
+    with tf1.Session(config=_debug(tmp_path)) as session:
+        session.run("weights:0", {"x:0": [1.0, 2.0]})
+        session.run("weights:0", {"x:0": [1.0, np.inf]})
     (folder,) = step_folders(tmp_path, "weights").values()
     assert folder.name == "1"
     assert json.loads((folder / "overflow.json").read_text())["op"] == "x"
 
 
-def test_overflow_of_half_precision(tmp_path):
-    with tf.Graph().as_default():
-        x = tf1.placeholder(tf.float32, [], "x")
-        tf.cast(tf.multiply(tf.cast(x, tf.float16), 100.0, name="scaled"), tf.float32, name="wide")
-        with tf1.Session(config=_debug(tmp_path)) as session:
-            session.run("wide:0", {"x:0": 1000.0})
+def test_overflow_of_half_precision(graph, tmp_path):
+    x = tf1.placeholder(tf.float32, [], "x")
+    tf.cast(tf.multiply(tf.cast(x, tf.float16), 100.0, name="scaled"), tf.float32, name="wide")
+    with tf1.Session(config=_debug(tmp_path)) as session:
+        session.run("wide:0", {"x:0": 1000.0})
     assert json.loads((step_folders(tmp_path, "wide")[0] / "overflow.json").read_text())["op"] == "scaled"
 
 
@@ -98,12 +96,11 @@ def test_training_has_the_same_bits_and_finite_training_writes_nothing(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_looking_ends_after_some_reports(tmp_path, caplog):
-    with tf.Graph().as_default():
-        end = _chain(tf1.placeholder(tf.float32, [2], "x"))
-        with tf1.Session(config=_debug(tmp_path)) as session:
-            for _ in range(overflow_hook.MOST_REPORTS + 3):
-                session.run(end, {"x:0": [1.0, 1000.0]})
+def test_looking_ends_after_some_reports(graph, tmp_path, caplog):
+    end = _chain(tf1.placeholder(tf.float32, [2], "x"))
+    with tf1.Session(config=_debug(tmp_path)) as session:
+        for _ in range(overflow_hook.MOST_REPORTS + 3):
+            session.run(end, {"x:0": [1.0, 1000.0]})
     assert len(step_folders(tmp_path, "end")) == overflow_hook.MOST_REPORTS
     assert "no further step is examined" in caplog.text
 
