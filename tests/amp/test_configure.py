@@ -223,12 +223,11 @@ def test_a_checkpoint_of_16_bits_is_written_in_float32(tmp_path):
         amp.export_float32(path)
 
 
-def test_a_wrapped_optimizer_scales_each_loss():
-    with tf.Graph().as_default():
-        made = amp.configure("O1", tf1.train.GradientDescentOptimizer(0.1), num_losses=2, dynamic_init_scale=64.0)
-        assert isinstance(made.optimizer, NPUOptimizer) and len(made.loss_scale_managers) == 2
-        scale = made.loss_scale_managers[1].get_loss_scale()
-        with tf1.Session() as session:
-            session.run(tf1.global_variables_initializer())
-            assert session.run(scale) == 64.0
+def test_a_wrapped_optimizer_scales_each_loss(graph):
+    made = amp.configure("O1", tf1.train.GradientDescentOptimizer(0.1), num_losses=2, dynamic_init_scale=64.0)
+    assert isinstance(made.optimizer, NPUOptimizer) and len(made.loss_scale_managers) == 2
+    scale = made.loss_scale_managers[1].get_loss_scale()
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        assert session.run(scale) == 64.0
     assert amp.initialize("m", "o", enabled=False) == ("m", "o")

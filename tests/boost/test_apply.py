@@ -75,17 +75,16 @@ def test_draws_of_freezing_are_the_same_on_every_rank_and_in_every_run():
 
 
 @pytest.mark.parametrize("kind", ["legacy", "current", "tf1"])
-def test_optimizers_of_each_kind(kind, capsys):
+def test_optimizers_of_each_kind(graph, kind, capsys):
     config = manual("less_bn", "grad_accumulation", grad_accumulation={"grad_accumulation_step": 2})
-    with tf.Graph().as_default():
-        given = {
-            "legacy": tf.keras.optimizers.legacy.SGD,
-            "current": tf.keras.optimizers.SGD,
-            "tf1": tf1.train.GradientDescentOptimizer,
-        }[kind](0.1)
-        made = boost.apply(given, config=config, loss_scale_manager=FixedLossScaleManager(8.0))
-        text = stages.explain(made)
-        assert all(name in text for name in ("LossScaling", "Accumulate(steps=2", "CentralizeGradients", "AllReduce"))
+    given = {
+        "legacy": tf.keras.optimizers.legacy.SGD,
+        "current": tf.keras.optimizers.SGD,
+        "tf1": tf1.train.GradientDescentOptimizer,
+    }[kind](0.1)
+    made = boost.apply(given, config=config, loss_scale_manager=FixedLossScaleManager(8.0))
+    text = stages.explain(made)
+    assert all(name in text for name in ("LossScaling", "Accumulate(steps=2", "CentralizeGradients", "AllReduce"))
     assert isinstance(made, tf1.train.Optimizer if kind == "tf1" else type(given).__mro__[1])
     assert "less_bn: the model is not known here; call boost.less_batch_norm" in capsys.readouterr().out
 

@@ -93,12 +93,11 @@ def test_one_process_gets_back_what_it_gives():
     np.testing.assert_array_equal(npu_optimizer.allreduce(tf.constant([7])), [7])
 
 
-def test_results_have_static_shapes_in_a_graph():
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [None, 3])
-        assert hccl_ops.allgather(x, 1).shape.as_list() == [None, 3]
-        assert hccl_ops.reduce_scatter(x, "sum", 1).shape.as_list() == [None, 3]
-        assert hccl_ops.broadcast([x], 0)[0].op is not None
+def test_results_have_static_shapes_in_a_graph(graph):
+    x = tf.compat.v1.placeholder(tf.float32, [None, 3])
+    assert hccl_ops.allgather(x, 1).shape.as_list() == [None, 3]
+    assert hccl_ops.reduce_scatter(x, "sum", 1).shape.as_list() == [None, 3]
+    assert hccl_ops.broadcast([x], 0)[0].op is not None
 
 
 def test_the_smallest_and_the_largest_fusion_id_are_taken():

@@ -300,15 +300,14 @@ def test_no_space_at_the_start_is_said(full_disk):
     assert [entry for entry in os.listdir(folder) if entry.startswith("graph")] == ["graph.pbtxt"]
 
 
-def test_outputs_of_a_training_that_failed_are_not_handed_over():
+def test_outputs_of_a_training_that_failed_are_not_handed_over(graph):
     handed_over = []
-    with tf.Graph().as_default():
-        x = tf.constant(1.0)
-        hook = NPUOutputTensorHook({"x": x}, output_fn=lambda outputs: handed_over.append(len(outputs)))
-        with pytest.raises(ZeroDivisionError), tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
-            session.run(x)
-            session.run(x)
-            raise ZeroDivisionError
-        with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
-            session.run(x)
+    x = tf.constant(1.0)
+    hook = NPUOutputTensorHook({"x": x}, output_fn=lambda outputs: handed_over.append(len(outputs)))
+    with pytest.raises(ZeroDivisionError), tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
+        session.run(x)
+        session.run(x)
+        raise ZeroDivisionError
+    with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
+        session.run(x)
     assert handed_over == [1]

@@ -82,28 +82,27 @@ def test_unseeded_training_repeats_its_bits_and_leaves_the_process_alone(tmp_pat
 
 
 @pytest.mark.parametrize("kind", [tf1.Session, tf1.InteractiveSession])
-def test_only_the_session_that_asked_runs_deterministically(kind):
-    with tf.Graph().as_default():
-        fed = tf1.placeholder(tf.int32, [])
-        was_on = tf.logical_and(_was_on(), fed > 0)
-        asked, other = kind(config=session_config(deterministic=1)), tf1.Session()
-        for expected, session in ((True, asked), (False, other), (True, asked)):
-            assert session.run(was_on, {fed: 1}) == expected
-            assert session.make_callable(was_on, [fed])(1) == expected
-            if not isinstance(session, tf1.InteractiveSession):  # which has no partial runs in TF 2.15
-                handle = session.partial_run_setup([was_on], [fed])
-                assert session.partial_run(handle, was_on, {fed: 1}) == expected
-            made = session._make_callable_from_options(CallableOptions(feed=[fed.name], fetch=[was_on.name]))
-            assert made(np.int32(1)) == [expected]  # as Keras runs its steps in TF 1
-            assert not is_op_determinism_enabled()
-        with pytest.raises(tf.errors.InvalidArgumentError):
-            asked.run(was_on)  # what fails puts the switch back, too
+def test_only_the_session_that_asked_runs_deterministically(graph, kind):
+    fed = tf1.placeholder(tf.int32, [])
+    was_on = tf.logical_and(_was_on(), fed > 0)
+    asked, other = kind(config=session_config(deterministic=1)), tf1.Session()
+    for expected, session in ((True, asked), (False, other), (True, asked)):
+        assert session.run(was_on, {fed: 1}) == expected
+        assert session.make_callable(was_on, [fed])(1) == expected
+        if not isinstance(session, tf1.InteractiveSession):  # which has no partial runs in TF 2.15
+            handle = session.partial_run_setup([was_on], [fed])
+            assert session.partial_run(handle, was_on, {fed: 1}) == expected
+        made = session._make_callable_from_options(CallableOptions(feed=[fed.name], fetch=[was_on.name]))
+        assert made(np.int32(1)) == [expected]  # as Keras runs its steps in TF 1
         assert not is_op_determinism_enabled()
-        asked.close()
-        other.close()
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        asked.run(was_on)  # what fails puts the switch back, too
+    assert not is_op_determinism_enabled()
+    asked.close()
+    other.close()
 
 
-def test_the_switch_of_the_process_is_put_back_when_the_last_run_ends():
+def test_the_switch_of_the_process_is_put_back_when_the_last_run_ends(graph):
     inside, may_end = threading.Barrier(3), threading.Event()
 
     def wait():
@@ -111,18 +110,17 @@ def test_the_switch_of_the_process_is_put_back_when_the_last_run_ends():
         may_end.wait(60)
         return is_op_determinism_enabled()
 
-    with tf.Graph().as_default():
-        waited = tf1.py_func(wait, [], tf.bool)
-        with tf1.Session(config=session_config(deterministic=1)) as session:
-            seen = []
-            threads = [threading.Thread(target=lambda: seen.append(session.run(waited))) for _ in range(2)]
-            for thread in threads:
-                thread.start()
-            inside.wait(60)
-            assert is_op_determinism_enabled()
-            may_end.set()
-            for thread in threads:
-                thread.join(60)
+    waited = tf1.py_func(wait, [], tf.bool)
+    with tf1.Session(config=session_config(deterministic=1)) as session:
+        seen = []
+        threads = [threading.Thread(target=lambda: seen.append(session.run(waited))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        inside.wait(60)
+        assert is_op_determinism_enabled()
+        may_end.set()
+        for thread in threads:
+            thread.join(60)
     assert seen == [True, True] and not is_op_determinism_enabled()
 
 
@@ -173,24 +171,22 @@ def test_operators_made_without_a_seed_get_one_each(on_ranks, caplog):
     assert drawn_alike == [False, False, False, True, number == of_rank_1[4], False, False]
 
 
-def test_a_data_set_with_a_computed_seed_keeps_it():
-    with tf.Graph().as_default() as graph:
-        tf.raw_ops.ShuffleDataset(
-            input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.range(8)),
-            buffer_size=8,
-            seed=0,
-            seed2=tf1.placeholder(tf.int64, []),
-            output_types=[tf.int64],
-            output_shapes=[[]],
-        )
-        assert seed_operators(graph, 5) == []
+def test_a_data_set_with_a_computed_seed_keeps_it(graph):
+    tf.raw_ops.ShuffleDataset(
+        input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.range(8)),
+        buffer_size=8,
+        seed=0,
+        seed2=tf1.placeholder(tf.int64, []),
+        output_types=[tf.int64],
+        output_shapes=[[]],
+    )
+    assert seed_operators(graph, 5) == []
 
 
-def test_the_session_of_a_resource_is_the_one_that_asked():
-    with tf.Graph().as_default() as graph:
-        session, _ = init_resource(session_config(deterministic=1))
-        assert graph.seed == FALLBACK_SEED and session.run(_was_on())
-        close_session(session)
+def test_the_session_of_a_resource_is_the_one_that_asked(graph):
+    session, _ = init_resource(session_config(deterministic=1))
+    assert graph.seed == FALLBACK_SEED and session.run(_was_on())
+    close_session(session)
     assert _draw_without_seed() != _draw_without_seed()
 
 

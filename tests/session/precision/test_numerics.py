@@ -74,7 +74,7 @@ def test_the_loss_scale_goes_on_across_the_switch():
     assert [float(row[1][0]) for row in trace] == [2.0 ** (20 + step // 6) for step in range(20)]
 
 
-def test_what_computes_an_update_stays_in_float32():
+def test_what_computes_an_update_stays_in_float32(graph):
     """In float16 a decay of 0.999 is 1, and step 70000 is infinite."""
     counter = lambda: tf.cast(tf1.train.get_or_create_global_step(), tf.float32)  # noqa: E731
     optimizers = {
@@ -84,26 +84,25 @@ def test_what_computes_an_update_stays_in_float32():
         "ours": lambda: ours.LAMB(0.01),
         "scheduled": lambda: tf1.train.GradientDescentOptimizer(0.01 / (1.0 + (counter() + 70000.0) / 70000.0)),
     }
-    with tf.Graph().as_default() as graph:
-        random, steps, weights = np.random.RandomState(0), [], {}
-        inputs = tf.constant(random.randn(32, 6), tf.float32)
-        start = random.randn(6, 3).astype(np.float32)
-        for name, make in optimizers.items():
-            weights[name] = tf1.get_variable(name, initializer=start, use_resource=True)
-            loss = tf.reduce_mean(tf.square(tf.matmul(inputs, weights[name]) - 1.0))
-            manager = FixedLossScaleManager(128.0) if name == "gated" else None
-            optimizer = NPUOptimizer(make(), manager, is_loss_scale=manager is not None)
-            with tf.name_scope(name):
-                steps.append(optimizer.minimize(loss, var_list=[weights[name]]))
-        kept = {variable.name: variable for variable in tf1.global_variables() if variable.shape.rank == 0}
-        seen = []
-        for mode in ("origin", "fp16"):
-            with session_of(graph, precision_of(precision_mode_v2=mode)) as session:
-                session.run(tf1.global_variables_initializer())
-                for _ in range(60):
-                    session.run(steps)
-                seen.append((session.run(kept), session.run(weights)))
-                nodes = run_with_graph(session, steps)[1]
+    random, steps, weights = np.random.RandomState(0), [], {}
+    inputs = tf.constant(random.randn(32, 6), tf.float32)
+    start = random.randn(6, 3).astype(np.float32)
+    for name, make in optimizers.items():
+        weights[name] = tf1.get_variable(name, initializer=start, use_resource=True)
+        loss = tf.reduce_mean(tf.square(tf.matmul(inputs, weights[name]) - 1.0))
+        manager = FixedLossScaleManager(128.0) if name == "gated" else None
+        optimizer = NPUOptimizer(make(), manager, is_loss_scale=manager is not None)
+        with tf.name_scope(name):
+            steps.append(optimizer.minimize(loss, var_list=[weights[name]]))
+    kept = {variable.name: variable for variable in tf1.global_variables() if variable.shape.rank == 0}
+    seen = []
+    for mode in ("origin", "fp16"):
+        with session_of(graph, precision_of(precision_mode_v2=mode)) as session:
+            session.run(tf1.global_variables_initializer())
+            for _ in range(60):
+                session.run(steps)
+            seen.append((session.run(kept), session.run(weights)))
+            nodes = run_with_graph(session, steps)[1]
     (exact, exact_weights), (lowered, lowered_weights) = seen
     assert lowered == exact and any("beta2_power" in name for name in exact)
     for name, value in exact_weights.items():
