@@ -70,9 +70,7 @@ def test_legal_session_value_is_read(key, value):
     assert options[OPTIONS.option_by_key(key).name] == expected
 
 
-@pytest.mark.parametrize(
-    "key, value", [(key, value) for key, row in SESSION_VALUES.items() for value in row[1]]
-)
+@pytest.mark.parametrize("key, value", [(key, value) for key, row in SESSION_VALUES.items() for value in row[1]])
 def test_illegal_session_value_is_a_value_error_naming_the_key(key, value):
     with pytest.raises(ValueError, match=f"NpuOptimizer parameter_map: {key} "):
         read_session_config(_session(**{key: value}))
