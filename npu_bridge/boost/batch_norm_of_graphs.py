@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import tensorflow as tf
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import update_input
 from npu_bridge.boost import batch_norm_patterns as patterns
-from npu_bridge.graph.operators import consumers
+from npu_bridge.graph.operators import consumers, producers
 
 _NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 _KINDS = {
@@ -31,6 +33,9 @@ _KINDS = {
 _PASSING_ON = ("Cast", "Identity", "ReadVariableOp")
 _INITIALISING = ("Assign", "AssignVariableOp", "IsVariableInitialized", "VarIsInitializedOp")
 _NOT_READING = ("Shape", "ShapeN", "Size", "Rank")
+# Operators whose result no network reads; with names such as HistogramSummary and AudioSummaryV2.
+_OBSERVING = re.compile(r"Summary(V2)?$|^Assert$|^PrintV2$")
+_DROPOUT_SCALES = ("Mul", "RealDiv")
 
 
 def remove_batch_norms_of_graph(graph: tf.Graph) -> patterns.ThinningReport:
@@ -61,20 +66,51 @@ def remove_batch_norms_of_graph(graph: tf.Graph) -> patterns.ThinningReport:
 
 
 def _nodes_of(graph):
-    """Returns a graph's operators as nodes for the patterns, without updates of moving statistics."""
-    statistics = set(search(_readers_of_statistics(graph.get_operations()), consumers))
+    """Returns a graph's operators as nodes for the patterns.
+
+    Graphs for training and for evaluation get the same nodes. So dropout passes on its input, as in evaluation, and
+    updates of moving statistics and operators that only observe are left out.
+    """
+    ops = graph.get_operations()
+    left_out = {*search(_readers_of_statistics(ops), consumers), *_observing_ops(ops)}
+    dropouts = _inputs_of_dropouts(ops)
     nodes = {}
-    for op in graph.get_operations():
-        if op in statistics or op.type in _NOT_READING:
+    for op in ops:
+        if op in left_out or op.type in _NOT_READING:
             continue
-        kind = _KINDS.get(op.type, patterns.OTHER)
-        flowing = list(op.inputs)
+        kind = patterns.PASS if op in dropouts else _KINDS.get(op.type, patterns.OTHER)
+        flowing = [dropouts[op]] if op in dropouts else list(op.inputs)
         if kind == patterns.CONCAT:
             flowing = flowing[:-1]
         elif kind not in (patterns.OTHER, patterns.ADD):
             flowing = flowing[:1]
         nodes[op.name] = patterns.Node(kind, tuple(tensor.op.name for tensor in flowing))
     return nodes
+
+
+def _observing_ops(ops):
+    """Returns the operators whose results only summaries, prints and assertions read, with these themselves."""
+    found = set()
+    for op in reversed(ops):  # readers come after what they read
+        readers = consumers(op)
+        if _OBSERVING.search(op.type) or (readers and found.issuperset(readers)):
+            found.add(op)
+    return found
+
+
+def _inputs_of_dropouts(ops):
+    """Returns the tensor that passes through each operator of a dropout, `where(random >= rate, scale * x, 0)`."""
+    found = {}
+    for op in ops:
+        if op.type != "SelectV2":
+            continue
+        mask, kept, _ = op.inputs
+        deciding = search([mask.op], lambda one: () if one.type in _NOT_READING else producers(one.inputs))
+        if any("Random" in each.type for each in deciding):
+            found[op] = kept
+            if kept.op.type in _DROPOUT_SCALES and kept.op.inputs[1].shape.rank == 0:
+                found[kept.op] = kept.op.inputs[0]
+    return found
 
 
 def _readers_of_statistics(ops):

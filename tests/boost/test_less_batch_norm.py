@@ -224,3 +224,18 @@ def test_a_graph_with_gradients_is_refused_and_one_with_a_fed_mode_left_alone(gr
         tf.gradients(residual_network(tf.zeros([2, 8, 8, 3]), True), tf1.trainable_variables())
         with pytest.raises(ValueError, match="Call less_batch_norm between the network and compute_gradients"):
             boost.less_batch_norm(other)
+
+
+def test_a_graph_with_dropout_and_summaries_loses_in_training_what_it_loses_in_evaluation():
+    removed = []
+    for training in (True, False):
+        with tf.Graph().as_default() as graph:
+            x = tf1.layers.conv2d(tf.random.normal([4, 8, 8, 3]), 4, 3, padding="same")
+            y = tf.nn.relu(normed(tf1.layers.conv2d(x, 4, 3, padding="same"), "inner", training))
+            if training:
+                tf1.summary.histogram("y", y)
+                tf1.summary.scalar("share_of_zeros", tf.nn.zero_fraction(y))
+            y = tf1.layers.dropout(y, 0.5, training=training)
+            x = x + normed(tf1.layers.conv2d(y, 4, 3, padding="same"), "last", training)
+            removed.append(list(boost.less_batch_norm(graph).report.removed))
+    assert removed[0] == removed[1] and [name.split("/")[0] for name in removed[0]] == ["inner"]
