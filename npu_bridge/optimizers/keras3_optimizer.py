@@ -25,6 +25,7 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
     """A rule as a `keras.optimizers.Optimizer` of Keras 3; arguments as in `KerasOptimizer`."""
 
     registered = staticmethod(keras.saving.register_keras_serializable("npu_bridge.keras3"))
+    schedule_class = keras.optimizers.schedules.LearningRateSchedule
 
     def __init__(
         self, groups: Sequence[dict] | None = None, name: str | None = None, fused: bool = False, **arguments: Any
@@ -37,7 +38,7 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
         self._set_groups(groups)
 
     def _rate_for_keras(self, rate):
-        if is_number(rate) or keras3.is_schedule(rate):
+        if self._is_kept_by_keras(rate):
             return float(rate) if is_number(rate) else rate
         return lambda: compute_hyper_value(
             rate, self._counter, tf.float32
@@ -65,6 +66,9 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
 
     def _current_rate(self):
         return self.learning_rate
+
+    def _serialize_rate(self):
+        return super().get_config()["learning_rate"]
 
     def apply(self, grads, trainable_variables=None):
         """Updates the variables; see `keras.optimizers.Optimizer.apply`."""

@@ -16,7 +16,7 @@ from npu_bridge.optimizers import states
 from npu_bridge.optimizers.fused import PendingUpdate, check_fused_argument, fused_batch_key, update_variables_together
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import compute_hyper_values, rule_arguments_from_config, rule_to_config
-from npu_bridge.optimizers.rule import Rule
+from npu_bridge.optimizers.rule import Rule, is_number
 from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update_dtype, update_variable
 
 watch_updates()  # a script can import this module alone
@@ -42,11 +42,13 @@ class KerasOptimizerBase:
       rule_class: the rule, set by each optimizer class.
       other_keywords: arguments that do not belong to the rule.
       registered: a decorator that registers a class with Keras, which then finds the class when it loads a file.
+      schedule_class: the class of Keras's schedules.
     """
 
     rule_class: type = Rule
     other_keywords = COMMON_ARGUMENTS
     registered: Any = staticmethod(tf.keras.utils.register_keras_serializable("npu_bridge.keras"))
+    schedule_class: type = tf.keras.optimizers.schedules.LearningRateSchedule
     iterations: Any
 
     @property
@@ -78,7 +80,17 @@ class KerasOptimizerBase:
             problem, expected = "groups of variables cannot be written into a configuration", "regular expressions"
             fix = 'Give "match" as a regular expression, or save weights only.'
             raise ValueError(message(self.rule_class.__name__, problem, expected, "variables", fix))
-        return {**rule_to_config(self.rule), "groups": groups and [to_python_numbers(dict(group)) for group in groups]}
+        config = rule_to_config(self.rule)
+        if self._is_kept_by_keras(self.rule.learning_rate):  # so scripts and callbacks can set it
+            config["learning_rate"] = to_python_numbers(self._serialize_rate())
+        return {**config, "groups": groups and [to_python_numbers(dict(group)) for group in groups]}
+
+    def _is_kept_by_keras(self, rate):
+        return is_number(rate) or isinstance(rate, self.schedule_class)
+
+    def _serialize_rate(self):
+        """Returns the current learning rate, or the current schedule, for a configuration."""
+        raise NotImplementedError
 
     def _update(self, variable, gradient):
         treatment = self._groups.treatment_of(variable)
@@ -160,6 +172,9 @@ class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
     def _current_rate(self):
         return self.learning_rate
 
+    def _serialize_rate(self):
+        return self._serialize_hyperparameter(self._learning_rate)
+
     def apply_gradients(self, grads_and_vars, *arguments, **keywords):
         """Updates the variables; see `tf.keras.optimizers.Optimizer.apply_gradients`."""
         grads_and_vars = apply_norm_factor(self.rule, list(grads_and_vars))
@@ -230,6 +245,9 @@ class KerasLegacyOptimizer(KerasOptimizerBase, tf.keras.optimizers.legacy.Optimi
 
     def _current_rate(self):
         return self._decayed_lr(tf.float32)
+
+    def _serialize_rate(self):
+        return self._serialize_hyperparameter("learning_rate")
 
     def _slots_by_name(self):
         return {name_of(variable): self._slots_of(variable) for variable in self._updated}

@@ -36,6 +36,7 @@ INHERITED: dict[str, tuple[str, ...]] = {
         "_distributed_apply_gradients_fn",
         "_index_dict",
         "_learning_rate",
+        "_serialize_hyperparameter",
         "_var_key",
     ),
     "tensorflow.keras.optimizers.legacy.Optimizer": (
@@ -52,6 +53,7 @@ INHERITED: dict[str, tuple[str, ...]] = {
         "_resource_apply_dense",
         "_resource_apply_sparse",
         "_restore_slot_variable",
+        "_serialize_hyperparameter",
         "_set_hyper",
         "_transform_gradients",
     ),

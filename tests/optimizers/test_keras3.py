@@ -109,6 +109,7 @@ def test_a_rate_can_be_set():
     optimizer.learning_rate = 0.0
     optimizer.apply([tf.constant([1.0])], [variable])
     assert float(variable[0]) == 1.0
+    assert type(optimizer).from_config(optimizer.get_config()).rule.learning_rate == 0.0
 
 
 @pytest.mark.parametrize("name", ["LAMB", "SGD"])

@@ -10,6 +10,7 @@ from npu_bridge import optimizers
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.optimizers import keras, keras_legacy, rules, tf1
+from npu_bridge.session.optimizer_numbers import optimizer_numbers
 from tests.goldens.two_layers import beside_addons, tfa
 
 Halving = tf.keras.optimizers.schedules.ExponentialDecay
@@ -225,6 +226,16 @@ def test_global_norm_bounds_all_gradients_together():
 def test_the_configuration_comes_back(module):
     made = module.LAMB(Halving(0.1, 5, 0.5), weight_decay=0.01, groups=[{"match": "bias", "lr": 0.05}])
     assert type(made).from_config(made.get_config()).get_config() == made.get_config()
+
+
+@pytest.mark.parametrize("module", [keras, keras_legacy])
+def test_a_configuration_has_the_rate_that_was_set(module):
+    made, variable = module.LAMB(0.5), tf.Variable([1.0])
+    for rate in (0.25, 0.125):  # before the first update and after it
+        made.learning_rate = rate
+        assert type(made).from_config(made.get_config()).rule.learning_rate == rate
+        assert optimizer_numbers(made)["learning_rate"] == rate
+        made.apply_gradients([(tf.constant([1.0]), variable)])
 
 
 @pytest.mark.parametrize("module", [tf1, keras, keras_legacy])
