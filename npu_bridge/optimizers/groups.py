@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from npu_bridge.base.arguments import check_pattern
@@ -40,13 +40,17 @@ class ParameterGroups:
         "learning_rate"). "match" is a list of variables, or a regular expression that is searched for in their names.
         With "rule", the name of another optimizer of this package, the group takes this optimizer's rule and arguments.
         A variable belongs to the first group that matches.
+      may_decay: function that returns whether weight decay can apply to a variable; None means to all variables.
     Raises:
       TypeError, ValueError: a group is not such a dictionary, or a value is not allowed.
     """
 
-    def __init__(self, rule: Rule, groups: Sequence[dict] | None = None):
+    def __init__(
+        self, rule: Rule, groups: Sequence[dict] | None = None, may_decay: Callable[[Any], bool] | None = None
+    ):
         self._owner = type(rule).__name__
         self.rule = rule
+        self._may_decay = may_decay or (lambda variable: True)
         self._groups = [self._read_group(number, group) for number, group in enumerate(groups or ())]
         self._treatments: dict[VariableTreatment, VariableTreatment] = {}
 
@@ -54,7 +58,7 @@ class ParameterGroups:
         """Returns the update rule and settings of a variable; variables with equal settings share one object."""
         name = name_of(variable)
         rule = next((rule for match, rule in self._groups if _is_match(match, variable, name)), self.rule)
-        decays = not _is_any_match(rule.exclude_from_weight_decay, name)
+        decays = self._may_decay(variable) and not _is_any_match(rule.exclude_from_weight_decay, name)
         of_layers = getattr(rule, "exclude_from_layer_adaptation", None)
         adapts_layer = decays if of_layers is None else not _is_any_match(of_layers, name)
         treatment = VariableTreatment(rule, decays, adapts_layer)

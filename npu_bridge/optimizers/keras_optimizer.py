@@ -70,7 +70,8 @@ class KerasOptimizerBase:
     def _set_groups(self, groups):
         # Keras would wrap lists and dictionaries, and count variables in them as variables of the optimizer.
         self.__dict__["_group_arguments"] = groups
-        self._groups = ParameterGroups(self.rule, groups)
+        # Follows `exclude_from_weight_decay` of Keras, which legacy optimizers lack.
+        self._groups = ParameterGroups(self.rule, groups, getattr(self, "_use_weight_decay", None))
         self._updated: list[Any] = []
         self._deferred_states = states.DeferredStates()
 

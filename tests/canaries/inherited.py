@@ -37,6 +37,7 @@ INHERITED: dict[str, tuple[str, ...]] = {
         "_index_dict",
         "_learning_rate",
         "_serialize_hyperparameter",
+        "_use_weight_decay",
         "_var_key",
     ),
     "tensorflow.keras.optimizers.legacy.Optimizer": (
@@ -57,7 +58,7 @@ INHERITED: dict[str, tuple[str, ...]] = {
         "_set_hyper",
         "_transform_gradients",
     ),
-    "keras.optimizers.Optimizer": ("_distributed_tf_update_step", "_get_variable_index"),
+    "keras.optimizers.Optimizer": ("_distributed_tf_update_step", "_get_variable_index", "_use_weight_decay"),
     "tensorflow.keras.layers.BatchNormalization": ("_param_dtype",),
     "tensorflow.estimator.Estimator": (
         "_assert_members_are_not_overridden",

@@ -84,6 +84,14 @@ def test_groups_are_found_by_path_and_by_variable():
         made("SGD", learning_rate=0.1, groups=[{"match": "decoder", "lr": 0.5}]).build([first])
 
 
+def test_variables_can_be_excluded_from_weight_decay_by_the_method_of_keras():
+    optimizer, variables = made("AdamW", learning_rate=0.5, weight_decay=0.5), []
+    variables += [keras.Variable([1.0], name=name) for name in ("kernel", "bias", "gamma")]
+    optimizer.exclude_from_weight_decay([variables[2]], ["bias"])
+    optimizer.apply([tf.constant([0.0])] * 3, variables)
+    assert [float(variable[0]) for variable in variables] == [0.75, 1.0, 1.0]
+
+
 def schedule():
     return keras.optimizers.schedules.PiecewiseConstantDecay([0, 1], [0.5, 0.25, 0.125])
 

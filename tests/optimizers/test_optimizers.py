@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import optimizers
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.optimizers import keras, keras_legacy, rules, tf1
@@ -167,6 +168,22 @@ def test_exclusions_are_those_of_tensorflow_addons():
 
     for given in ({}, {"exclude_from_layer_adaptation": ["norm"]}):
         np.testing.assert_allclose(trained(keras, **given), trained(tfa.optimizers, **given), rtol=1e-6)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_exclusions_by_the_method_of_keras_are_those_of_the_argument(fused):
+    def trained(wrap=lambda optimizer: optimizer, excluded=False, **given):
+        variables = [tf.Variable([1.0, 2.0], name=name) for name in ("dense/kernel", "dense/bias", "norm/gamma")]
+        optimizer = wrap(keras.LAMB(0.1, weight_decay=0.5, fused=fused, **given))
+        if excluded:
+            optimizer.exclude_from_weight_decay([variables[2]], ["bias"])
+        for _ in range(3):
+            optimizer.apply_gradients([(tf.constant([0.5, -1.0]), variable) for variable in variables])
+        return [variable.numpy().tolist() for variable in variables]
+
+    expected = trained(exclude_from_weight_decay=["bias", "gamma"])
+    assert expected != trained()
+    assert trained(excluded=True) == trained(npu_keras_optimizer, excluded=True) == expected
 
 
 def test_sixteen_bit_variables_are_updated_in_float32():
