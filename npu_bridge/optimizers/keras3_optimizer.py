@@ -6,15 +6,13 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import to_python_numbers
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.optimizers.fused import PendingUpdate, check_fused_argument, fused_batch_key, update_variables_together
 from npu_bridge.optimizers.groups import name_of
-from npu_bridge.optimizers.hypers import compute_hyper_value, rule_arguments_from_config
+from npu_bridge.optimizers.hypers import rule_arguments_from_config
 from npu_bridge.optimizers.keras_optimizer import COMMON_ARGUMENTS, KerasOptimizerBase
-from npu_bridge.optimizers.rule import is_number
 from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update_dtype
 
 keras: Any = keras3.load_keras3(__name__)
@@ -36,13 +34,6 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
         super().__init__(self._rate_for_keras(rule.learning_rate), name=name or self.rule_class.__name__, **base)
         self.rule, self._is_fused = rule, is_fused
         self._set_groups(groups)
-
-    def _rate_for_keras(self, rate):
-        if self._is_kept_by_keras(rate):
-            return float(rate) if is_number(rate) else rate
-        return lambda: compute_hyper_value(
-            rate, self._counter, tf.float32
-        )  # Keras 3 does not pass the step to functions
 
     def build(self, variables):
         """Makes the slots of variables of Keras or TensorFlow."""

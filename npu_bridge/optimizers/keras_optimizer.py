@@ -15,7 +15,12 @@ from npu_bridge.collective.exchanges import watch_updates
 from npu_bridge.optimizers import states
 from npu_bridge.optimizers.fused import PendingUpdate, check_fused_argument, fused_batch_key, update_variables_together
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
-from npu_bridge.optimizers.hypers import compute_hyper_values, rule_arguments_from_config, rule_to_config
+from npu_bridge.optimizers.hypers import (
+    compute_hyper_value,
+    compute_hyper_values,
+    rule_arguments_from_config,
+    rule_to_config,
+)
 from npu_bridge.optimizers.rule import Rule, is_number
 from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update_dtype, update_variable
 
@@ -87,7 +92,15 @@ class KerasOptimizerBase:
         return {**config, "groups": groups and [to_python_numbers(dict(group)) for group in groups]}
 
     def _is_kept_by_keras(self, rate):
-        return is_number(rate) or isinstance(rate, self.schedule_class)
+        is_known = isinstance(rate, tf.Tensor) and hasattr(rate, "numpy")
+        return is_number(rate) or is_known or isinstance(rate, self.schedule_class)
+
+    def _rate_for_keras(self, rate):
+        """Returns a learning rate in a form that Keras keeps, or else reads at each update."""
+        if self._is_kept_by_keras(rate):
+            return rate if isinstance(rate, self.schedule_class) else float(rate)
+        # Keras does not pass the step to functions.
+        return lambda: compute_hyper_value(rate, self._counter, tf.float32)
 
     def _serialize_rate(self):
         """Returns the current learning rate, or the current schedule, for a configuration."""
@@ -132,6 +145,16 @@ class KerasOptimizerBase:
         return cls(**rule_arguments_from_config(config))
 
 
+class _RateOfEachUpdate(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """A callable or a tensor of a graph as a schedule, because Keras 2 reads other rates only once."""
+
+    def __init__(self, rate):
+        self._rate = rate
+
+    def __call__(self, step):
+        return compute_hyper_value(self._rate, step, tf.float32)
+
+
 class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
     """A rule as a `tf.keras.optimizers.Optimizer`.
 
@@ -148,7 +171,9 @@ class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
     ):
         base = self._set_rule(arguments, groups)
         super().__init__(name=name or self.rule_class.__name__, jit_compile=False, **base)
-        self._learning_rate = self._build_learning_rate(self.rule.learning_rate)
+        rate = self.rule.learning_rate
+        is_variable = isinstance(rate, tf.Variable)
+        self._learning_rate = rate if is_variable else self._build_learning_rate(self._rate_for_keras(rate))
         self._is_fused = check_fused_argument(self.rule_class.__name__, fused)
 
     def build(self, var_list):
@@ -172,6 +197,9 @@ class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
 
     def _current_rate(self):
         return self.learning_rate
+
+    def _rate_for_keras(self, rate):
+        return super()._rate_for_keras(rate) if self._is_kept_by_keras(rate) else _RateOfEachUpdate(rate)
 
     def _serialize_rate(self):
         return self._serialize_hyperparameter(self._learning_rate)
@@ -226,7 +254,8 @@ class KerasLegacyOptimizer(KerasOptimizerBase, tf.keras.optimizers.legacy.Optimi
             raise ValueError(message(self.rule_class.__name__, problem, expected, "fused=True", fix))
         base = self._set_rule(arguments, groups)
         super().__init__(name or self.rule_class.__name__, **base)
-        self._set_hyper("learning_rate", self.rule.learning_rate)
+        rate = self.rule.learning_rate
+        self._set_hyper("learning_rate", self._rate_for_keras(rate) if callable(rate) else rate)
 
     def _create_slots(self, var_list):
         self._groups.check_groups_match(var_list)

@@ -105,6 +105,16 @@ class TestSchedules:
         for rate in (lambda: 0.5, lambda step: 0.5 * tf.ones_like(step, tf.float32)):
             assert _trained_v1(lambda rate=rate: tf1.SGD(rate), [1.0])[0][0] == 0.5
 
+    @pytest.mark.parametrize("module", [keras, keras_legacy])
+    def test_keras_reads_variables_and_callables_at_each_update(self, module):
+        known = tf.Variable(0.5)
+        for rate in (known, lambda: known.read_value(), lambda step: tf.gather([0.5, 0.25], step)):
+            optimizer, variable = module.SGD(rate), tf.Variable([1.0])
+            for value in (0.5, 0.25):
+                known.assign(value)
+                optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+            assert variable.numpy()[0] == 0.25
+
     def test_the_rate_of_a_keras_optimizer_can_be_set(self):
         for module in (keras, keras_legacy):
             optimizer, variable = module.SGD(0.5), tf.Variable([1.0])
