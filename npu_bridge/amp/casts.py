@@ -20,11 +20,16 @@ class RegisteredCasts(NamedTuple):
 
     Attributes:
       op_lists: the casts of operator types.
-      layers: "half" or "float" for each class name of a Keras layer.
+      layers: "half" or "float" for each class name of a Keras layer. A name such as Softmax is also an operator type.
     """
 
     op_lists: OpLists
     layers: dict[str, str]
+
+    @property
+    def layers_alone(self) -> list[str]:
+        """The sorted class names in `layers` that are not operator types."""
+        return sorted(name for name in self.layers if not _is_operator(name))
 
 
 def half_function(name: str) -> str:
@@ -69,7 +74,7 @@ def registered_casts() -> RegisteredCasts:
         if _is_operator(name):
             add = {_HALF: lists.with_half, _FLOAT: lists.with_float, _PROMOTE: lists.with_promote}[kind]
             lists = add(name)
-        else:
+        if _is_layer(name) and kind != _PROMOTE:
             layers[name] = kind
     return RegisteredCasts(lists, layers)
 

@@ -165,8 +165,8 @@ class Configuration:
             raise TypeError(
                 message(_OWNER, "levels cannot change this model", "a tf.keras.Model", "a model of Keras 3", fix)
             )
-        if self._casts.layers and self.properties.patch_functions:
-            names = ", ".join(sorted(self._casts.layers))
+        if self._casts.layers_alone and self.properties.patch_functions:
+            names = ", ".join(self._casts.layers_alone)
             say_once(
                 logging.WARNING,
                 f"{_OWNER}: {self.level} lowers the precision of operators, not of layers. Expected operator types; "

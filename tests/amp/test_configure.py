@@ -199,6 +199,15 @@ def test_a_layer_registered_to_stay_in_float32_does():
     assert (first.kernel.dtype, second.alpha.dtype) == (tf.float32, tf.float16)
 
 
+def test_a_name_of_an_operator_and_of_a_layer_registers_both(caplog):
+    amp.float_function("Softmax")
+    model = tf.keras.Sequential([layers.Dense(2, input_shape=(3,)), layers.Softmax()])
+    dense, softmax = amp.configure("O2", model=model).model.layers[:2]
+    assert (dense.compute_dtype, softmax.compute_dtype) == ("float16", "float32")
+    assert "Softmax" in amp.configure("O1", model=model).op_lists.floats
+    assert "lowers the precision of operators, not of layers" not in caplog.text
+
+
 def test_a_checkpoint_of_16_bits_is_written_in_float32(tmp_path):
     with tf.Graph().as_default(), amp.configure("O3").building():
         tf1.get_variable("kernel", initializer=[1.5, 2.25])
