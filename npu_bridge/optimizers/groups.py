@@ -125,6 +125,19 @@ def name_of(variable: Any) -> str:
     return variable.name.split(":")[0]
 
 
+def distinct_names(variables: Sequence[Any]) -> list[str]:
+    """Returns variables' names, with numbers after the first variable of a name: `v`, `v:1`, `v:2`.
+
+    In eager execution, variables can share a name.
+    """
+    names: list[str] = []
+    seen: dict[str, int] = {}
+    for name in map(name_of, variables):
+        seen[name] = seen.get(name, -1) + 1
+        names.append(f"{name}:{seen[name]}" if seen[name] else name)
+    return names
+
+
 def _is_match(match, variable, name):
     return (
         re.search(match, name) is not None if isinstance(match, str) else original_variable_of(variable).ref() in match

@@ -10,7 +10,7 @@ from npu_bridge.base.plain_config import to_python_numbers
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.optimizers.fused import PendingUpdate, check_fused_argument, fused_batch_key, update_variables_together
-from npu_bridge.optimizers.groups import name_of
+from npu_bridge.optimizers.groups import distinct_names
 from npu_bridge.optimizers.hypers import rule_arguments_from_config
 from npu_bridge.optimizers.keras_optimizer import COMMON_ARGUMENTS, KerasOptimizerBase
 from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update_dtype
@@ -99,4 +99,4 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
         return self._slots[self._get_variable_index(variable)]
 
     def _slots_by_name(self):
-        return {name_of(variable): slots for variable, slots in zip(self._updated, getattr(self, "_slots", ()))}
+        return dict(zip(distinct_names(self._updated), getattr(self, "_slots", ())))

@@ -14,7 +14,7 @@ from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.collective.exchanges import watch_updates
 from npu_bridge.optimizers import states
 from npu_bridge.optimizers.fused import PendingUpdate, check_fused_argument, fused_batch_key, update_variables_together
-from npu_bridge.optimizers.groups import ParameterGroups, name_of
+from npu_bridge.optimizers.groups import ParameterGroups, distinct_names
 from npu_bridge.optimizers.hypers import (
     compute_hyper_value,
     compute_hyper_values,
@@ -237,7 +237,7 @@ class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
         return self._slots[self._index_dict[self._var_key(variable)]]
 
     def _slots_by_name(self):
-        return {name_of(variable): slots for variable, slots in zip(self._updated, getattr(self, "_slots", ()))}
+        return dict(zip(distinct_names(self._updated), getattr(self, "_slots", ())))
 
 
 class KerasLegacyOptimizer(KerasOptimizerBase, tf.keras.optimizers.legacy.Optimizer):
@@ -280,7 +280,7 @@ class KerasLegacyOptimizer(KerasOptimizerBase, tf.keras.optimizers.legacy.Optimi
         return self._serialize_hyperparameter("learning_rate")
 
     def _slots_by_name(self):
-        return {name_of(variable): self._slots_of(variable) for variable in self._updated}
+        return dict(zip(distinct_names(self._updated), map(self._slots_of, self._updated)))
 
     def _slots_of(self, variable):
         return {slot: self.get_slot(variable, slot) for slot in self._groups.treatment_of(variable).rule.slots()}

@@ -24,8 +24,8 @@ def get_states(count: Any, slots: dict, session: tf.compat.v1.Session | None = N
       slots: slot variables by variable name and slot name.
       session: a session of the TF 1 graph; by default the default session.
     Returns:
-      A dictionary with "step_counter", an int, and for each slot name a dictionary of arrays by variable name. Slots
-      that another rank keeps are left out.
+      A dictionary with "step_counter", an int, and for each slot name a dictionary of arrays by variable name. Further
+      variables of a name are numbered: `v`, `v:1`. Slots that another rank keeps are left out.
     """
     variables: dict[Any, Any] = {_COUNT: count}
     for name, own in slots.items():

@@ -9,7 +9,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.optimizers import states
 from npu_bridge.optimizers.fused import PendingUpdate, check_fused_argument, fused_batch_key, update_variables_together
-from npu_bridge.optimizers.groups import ParameterGroups, name_of
+from npu_bridge.optimizers.groups import ParameterGroups, distinct_names
 from npu_bridge.optimizers.hypers import compute_hyper_values
 from npu_bridge.optimizers.rule import Rule
 from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update_dtype, update_variable
@@ -74,7 +74,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
     def _slots_by_name(self):
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         own = [variable for variable in self._updated if graph is None or variable.graph is graph]
-        return {name_of(variable): self._slots_of(variable) for variable in own}
+        return dict(zip(distinct_names(own), map(self._slots_of, own)))
 
     def _slots_of(self, variable):
         return {slot: self.get_slot(variable, slot) for slot in self._groups.treatment_of(variable).rule.slots()}

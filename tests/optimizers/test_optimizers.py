@@ -266,6 +266,16 @@ def test_a_configuration_has_the_rate_that_was_set(module):
 
 
 @pytest.mark.parametrize("module", [tf1, keras, keras_legacy])
+def test_states_of_variables_with_one_name_are_kept_apart(module):
+    variables, made = [tf.Variable([1.0]), tf.Variable([2.0])], [module.Adam(0.5), module.Adam(0.5)]
+    for optimizer, gradients in zip(made, ([[1.0], [2.0]], [[3.0], [4.0]])):
+        optimizer.apply_gradients(zip(map(tf.constant, gradients), variables))
+    made[1].set_states(made[0].get_states())
+    states = made[1].get_states()["m"]
+    np.testing.assert_allclose([states["Variable"], states["Variable:1"]], [[0.1], [0.2]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("module", [tf1, keras, keras_legacy])
 def test_ranks_cannot_share_an_update_that_needs_the_norm_of_all_gradients(module):
     for make in (lambda: module.LAMB(use_global_norm=True), lambda: module.BertAdam(0.1, max_grad_norm=1.0)):
         with pytest.raises(ValueError, match="is_weight_update_sharding.*all gradients at once"):
