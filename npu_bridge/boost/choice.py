@@ -175,7 +175,9 @@ class _BoostChoice:
     def make_stages(self, is_distributed, variables):
         """Returns the stages for the optimizer; `variables` are its trained variables, or None if unknown."""
         config, made = self.config, []
-        if "less_bn" in self.features and config["less_bn"]["gc_flag"]:
+        if "less_bn" in self.features and config["less_bn"]["gc_flag"] and "dim_reduce" in self.features:
+            self.report_feature("less_bn, gc_flag", "left out, because dim_reduce makes the updates")
+        elif "less_bn" in self.features and config["less_bn"]["gc_flag"]:
             # Weights of a cosine head are normalised, so their mean is not free.
             made.append(CentralizeGradients(skip=("beta", "gamma", "bias", "depthwise", "cosine_kernel")))
             self.report_feature("less_bn, gc_flag", "gradients of kernels are centralised")

@@ -176,6 +176,15 @@ def test_a_basis_has_a_folder_of_its_own_and_is_found_where_it_was_kept_before(t
         make_basis(settings, model.trainable_variables)
 
 
+def test_gradients_are_not_said_to_be_centralised_under_dim_reduce(tmp_path, capsys):
+    np.save(tmp_path / "basis.npy", np.eye(1, 26))
+    sections = {"less_bn": {"fn_flag": False}, "dim_reduce": {"pca_mat_path": str(tmp_path / "basis.npy")}}
+    boost.apply(small_model(), config=manual("less_bn", "dim_reduce", **sections))
+    printed = capsys.readouterr().out
+    assert "less_bn, gc_flag: left out, because dim_reduce makes the updates" in printed
+    assert "centralised" not in printed and "steps along 1 directions" in printed
+
+
 @pytest.mark.slow("a whole training; its steps are compared with numpy by test_subspace_newton.py")
 def test_dim_reduce_trains_a_model_from_a_basis_of_its_checkpoints(tmp_path, capsys):
     model = compiled()
