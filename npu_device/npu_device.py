@@ -66,13 +66,13 @@ class NpuDeviceHandle:
         their dtype.
         """
         if not _open_devices().is_default:
-            _open_devices().is_default = True
             if self._gpus:
                 tf.config.set_visible_devices(self._gpus, "GPU")
             if self._options.deterministic == 1:
                 tf.config.experimental.enable_op_determinism()
             if tf.compat.v1.executing_eagerly_outside_functions():
                 precision.lower_functions(precision.Precision(self._options))
+            _open_devices().is_default = True  # last, so that a call after an error applies the options
         return self
 
     @contextlib.contextmanager

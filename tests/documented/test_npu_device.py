@@ -182,6 +182,21 @@ def test_functions_follow_the_precision_mode(fresh_process, caplog):
     assert "without an effect on TensorFlow's devices: dump_config.enable_dump" in caplog.text
 
 
+def test_options_that_failed_to_apply_are_applied_by_the_next_call(fresh_process, tmp_path):
+    mixlist, ones = tmp_path / "mixlist.json", tf.fill([2, 2], 1.0 + 2.0**-12)
+    mixlist.write_text("{}")
+    npu.global_options().precision_mode = "allow_mix_precision"
+    npu.global_options().modify_mixlist = str(mixlist)
+    handle = npu.open()
+    mixlist.unlink()
+    with pytest.raises(ValueError, match="mixlist.json"):
+        handle.as_default()
+    assert npu.npu_device.global_npu_ctx() is None
+    mixlist.write_text("{}")
+    assert handle.as_default() is npu.npu_device.global_npu_ctx()
+    np.testing.assert_array_equal(tf.function(tf.matmul)(ones, ones), tf.fill([2, 2], 2.0))
+
+
 @pytest.mark.parametrize("generation", ["current", "legacy"])
 @pytest.mark.parametrize("is_function", [True, False])
 def test_the_loss_scale_moves_and_overflows_count_as_iterations(generation, is_function):
