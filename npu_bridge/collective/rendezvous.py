@@ -53,7 +53,17 @@ def run_barrier(
       RanksMissingError: the time limit has passed, or a missing rank has ended.
     """
     limit, store = max_wait_secs(), KeyValueStore(exchange_name)
-    store.put(rank)
+
+    def find_missing():
+        with contextlib.suppress(OSError):  # the store is gone when a job is ending
+            return store.find_missing_ranks(size)
+        return []
+
+    try:
+        store.put(rank)
+    except OSError as error:  # after a restart of Horovod, the store is in rank 0, which can have ended
+        text = describe_missing_ranks([], group_text, "before the job's key-value store ended")
+        raise RanksMissingError(text) from error
     outcome: dict[str, Any] = {}
 
     def run():
@@ -67,24 +77,17 @@ def run_barrier(
     first_secs = min(_WARN_SECS, limit / 2)
     thread.join(first_secs)
     if thread.is_alive():
-        _LOG.warning(
-            "%s",
-            describe_missing_ranks(
-                store.find_missing_ranks(size), group_text, f"for {first_secs:g} of {limit} seconds"
-            ),
-        )
+        since = f"for {first_secs:g} of {limit} seconds"
+        _LOG.warning("%s", describe_missing_ranks(find_missing(), group_text, since))
         thread.join(min(limit - first_secs, threading.TIMEOUT_MAX))
     if thread.is_alive():
         atexit.register(_end_thread, thread, give_up)
-        raise RanksMissingError(
-            describe_missing_ranks(store.find_missing_ranks(size), group_text, f"within {limit} seconds")
-        )
+        raise RanksMissingError(describe_missing_ranks(find_missing(), group_text, f"within {limit} seconds"))
     if "error" in outcome:
-        with contextlib.suppress(OSError):  # the store is gone when a job is ending
-            absent = store.find_missing_ranks(size)
-            if absent:
-                text = describe_missing_ranks(absent, group_text, "before the call failed")
-                raise RanksMissingError(text) from outcome["error"]
+        absent = find_missing()
+        if absent:
+            text = describe_missing_ranks(absent, group_text, "before the call failed")
+            raise RanksMissingError(text) from outcome["error"]
         raise outcome["error"]
     return outcome["value"]
 

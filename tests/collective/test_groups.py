@@ -9,6 +9,7 @@ import pytest
 
 from npu_bridge.collective import groups, rendezvous
 from npu_bridge.collective.groups import WORLD, RankGroups
+from npu_bridge.collective.key_value_server import KeyValueServer
 from npu_bridge.collective.single_process import SingleProcess
 
 
@@ -203,6 +204,18 @@ def test_ranks_that_do_not_come_are_spoken_of_and_waited_for_no_longer_than_the_
     never.set()
     (said,) = caplog.messages
     assert "making group 'pair'" in said and "no call from some rank for 0.5 of 1 seconds. Add the missing call" in said
+
+
+def test_a_rank_whose_store_has_ended_is_told_that_ranks_are_missing(monkeypatch):
+    server = KeyValueServer()
+    location = server.listen("127.0.0.1")
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", location.address)
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(location.port))
+    assert rendezvous.run_barrier(lambda: 5, "first", 0, 2, give_up=lambda: None) == 5
+    server.stop()
+    text = "got no call from some rank before the job's key-value store ended"
+    with pytest.raises(rendezvous.RanksMissingError, match=text):
+        rendezvous.run_barrier(lambda: 5, "second", 0, 2, give_up=lambda: None)
 
 
 def test_what_fails_at_a_meeting_is_raised(monkeypatch):
