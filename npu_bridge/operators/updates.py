@@ -33,7 +33,9 @@ def lars_gradient(
     weight, gradient = tf.convert_to_tensor(weight), tf.convert_to_tensor(gradient)
     weight_decay = tf.cast(weight_decay, weight.dtype)
     weight_norm, gradient_norm = tf.norm(weight), tf.norm(gradient)
-    scale = trust * weight_norm / (gradient_norm + weight_decay * weight_norm + epsilon)
+    # Three numbers added with + become one add_n, which adds them in any order: ranks could differ in a bit.
+    terms = [gradient_norm, weight_decay * weight_norm, tf.cast(epsilon, weight.dtype)]
+    scale = trust * weight_norm / tf.reduce_sum(terms)
     if largest_rate is not None:
         scale = tf.clip_by_value(scale / tf.cast(largest_rate, scale.dtype), 0.0, 1.0)
     return scale * (gradient + weight_decay * weight)

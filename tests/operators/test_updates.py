@@ -39,6 +39,15 @@ def test_lars_has_a_gradient():
     differentiable(lambda w, g: npu_ops.LARSV2(w, g, DECAY, 1.0, hyperpara=1.0), WEIGHT, GRADIENT)
 
 
+def test_lars_adds_in_one_order_in_every_graph():
+    with tf.Graph().as_default(), tf1.Session() as session:
+        scaled = npu_ops.LARSV2(tf.random.normal([3]), tf.random.normal([3]), DECAY, 0.5)
+        metadata = tf1.RunMetadata()
+        session.run(scaled, options=tf1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+    executed = {node.op for part in metadata.partition_graphs for node in part.node}
+    assert "Sum" in executed and "AddN" not in executed
+
+
 def test_lars_of_lists():
     pairs = computed(
         lambda w, g: npu_ops.LARS([w, 2 * w], [g, -g], tf.constant(DECAY), hyperpara=0.1), WEIGHT, GRADIENT
