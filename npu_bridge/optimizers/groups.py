@@ -24,11 +24,13 @@ class VariableTreatment:
       rule: the rule with the hyper-parameters of the variable's group.
       decays: whether weight decay applies.
       adapts_layer: whether the norm of the whole tensor is used, in rules that use norms.
+      has_own_rate: whether the variable's group gives a learning rate, or a rule, which has one.
     """
 
     rule: Rule
     decays: bool
     adapts_layer: bool
+    has_own_rate: bool
 
 
 class ParameterGroups:
@@ -57,11 +59,12 @@ class ParameterGroups:
     def treatment_of(self, variable: Any) -> VariableTreatment:
         """Returns the update rule and settings of a variable; variables with equal settings share one object."""
         name = name_of(variable)
-        rule = next((rule for match, rule in self._groups if _is_match(match, variable, name)), self.rule)
+        own = (self.rule, False)
+        rule, has_own_rate = next((of for match, *of in self._groups if _is_match(match, variable, name)), own)
         decays = self._may_decay(variable) and not _is_any_match(rule.exclude_from_weight_decay, name)
         of_layers = getattr(rule, "exclude_from_layer_adaptation", None)
         adapts_layer = decays if of_layers is None else not _is_any_match(of_layers, name)
-        treatment = VariableTreatment(rule, decays, adapts_layer)
+        treatment = VariableTreatment(rule, decays, adapts_layer, has_own_rate)
         return self._treatments.setdefault(treatment, treatment)
 
     def check_groups_match(self, variables: Sequence[Any]) -> None:
@@ -76,7 +79,7 @@ class ParameterGroups:
         if not tf.executing_eagerly():
             variables = [*variables, *tf.compat.v1.trainable_variables()]
         names = [name_of(variable) for variable in variables]
-        for number, (match, _) in enumerate(self._groups):
+        for number, (match, *_) in enumerate(self._groups):
             if any(_is_match(match, variable, name) for variable, name in zip(variables, names)):
                 continue
             hint = did_you_mean(match, names if isinstance(match, str) else (), f"Match one of {', '.join(names[:5])}.")
@@ -109,7 +112,9 @@ class ParameterGroups:
             check_pattern(where, "its match", match)
         else:
             match = tuple(keras3.tensorflow_variable_of(variable).ref() for variable in match)
-        return match, dataclasses.replace(self.rule, **values) if rule_name is None else rule_class(**values)
+        if rule_name is not None:
+            return match, rule_class(**values), True
+        return match, dataclasses.replace(self.rule, **values), "learning_rate" in values
 
 
 def _find_rule(name, owner):

@@ -115,7 +115,7 @@ class KerasOptimizerBase:
 
     def _settable_rate(self, treatment):
         """Returns the learning rate that can be set; None for variables whose group has a separate rate."""
-        return self._current_rate() if treatment.rule.learning_rate is self.rule.learning_rate else None
+        return None if treatment.has_own_rate else self._current_rate()
 
     def _slots_by_name(self) -> dict:
         raise NotImplementedError

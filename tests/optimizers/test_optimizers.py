@@ -155,6 +155,13 @@ class TestGroups:
         expected = [0.5, 0.5, 1.0] if is_named else [0.5, 1.0, 0.75]
         assert [variable.numpy()[0] for variable in variables] == expected
 
+    def test_the_rate_of_a_group_stays_even_if_it_is_the_rate_of_the_optimizer(self):
+        rate, variables = 0.25, self._variables()
+        optimizer = keras.SGD(rate, groups=[{"match": "bias", "lr": rate}, {"match": "head", "weight_decay": 0.0}])
+        optimizer.learning_rate = 0.5
+        optimizer.apply_gradients([(tf.constant([1.0]), variable) for variable in variables])
+        assert [variable.numpy()[0] for variable in variables] == [0.5, 0.75, 0.5]
+
     def test_a_group_without_variables_lists_near_names(self):
         optimizer = keras.SGD(0.5, groups=[{"match": "dense/kernle", "lr": 0.1}])
         with pytest.raises(ValueError, match="group 0 matches no variable.*Did you mean 'dense/kernel'"):
