@@ -14,7 +14,6 @@ from npu_bridge.collective import horovod_restart, rendezvous, thread_priority, 
 from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.collective.several_ranks import SeveralRanks
 from npu_bridge.collective.transfer_tensors import (
-    all_reduce_dtype,
     move_as_bits,
     prevent_folding,
     prevent_op_merging,
@@ -68,7 +67,7 @@ class HorovodCommunicator(SeveralRanks):
         return prevent_op_merging(total)
 
     def reduce(self, tensor, reduction, name):
-        (wide,) = prevent_folding([tf.cast(tensor, all_reduce_dtype(tensor.dtype))])
+        (wide,) = prevent_folding([tf.cast(tensor, self._wide_dtype(tensor.dtype))])
         hvd = self._hvd
         operation = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min, "prod": hvd.Product}[reduction]
         reduced = self._run_collective(hvd.allreduce, name, wide, op=operation)

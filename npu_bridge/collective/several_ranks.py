@@ -27,10 +27,14 @@ class SeveralRanks(Communicator):
     def _broadcast_numbers(self, tensor, root_rank, name):
         """Broadcasts a tensor of any dtype except strings; arguments as for `broadcast`."""
 
+    def _wide_dtype(self, dtype):
+        """Returns the dtype in which the engine combines tensors of `dtype`."""
+        return all_reduce_dtype(dtype)
+
     def all_reduce(self, tensors, name, average=True, prescale=1.0, after=()):
         results = [None] * len(tensors)
         for dtype, positions in _positions_by_dtype(tensors).items():
-            wide = [tf.cast(tensors[position], all_reduce_dtype(dtype)) for position in positions]
+            wide = [tf.cast(tensors[position], self._wide_dtype(dtype)) for position in positions]
             if prescale == 1.0:
                 vector = concatenate(prevent_folding(wide))
             else:

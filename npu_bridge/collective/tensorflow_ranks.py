@@ -23,7 +23,7 @@ from npu_bridge.collective import rendezvous, tensorflow_server, wire_names
 from npu_bridge.collective.first_run import collectives_in
 from npu_bridge.collective.key_value_store import KeyValueStore
 from npu_bridge.collective.several_ranks import SeveralRanks
-from npu_bridge.collective.transfer_tensors import all_reduce_dtype, move_as_bits, prevent_op_merging
+from npu_bridge.collective.transfer_tensors import move_as_bits, prevent_op_merging
 from npu_bridge.collective.wire_names import name_collective
 from npu_bridge.graph.run import run_of, run_of_call
 
@@ -72,8 +72,11 @@ class TensorFlowCommunicator(SeveralRanks):
             return total
         return total * tf.cast(1 / self.size, total.dtype) if total.dtype.is_floating else total // self.size
 
+    def _wide_dtype(self, dtype):
+        return _WIDER.get(dtype, super()._wide_dtype(dtype))
+
     def reduce(self, tensor, reduction, name):
-        wide = tf.cast(tensor, _WIDER.get(tensor.dtype, all_reduce_dtype(tensor.dtype)))
+        wide = tf.cast(tensor, self._wide_dtype(tensor.dtype))
         return tf.cast(self._reduce_padded(wide, reduction, name), tensor.dtype)
 
     def reduce_scatter(self, tensor, reduction, name):

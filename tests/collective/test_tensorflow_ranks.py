@@ -53,6 +53,7 @@ def exchange(dtype):
         }
         if dtype != "bool":
             found["sum"] = ranks.reduce(own[:3], "sum", "sum")
+            found["sums"] = ranks.all_reduce([own[:3], own[1:3]], "sums", average=False)
             found["largest"] = ranks.reduce(own[:3], "max", "max")
             found["part"] = ranks.reduce_scatter(own[:2], "sum", "part")
         if own.dtype.is_floating:
