@@ -315,7 +315,7 @@ def _broadcast_item(call, item, root_rank):
     if isinstance(item, tf.Variable):
         assigned = item.assign(sent, read_value=False)
         with tf.control_dependencies([] if assigned is None else [assigned]):
-            return tf.identity(sent)
+            sent = tf.identity(sent)
     return forbid_gradient(sent, "hccl_ops.broadcast")
 
 

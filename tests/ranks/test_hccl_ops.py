@@ -220,6 +220,7 @@ def test_the_gradient_of_a_sum_is_the_sum_of_the_gradients(on_ranks):
         lambda x: hccl_ops.reduce(x, "sum", 0),
         lambda x: hccl_ops.allgather(x, 1),
         lambda x: hccl_ops.broadcast([x * 1.0], 0)[0],
+        lambda x: hccl_ops.broadcast([x], 0)[0],
         lambda x: hccl_ops.reduce_scatter(x, "sum", 1),
         lambda x: hccl_ops.all_to_all_v(x, [2], [0], [2], [0]),
         lambda x: hccl_ops.all_to_all_v_c(x, [[2]], 0),
