@@ -14,7 +14,7 @@ from npu_bridge.base.arguments import check_instance
 from npu_bridge.base.errors import message, shown
 from npu_bridge.base.terminal import echo
 from npu_bridge.base.tf_internals.training import compile_arguments
-from npu_bridge.boost.config import BoostConfig
+from npu_bridge.boost.config import FEATURES, BoostConfig
 from npu_bridge.boost.subspace_model import make_basis, train_as_compiled, train_in_subspace
 from npu_bridge.boost.thinning import less_batch_norm, with_cosine_head
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
@@ -22,7 +22,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.optimizers.subspace.newton import SubspaceNewton
 from npu_bridge.stages import Accumulate, Adasum, CentralizeGradients, Freeze, FreezeSchedule
 
-_SECTIONS_OF_FEATURES = ("less_bn", "grad_freeze", "grad_accumulation", "dim_reduce")
+_FEATURES_OF_KEYS = {"common.device_number": "adasum"}  # all other keys of a feature are in its section
 _FREEZE_KINDS = ("continuous", "interval")
 # Features that dim_reduce excludes: they need the gradients of each step, or losses of other batches or weights.
 _EXCLUDED_BY_DIM_REDUCE = ("grad_freeze", "adasum", "grad_accumulation", "loss_scale_group")
@@ -122,12 +122,12 @@ class _BoostChoice:
         mode = self.config["boost"]["mode"]
         for place in sorted(self.config.given):
             section, _, key = place.partition(".")
-            value = self.config[section][key]
+            value, feature = self.config[section][key], _FEATURES_OF_KEYS.get(place, section)
             if section == "boost" and key != "mode" and value is not (key in self.features):
                 because = f"the mode is {mode!r}" if mode != "manual" else f"the level is {level}"
                 self.lines.append(f"{place} = {value} has no effect, because {because}")
-            elif section in _SECTIONS_OF_FEATURES and section not in self.features:
-                self.lines.append(f"{place} = {value} has no effect, because {section} is off")
+            elif feature in FEATURES and feature not in self.features:
+                self.lines.append(f"{place} = {value} has no effect, because {feature} is off")
 
     def resolve_feature_conflicts(self, manager):
         """Raises ValueError for features that exclude each other; the mode "enable_all" leaves out one side instead."""

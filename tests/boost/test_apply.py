@@ -96,11 +96,13 @@ def test_level_0_only_averages(capsys):
 
 
 def test_keys_without_effect_are_said(capsys):
-    config = {"boost": {"adasum": True}, "grad_accumulation": {"grad_accumulation_step": 4}, "common": {}}
+    config = {"boost": {"adasum": True}, "grad_accumulation": {"grad_accumulation_step": 4}}
+    config["common"] = {"device_number": 4}
     boost.apply(tf.keras.optimizers.SGD(0.1), "O0", config)
     printed = capsys.readouterr().out
     assert "boost.adasum = True has no effect, because the mode is 'auto'" in printed
     assert "grad_accumulation.grad_accumulation_step = 4 has no effect, because grad_accumulation is off" in printed
+    assert "common.device_number = 4 has no effect, because adasum is off" in printed
 
 
 @pytest.mark.parametrize("other", ["grad_freeze", "adasum", "grad_accumulation"])
