@@ -80,5 +80,4 @@ INHERITED: dict[str, tuple[str, ...]] = {
     ),
     "tensorflow.estimator.CheckpointSaverHook": ("_checkpoint_dir", "_get_saver", "_save", "_timer"),
     "tensorflow.estimator.LoggingTensorHook": ("_current_tensors", "_iter_count"),
-    "tensorflow.compat.v1.distribute.Strategy": ("_scale_loss_for_estimator_enabled",),
 }

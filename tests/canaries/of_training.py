@@ -200,6 +200,24 @@ def _():
     expect(callers.callbacks_in_training() == [], "callbacks are found where none trains")
 
 
+@canary_of(callers.is_called_by_keras, eagerly=True)
+def _():
+    found = []
+
+    class Watched(tf.distribute.OneDeviceStrategy):
+        def experimental_distribute_dataset(self, dataset, options=None):
+            found.append(callers.is_called_by_keras())
+            return dataset
+
+    strategy = Watched("/cpu:0")
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
+        model.compile("sgd", "mse")
+    model.fit(np.ones([1, 1]), np.ones([1, 1]), verbose=0)
+    strategy.experimental_distribute_dataset(None)
+    expect(found == [True, False], f"calls of `fit` and of a script are distinguished as {found}")
+
+
 @canary_of(training.is_graph_network, training.steps_per_execution, eagerly=True)
 def _():
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
@@ -420,7 +438,6 @@ def instance_of(path):
         "tensorflow.estimator.RunConfig": tf.estimator.RunConfig,
         "tensorflow.estimator.CheckpointSaverHook": lambda: tf.estimator.CheckpointSaverHook("/nowhere", save_steps=1),
         "tensorflow.estimator.LoggingTensorHook": _begun_logging_hook,
-        "tensorflow.compat.v1.distribute.Strategy": lambda: v1.distribute.OneDeviceStrategy("/cpu:0"),
     }
     return made[path]()
 

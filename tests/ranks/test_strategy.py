@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, npu_distributed_optimizer_wrapper
 from npu_bridge.estimator.npu.npu_strategy import NPUStrategy
 from tests.ranks.ways import AtEnd
 
@@ -60,3 +62,18 @@ def test_a_strategy_of_one_device_that_is_left_in_a_script(on_ranks, tmp_path):
 
 def test_two_ranks(on_ranks, tmp_path):
     assert on_ranks(2, train, str(tmp_path)) == [([0, 2], 2, -4.0), ([1, 3], 2, -4.0)]
+
+
+def fit(in_scope):
+    """On a rank: the steps that `fit` has made in three epochs of four batches, and the weights."""
+    with NPUStrategy().scope() if in_scope else contextlib.nullcontext():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", input_shape=(1,))])
+        model.compile(npu_distributed_optimizer_wrapper(tf.keras.optimizers.SGD(0.1)), "mse")
+    rows = np.linspace(0.0, 1.0, 32, dtype=np.float32)[:, np.newaxis] + collective.current().rank
+    model.fit(rows, 3.0 * rows, batch_size=8, epochs=3, shuffle=False, verbose=0)
+    return int(model.optimizer.iterations), [weight.tolist() for weight in model.get_weights()]
+
+
+def test_keras_trains_in_the_scope_as_without_a_strategy(on_ranks):
+    without = on_ranks(2, fit, False)
+    assert on_ranks(2, fit, True) == without and without[0] == without[1] and without[0][0] == 12

@@ -40,6 +40,11 @@ def is_building_evaluation() -> bool:
     return next(modes, "train") != "train"
 
 
+def is_called_by_keras() -> bool:
+    """Returns whether Keras called the function that calls this one (`DataHandler`, Keras 2.15 and 3.15)."""
+    return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] in ("keras", "tf_keras")
+
+
 def _frames() -> Iterator[types.FrameType]:
     """Yields the frames of the caller and of its callers, innermost first."""
     frame: types.FrameType | None = sys._getframe(1)

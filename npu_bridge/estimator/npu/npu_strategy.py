@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import message, shown
+from npu_bridge.base.tf_internals.callers import is_called_by_keras
 
 __all__ = ["NPUStrategy"]
 
@@ -19,7 +18,7 @@ class NPUStrategy(tf.compat.v1.distribute.OneDeviceStrategy):
 
     Pass it as `RunConfig(train_distribute=NPUStrategy())` or use its `scope()`. The strategy shards data, but does not
     reduce gradients: wrap the optimizer with `npu_distributed_optimizer_wrapper`. The wrapper averages gradients, so
-    the strategy stops Estimators from dividing the loss by the number of replicas.
+    neither Estimators nor Keras divide the loss by the number of ranks: inside a replica, this number is 1.
 
     Args:
       device: must be "/cpu:0".
@@ -37,11 +36,15 @@ class NPUStrategy(tf.compat.v1.distribute.OneDeviceStrategy):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of ranks: every step trains on one batch of each rank."""
-        return collective.current().size
+        """The number of ranks: every step trains on one batch of each rank. Inside a replica, the number is 1."""
+        replica = tf.distribute.get_replica_context()
+        return 1 if replica is not None and replica.strategy is self else collective.current().size
 
     def experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any = None) -> tf.data.Dataset:
         """Returns the shard of a dataset for this rank: `dataset.shard(number of ranks, rank)`.
+
+        Keras has already counted the steps of an epoch when it calls this method, so it gets the dataset itself: for
+        `fit`, shard the data in the script.
 
         Args:
           dataset: the whole dataset. If its elements are batches, they keep their size.
@@ -49,8 +52,4 @@ class NPUStrategy(tf.compat.v1.distribute.OneDeviceStrategy):
         """
         del options
         ranks = collective.current()
-        return dataset.shard(ranks.size, ranks.rank)
-
-    @contextlib.contextmanager
-    def _scale_loss_for_estimator_enabled(self) -> Iterator[None]:
-        yield
+        return dataset if is_called_by_keras() else dataset.shard(ranks.size, ranks.rank)
