@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.environment import MEMORY_FOLDER
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, NPUCheckpointSaverHook
@@ -205,6 +206,26 @@ def test_what_rank_0_has_saved_is_there_when_training_ends(on_ranks, tmp_path, k
     of_rank_0, of_rank_1 = on_ranks(2, train_and_read, str(tmp_path), kind)
     assert of_rank_0 == of_rank_1
     assert [name for name in of_rank_1 if isinstance(name, str)] == ["model.ckpt-3", "model.ckpt-5"]
+
+
+def train_with_a_saver_of_rank_0(folder):
+    """On a rank of a job that keeps state in memory: trains longer than until the first copy."""
+    communicator = collective.current()
+    memory = os.path.join(folder, f"memory_{communicator.rank}")
+    os.mkdir(memory, 0o700)
+    os.environ[MEMORY_FOLDER] = memory
+    hooks = [NPUCheckpointSaverHook(folder, save_steps=50)] if communicator.rank == 0 else []
+    config = NPURunConfig(model_dir=folder, save_checkpoints_steps=100, log_step_count_steps=None)
+    try:
+        estimator = NPUEstimator(model_fn, config=config, params={"seed": 1, "size": communicator.size})
+        estimator.train(input_fn_of_this_rank(), hooks, max_steps=12)
+    finally:
+        del os.environ[MEMORY_FOLDER]
+    return os.path.basename(estimator.latest_checkpoint())
+
+
+def test_a_saver_of_rank_0_alone_stops_no_rank_that_keeps_copies_in_memory(on_ranks, tmp_path):
+    assert on_ranks(2, train_with_a_saver_of_rank_0, str(tmp_path)) == ["model.ckpt-12"] * 2
 
 
 def save_in(folder, own_folders, write_state):

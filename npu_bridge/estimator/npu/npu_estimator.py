@@ -281,11 +281,13 @@ class NPUEstimator(tf.estimator.Estimator):
             worker_hooks.append(tf.compat.v1.train.LoggingTensorHook(tensors, every_n_iter=every_n_steps))
             worker_hooks.append(FailureHook(self.model_dir))  # rank 0 has a ReportHook
         secs, save_steps = self.config.save_checkpoints_secs, self.config.save_checkpoints_steps
-        has_saver = _has_hook(given, tf.estimator.CheckpointSaverHook)
+        # Rank 0 saves, perhaps with a saver or an interval that a script gives to rank 0 alone.
+        of_rank = [bool(secs or save_steps), _has_hook(given, tf.estimator.CheckpointSaverHook)]
+        has_interval, has_saver = gather_values(of_rank, "npu_estimator_saves")[0]
         worker_hooks = _WithNanLossHook(worker_hooks)
         if not self.config.cluster_spec:
             # The base class adds its saver at this place. Every rank is the chief of its own session.
-            is_saving = bool(secs or save_steps) and not has_saver
+            is_saving = has_interval and not has_saver
             sync = SyncBeforeSavingHook(save_steps or None, is_saving)
             scaffold, chief_hooks = estimator_spec.scaffold, [sync]
             if collective.current().size > 1 and every_n_steps and not _has_hook(given, StragglerHook):
@@ -299,7 +301,7 @@ class NPUEstimator(tf.estimator.Estimator):
             chief_hooks = [BeginEventsHook(self.model_dir), *estimator_spec.training_chief_hooks]
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
         hooks, estimator_spec, stop = self._stop_ranks_together(hooks, estimator_spec)
-        if secs or save_steps or has_saver:  # otherwise stopping would lose all training
+        if has_interval or has_saver:  # otherwise stopping would lose all training
             hooks = [*hooks, self._stop_hook]
         given_start = self._warm_start_settings
         self._warm_start_settings = given_start and remove_missing_state(given_start)  # variables of this graph
