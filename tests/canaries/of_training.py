@@ -348,12 +348,12 @@ def _():
     expect(savers.folder_of_saver_hook(hook) == "folder", "it saves to another folder")
 
 
-@canary_of(savers.has_listeners)
+@canary_of(savers.listeners_of)
 def _():
     hook = tf.estimator.CheckpointSaverHook("folder", save_steps=1, listeners=[v1.train.CheckpointSaverListener()])
-    expect(savers.has_listeners(hook), "its listeners are elsewhere")
+    expect(savers.listeners_of(hook), "its listeners are elsewhere")
     hook = tf.estimator.CheckpointSaverHook("folder", save_steps=1)
-    expect(not savers.has_listeners(hook), "it has listeners by itself")
+    expect(not savers.listeners_of(hook), "it has listeners by itself")
 
 
 @canary_of(savers.bulk_saver_builder)

@@ -71,6 +71,31 @@ def _asked_by_rank_1(folder):
     return at_end.values["global_step:0"]
 
 
+class _Done(tf.estimator.CheckpointSaverListener):
+    def after_save(self, session, global_step_value):
+        return global_step_value >= 2
+
+
+def _with_chief_hook(features, labels, mode):
+    hooks = [_StopAfter(3)] if collective.current().rank == 1 else []
+    return _model_fn(features, labels, mode)._replace(training_chief_hooks=hooks)
+
+
+def _asked_elsewhere(folder):
+    """On a rank: the steps that trainings ended with, which a listener of rank 0 and a chief hook of rank 1 stop."""
+    steps = []
+    for name, model_fn, listeners in (("listener", _model_fn, [_Done()]), ("chief", _with_chief_hook, None)):
+        config = NPURunConfig(model_dir=os.path.join(folder, name), save_checkpoints_steps=2, log_step_count_steps=None)
+        at_end = AtEnd()
+        NPUEstimator(model_fn, config=config).train(_input_fn, [at_end], max_steps=10, saving_listeners=listeners)
+        steps.append(at_end.values["global_step:0"])
+    return steps
+
+
+def test_a_listener_and_a_chief_hook_of_one_rank_stop_all_ranks(on_ranks, tmp_path):
+    assert on_ranks(2, _asked_elsewhere, str(tmp_path)) == [[3, 4]] * 2
+
+
 @in_graph
 def _in_a_monitored_session():
     train_op, at_end = _train_op(), AtEnd()
@@ -171,6 +196,23 @@ def test_only_hooks_that_decide_by_themselves_are_asked_for():
         and can_hook_request_stop(inherits(3))
         and not any(map(can_hook_request_stop, undecided))
     )
+
+
+def _ask(run_context):
+    run_context.request_stop()
+
+
+def _decorated(method):
+    return lambda *arguments: method(*arguments)
+
+
+def test_a_request_is_found_in_a_helper_a_decorated_method_and_an_inner_hook():
+    kind = tf.estimator.SessionRunHook
+    by_helper = type("ByHelper", (kind,), {"after_run": lambda self, context, values: _ask(context)})()
+    decorated = type("Decorated", (kind,), {"after_run": _decorated(_StopAfter.after_run)})()
+    outer, quiet = AtEnd(), type("Quiet", (kind,), {"after_run": _decorated(AtEnd.end)})()
+    outer.inner = [_StopAfter(3)]
+    assert all(map(can_hook_request_stop, (by_helper, decorated, outer))) and not can_hook_request_stop(quiet)
 
 
 def test_the_best_checkpoint_replaces_an_older_one(graph, tmp_path):

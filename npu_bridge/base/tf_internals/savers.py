@@ -34,9 +34,9 @@ def folder_of_saver_hook(hook: tf.estimator.CheckpointSaverHook) -> str:
     return hook._checkpoint_dir
 
 
-def has_listeners(hook: tf.estimator.CheckpointSaverHook) -> bool:
-    """Returns whether a checkpoint hook has listeners (`CheckpointSaverHook._listeners`, TF 2.15)."""
-    return bool(hook._listeners)
+def listeners_of(hook: tf.estimator.CheckpointSaverHook) -> list:
+    """Returns the listeners of a checkpoint hook (`CheckpointSaverHook._listeners`, TF 2.15)."""
+    return hook._listeners
 
 
 def set_steps_per_run(hook: tf.estimator.CheckpointSaverHook, steps: int) -> None:

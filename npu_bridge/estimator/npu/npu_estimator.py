@@ -51,7 +51,7 @@ from npu_bridge.reporting.progress_line import format_start
 from npu_bridge.reporting.report_hook import places_of_ranks
 from npu_bridge.session.devices import provide_cpu_devices
 from npu_bridge.session.precision import Precision, PrecisionHook, PrecisionSummaryHook
-from npu_bridge.session.stop_together import StopTogether, can_hook_request_stop
+from npu_bridge.session.stop_together import stop_ranks_together
 
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
@@ -300,7 +300,7 @@ class NPUEstimator(tf.estimator.Estimator):
         if _has_hook((*given, *hooks), TensorBoardHook):
             chief_hooks = [BeginEventsHook(self.model_dir), *estimator_spec.training_chief_hooks]
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
-        hooks, estimator_spec, stop = self._stop_ranks_together(hooks, estimator_spec)
+        hooks, estimator_spec, stop = stop_ranks_together(hooks, estimator_spec, saving_listeners)
         if has_interval or has_saver:  # otherwise stopping would lose all training
             hooks = [*hooks, self._stop_hook]
         given_start = self._warm_start_settings
@@ -321,16 +321,6 @@ class NPUEstimator(tf.estimator.Estimator):
                     hook.release_folder()
                 if isinstance(hook, MetricsHook):
                     hook.close()  # after an error, nothing else closes it
-
-    def _stop_ranks_together(self, hooks, spec):
-        """Replaces all hooks that can stop a single rank by one hook that stops all ranks together."""
-        of_spec = list(spec.training_hooks)
-        stop = StopTogether([hook for hook in [*hooks, *of_spec] if can_hook_request_stop(hook)])
-        spec = spec._replace(training_hooks=[hook for hook in of_spec if not can_hook_request_stop(hook)])
-        hooks = [hook for hook in hooks if not can_hook_request_stop(hook)]
-        # Perhaps only one rank has hooks that can stop it.
-        is_needed = any(gather_values(stop.has_hooks, "npu_estimator_may_stop"))
-        return [*hooks, *([stop] if is_needed else [])], spec, stop
 
     def _find_end_together_hook(self, hooks):
         """Returns the `EndTogether` among the hooks, or None; raises ValueError if the options exclude such a hook."""

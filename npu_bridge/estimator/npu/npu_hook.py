@@ -14,7 +14,7 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.base.held_folders import FolderHeldError
 from npu_bridge.base.session_wrapper import add_engine
 from npu_bridge.base.terminal import logger
-from npu_bridge.base.tf_internals.savers import has_listeners, set_steps_per_run
+from npu_bridge.base.tf_internals.savers import listeners_of, set_steps_per_run
 from npu_bridge.estimator.npu.checks import (
     check_nonnegative_integer,
     check_output_of_tensors,
@@ -203,17 +203,16 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         super().__init__(checkpoint_dir, save_secs, save_steps, saver, checkpoint_basename, scaffold, listeners)
         self._checkpoint_basename = checkpoint_basename
         self._has_failed_save = False
+        # Of a listener; `stop_ranks_together` replaces it.
+        self.pass_on_request = tf.estimator.SessionRunContext.request_stop
         self._hold = None
         self._release = None
         self._background = None
 
     def begin(self):
         self.release_folder()
-        self._runs, self._last_global_step, self._largest_increase = (
-            0,
-            None,
-            0,
-        )  # the largest increase of the global step in a run
+        self._runs, self._last_global_step = 0, None
+        self._largest_increase = 0  # of the global step in a run
         self._hold = hold_model_dir(self._checkpoint_dir)
         self._release = weakref.finalize(self, self._hold.release)  # `end` is not called after an error
         self._background = BackgroundSaver(memory_checkpoints(self._checkpoint_dir), self._hold)
@@ -224,12 +223,15 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
     def after_create_session(self, session, coord):
         with failing_if_disk_full(os.path.join(self._checkpoint_dir, "graph.pbtxt")):
             super().after_create_session(session, coord)
-        self._background.waits = has_listeners(self)
+        self._background.waits = bool(listeners_of(self))
 
     def after_run(self, run_context, run_values):
         self._set_expected_steps_per_run(run_values.results, run_context.session)
         self._tolerate_failed_save(self._background.raise_write_error)
-        self._tolerate_failed_save(super().after_run, run_context, run_values)
+        own = tf.estimator.SessionRunContext(run_context.original_args, run_context.session)
+        self._tolerate_failed_save(super().after_run, own, run_values)
+        if own.stop_requested:
+            self.pass_on_request(run_context)
 
     def _tolerate_failed_save(self, action, *arguments):
         try:
