@@ -15,6 +15,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.errors import message
 from npu_bridge.graph.run import SessionRun, run_of
+from npu_bridge.session.iterations import steps_per_run
 
 _OWNER = "EndTogether"
 _NEXT = "hook.next_of(dataset), called where the graph is built"
@@ -36,7 +37,7 @@ class EndTogether(tf.estimator.SessionRunHook):
     Attributes:
       is_last: boolean scalar tensor, set by `next_of`: whether any rank has its last batch in this run.
     Raises:
-      ValueError: a training begins but `next_of` was not called.
+      ValueError: a training begins but `next_of` was not called, or a run trains several steps.
     Ranks: every rank needs the hook.
     """
 
@@ -80,11 +81,15 @@ class EndTogether(tf.estimator.SessionRunHook):
             )
 
     def before_run(self, run_context):
-        """Fetches `is_last` along with a training step."""
+        """Fetches `is_last` along with a training step; raises ValueError if the run trains several steps."""
         asked = run_context.original_args
         run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
         if run not in self._takes_batch:
             self._takes_batch[run] = run.trains and self._batch in run.ops
+            steps = steps_per_run(run_context.session, run) if self._takes_batch[run] else 1
+            if steps > 1:
+                problem, got = "the hook must see each single batch of a rank", f"iterations_per_loop={steps}"
+                raise ValueError(message(_OWNER, problem, "single steps", got, "Leave the loop of steps out."))
         return tf.estimator.SessionRunArgs(self.is_last if self._takes_batch[run] else [])
 
     def after_run(self, run_context, run_values):

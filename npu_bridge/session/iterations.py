@@ -33,7 +33,7 @@ from npu_bridge.collective.order_on_the_wire import gradient_all_reduces
 from npu_bridge.graph.loop import InGraphLoop, NotLoopableError, put_in_loop
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.overlapped_loop import put_in_overlapped_loop
-from npu_bridge.graph.run import run_of
+from npu_bridge.graph.run import SessionRun, run_of
 from npu_bridge.options import of_graph
 from npu_bridge.session.overlapped_steps import OverlappedSteps
 from npu_bridge.session.precision import precision_of_session, sharing_one_policy
@@ -79,10 +79,16 @@ def train_in_loops(session: Any, steps_per_run: int) -> None:
     loops.steps_per_run = steps_per_run
 
 
-def steps_per_run(session: Any) -> int:
-    """Returns the number of training steps in one run of a session; 1 by default."""
+def steps_per_run(session: Any, run: SessionRun | None = None) -> int:
+    """Returns the number of training steps in one run of a session; 1 by default.
+
+    Args:
+      run: the run; a run without an `IterationOp` trains a single step. None means a run with an `IterationOp`.
+    """
     loops = find_engine(session, _LoopEngine)
-    return loops.steps_per_run if loops is not None else 1
+    if loops is None or (run is not None and not _iteration_ops_of(run, session.graph)):
+        return 1
+    return loops.steps_per_run
 
 
 def take_run_metadata(session: Any) -> config_pb2.RunMetadata | None:
@@ -124,9 +130,8 @@ class _LoopEngine(SessionEngine):
         fed = tuple(sorted(tensor.name for tensor in request.fed))
         kind = (tuple(element.name for element in request.requested_elements), fed)
         if kind not in self._steps_of_run:
-            names = {ITERATION_OP, *session.graph.get_collection(_KEY)}
-            ops = run_of(session.graph, request.requested_elements, fed).ops
-            self._steps_of_run[kind] = tuple(op.name for op in ops if op.name in names)
+            run = run_of(session.graph, request.requested_elements, fed)
+            self._steps_of_run[kind] = _iteration_ops_of(run, session.graph)
         step = self._steps_of_run[kind]
         if not step:
             return None
@@ -235,6 +240,12 @@ class LoopThreadChoice:
             self._settled = POOL
         elif len(self._secs[CALLER]) == _TRIALS:
             self._settled = min(self._secs, key=lambda each: min(self._secs[each]))
+
+
+def _iteration_ops_of(run, graph):
+    """Returns the names of the training steps in a run that a loop repeats."""
+    names = {ITERATION_OP, *graph.get_collection(_KEY)}
+    return tuple(op.name for op in run.ops if op.name in names)
 
 
 def _is_trace_requested(request):

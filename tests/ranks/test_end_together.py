@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
-from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
+from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, SetIterationsVarHook
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPUDistributedOptimizer
 from npu_bridge.session import EndTogether, EndTogetherCallback
 from npu_bridge.session.end_together import with_has_next_flag
@@ -157,6 +157,15 @@ def test_what_cannot_be_looked_ahead_is_refused():
     words = ("a tf.data.Dataset", "hook.next_of", "a tf.data.Dataset", "TF 1 graph", "iterations_per_loop=2")
     for text, word in zip(_refusals(), words):
         assert word in text, text
+
+
+@in_graph
+def test_a_loop_of_steps_in_a_monitored_session_is_refused():
+    end, loops = EndTogether(), SetIterationsVarHook(2)
+    train_op = tf.group(_train_op(*end.next_of(_dataset())), name="IterationOp")
+    with pytest.raises(ValueError, match="each single batch of a rank.*got iterations_per_loop=2"):
+        with tf1.train.MonitoredTrainingSession(hooks=[end, loops]) as session:
+            session.run(train_op)
 
 
 def test_looking_ahead_changes_no_element_and_goes_through_the_data_once():
