@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,8 +17,9 @@ def run_with_hooks(session: tf.compat.v1.Session, hooks: Sequence[tf.estimator.S
     """Calls hooks around every `run` of an existing session; does nothing without hooks.
 
     A hook's `before_run` and `after_run` are called as in a MonitoredSession; its `end` is called whenever the session
-    closes. `begin` and `after_create_session` are not called, because the graph can be incomplete and can grow. Runs
-    through `make_callable` and `partial_run` call no hooks.
+    closes. `begin` and `after_create_session` are not called, because the graph can be incomplete and can grow. Keras
+    trains, evaluates and predicts in a graph with hooks, too. Runs through `make_callable` and `partial_run` call no
+    hooks.
     """
     if hooks:
         add_engine(session, _HookEngine(hooks))
@@ -38,7 +40,31 @@ class TrainingHook(tf.estimator.SessionRunHook):
         """Called before a session that has trained closes; subclasses override this method."""
 
 
-class TrainingHookEngine(SessionEngine):
+class _CallsAsRuns(SessionEngine):
+    """Makes runs, which have hooks, of the calls of prepared functions, by which Keras trains in a graph."""
+
+    def has_hooks_around(self, session: tf.compat.v1.Session, callable_options: Any) -> bool:
+        """Returns whether hooks are to be called around a call now."""
+        return True
+
+    def prepare_call(self, session, callable_options):
+        """Prepares a function, which runs the session if the call has hooks around it."""
+        call = self.inner.prepare_call(session, callable_options)
+        if callable_options.tensor_connection:
+            return call
+
+        def run_or_call(*values, run_metadata=None):
+            if not self.has_hooks_around(session, callable_options):
+                return call(*values, run_metadata=run_metadata)
+            fetched, options = callable_options.fetch, callable_options.run_options
+            asked = [session.graph.as_graph_element(name) for name in (*fetched, *callable_options.target)]
+            feeds = dict(zip(callable_options.feed, values))
+            return session.run(asked, feeds, options, run_metadata)[: len(fetched)]
+
+        return run_or_call
+
+
+class TrainingHookEngine(_CallsAsRuns):
     """Calls hooks, in order, around all training runs of all sessions of a process.
 
     A run also fetches the tensors that the hooks request. Feeds of the hooks win over feeds of the script.
@@ -61,22 +87,8 @@ class TrainingHookEngine(SessionEngine):
         finally:
             del self._in_hooked_run.session
 
-    def prepare_call(self, session, callable_options):
-        """Prepares a callable, which Keras uses to train in a graph; a call that trains becomes a run with hooks."""
-        call = self.inner.prepare_call(session, callable_options)
-        if callable_options.tensor_connection:
-            return call
-
-        def run_or_call(*values, run_metadata=None):
-            graph = session.graph
-            if hasattr(self._in_hooked_run, "session") or not run_of_call(graph, callable_options).trains:
-                return call(*values, run_metadata=run_metadata)
-            fetched, options = callable_options.fetch, callable_options.run_options
-            asked = [graph.as_graph_element(name) for name in (*fetched, *callable_options.target)]
-            feeds = dict(zip(callable_options.feed, values))
-            return session.run(asked, feeds, options, run_metadata)[: len(fetched)]
-
-        return run_or_call
+    def has_hooks_around(self, session, callable_options):
+        return not hasattr(self._in_hooked_run, "session") and run_of_call(session.graph, callable_options).trains
 
     def close(self, session):
         """Calls `before_close` of the hooks, while variables can still be read, and then closes the session."""
@@ -107,8 +119,8 @@ class TrainingHookEngine(SessionEngine):
                 hook.after_create_session(session, None)
 
 
-class _HookEngine(SessionEngine):
-    """Calls hooks around each run of a session."""
+class _HookEngine(_CallsAsRuns):
+    """Calls hooks around each run of a session, and around each call by which Keras trains in a graph."""
 
     place = EnginePlace.HOOKS
 

@@ -16,6 +16,7 @@ from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, write_statis
 from tests.goldens.two_layers import assert_same_bits
 from tests.session.models import (
     FEATURES,
+    LABELS,
     build,
     classic,
     dataset,
@@ -92,6 +93,15 @@ def test_evaluation_and_prediction_have_folders_of_their_own(tmp_path):
     next(estimator.predict(dataset, yield_single_examples=False))
     for name in ("train", "eval", "infer"):
         assert list(tmp_path.glob(f"*/0/{name}/0/0/index.json")), name
+
+
+def test_each_step_of_keras_in_a_graph_is_dumped(tmp_path):
+    with tf.Graph().as_default(), tf1.Session(config=_dump(tmp_path, dump_layer="project/MatMul")):
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(4,), name="project")])
+        model.compile(tf1.train.GradientDescentOptimizer(0.1), "mse")
+        model.fit(FEATURES, LABELS, batch_size=4, shuffle=False, verbose=0)
+    dumped = [index_of(file.parent) for file in tmp_path.rglob("index.json")]
+    assert [list(arrays) for arrays in dumped if arrays] == [[("project/MatMul", "output", 0)]] * 3
 
 
 def test_statistics_are_a_table(graph, tmp_path):
