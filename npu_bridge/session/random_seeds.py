@@ -2,7 +2,8 @@
 
 TensorFlow's deterministic kernels raise an error at the first random operator without a seed. Each such operator gets a
 seed made of the graph's seed, the operator's name and the rank. So two runs of a script draw the same numbers, but two
-operators or two ranks do not.
+operators or two ranks do not. An operator that is made after its graph got a seed, as in an Estimator, already has a
+seed of TensorFlow's, which is the same on all ranks.
 """
 
 from __future__ import annotations
