@@ -16,9 +16,10 @@ __all__ = ["NPUStrategy"]
 class NPUStrategy(tf.compat.v1.distribute.OneDeviceStrategy):
     """A strategy with one replica per rank, which leaves the reduction of gradients to a distributed optimizer.
 
-    Pass it as `RunConfig(train_distribute=NPUStrategy())` or use its `scope()`. The strategy shards data, but does not
-    reduce gradients: wrap the optimizer with `npu_distributed_optimizer_wrapper`. The wrapper averages gradients, so
-    neither Estimators nor Keras divide the loss by the number of ranks: inside a replica, this number is 1.
+    Pass it as `RunConfig(train_distribute=NPUStrategy())` or use its `scope()`. The strategy does not reduce gradients:
+    wrap the optimizer with `npu_distributed_optimizer_wrapper`. The wrapper averages gradients, so neither Estimators
+    nor Keras divide the loss by the number of ranks: inside a replica, this number is 1. In a loop of your own,
+    `experimental_distribute_dataset` shards the data. For Estimators and `fit`, shard the data in the script.
 
     Args:
       device: must be "/cpu:0".
@@ -43,8 +44,7 @@ class NPUStrategy(tf.compat.v1.distribute.OneDeviceStrategy):
     def experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any = None) -> tf.data.Dataset:
         """Returns the shard of a dataset for this rank: `dataset.shard(number of ranks, rank)`.
 
-        Keras has already counted the steps of an epoch when it calls this method, so it gets the dataset itself: for
-        `fit`, shard the data in the script.
+        Keras has already counted the steps of an epoch when it calls this method, so it gets the dataset itself.
 
         Args:
           dataset: the whole dataset. If its elements are batches, they keep their size.
