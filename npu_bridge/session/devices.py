@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -86,9 +86,14 @@ def visible_gpus(ordinals: Sequence[int], gpu_count: int) -> list[int]:
     return list(dict.fromkeys(ordinal % gpu_count for ordinal in ordinals))
 
 
-def variable_device(op: tf.Operation) -> str:
-    """Returns the device of an operator, for `tf.device`: the CPU for a variable, else the device already set."""
-    return _HOST if op.type in VARIABLE_TYPES else op.device
+def variable_device(op: tf.Operation, device_of_others: Callable[[tf.Operation], Any] | None = None) -> Any:
+    """Returns the device of an operator, for `tf.device`: the CPU for a variable.
+
+    Any other operator gets the result of `device_of_others`; without this function, the device that is already set.
+    """
+    if op.type in VARIABLE_TYPES:
+        return _HOST
+    return op.device if device_of_others is None else device_of_others(op)
 
 
 def check_placement(options: TrainingOptions, graph: tf.Graph) -> None:

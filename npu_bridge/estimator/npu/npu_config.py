@@ -7,6 +7,7 @@ the objects and their interface to `tf.estimator`.
 from __future__ import annotations
 
 import enum
+import functools
 import os
 from typing import Any
 
@@ -200,9 +201,9 @@ class NPURunConfig(tf.estimator.RunConfig):
 
     @property
     def device_fn(self):
-        """The device function of an Estimator; with `variable_placement="Host"`, it puts variables on the CPU."""
+        """The given device function; with `variable_placement="Host"`, a function that puts variables on the CPU."""
         if self.__dict__.get("_variable_placement") == "Host" and not self.cluster_spec:
-            return variable_device
+            return functools.partial(variable_device, device_of_others=self._device_fn)
         return self._device_fn
 
 
