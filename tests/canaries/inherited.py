@@ -69,6 +69,7 @@ INHERITED: dict[str, tuple[str, ...]] = {
         "_train_with_estimator_spec",
         "_warm_start_settings",
     ),
+    "tensorflow.estimator.EstimatorSpec": ("_replace",),
     "tensorflow.estimator.RunConfig": (
         "_device_fn",
         "_log_step_count_steps",

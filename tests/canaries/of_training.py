@@ -435,6 +435,7 @@ def instance_of(path):
         "keras.optimizers.Optimizer": of_keras3.built_optimizer,
         "tensorflow.keras.layers.BatchNormalization": lambda: tf.keras.layers.BatchNormalization(),
         "tensorflow.estimator.Estimator": lambda: tf.estimator.Estimator(lambda features: None, tempfile.gettempdir()),
+        "tensorflow.estimator.EstimatorSpec": lambda: tf.estimator.EstimatorSpec("infer", tf.constant(1.0)),
         "tensorflow.estimator.RunConfig": tf.estimator.RunConfig,
         "tensorflow.estimator.CheckpointSaverHook": lambda: tf.estimator.CheckpointSaverHook("/nowhere", save_steps=1),
         "tensorflow.estimator.LoggingTensorHook": _begun_logging_hook,

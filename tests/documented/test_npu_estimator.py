@@ -126,6 +126,7 @@ def test_spec_keeps_its_host_call(function):
     spec = NPUEstimatorSpec(PREDICT, predictions=tf.constant(1.0), host_call=(function, [tf.constant(1.0)]))
     assert isinstance(spec, tf.estimator.EstimatorSpec)
     assert spec._host_call[0] is function
+    assert spec._replace(predictions=tf.constant(2.0))._host_call[0] is function
     expected = [*inspect.signature(tf.estimator.EstimatorSpec.__new__).parameters, "host_call"]
     assert list(inspect.signature(NPUEstimatorSpec.__new__).parameters) == expected
 

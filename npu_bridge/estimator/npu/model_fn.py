@@ -74,6 +74,10 @@ class NPUEstimatorSpec(tf.estimator.EstimatorSpec):
         spec._host_call = host_call
         return spec
 
+    def _replace(self, **changes):
+        """Returns a spec with other values, as for any EstimatorSpec; it keeps its `host_call`."""
+        return NPUEstimatorSpec(*super()._replace(**changes), host_call=self._host_call)
+
 
 def wrap_model_fn(model_fn, options, has_params):
     """Returns a model function that applies `options` and calls `model_fn` with the arguments that `model_fn` has."""
