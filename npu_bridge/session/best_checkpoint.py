@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import numbers
@@ -12,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.base.errors import did_you_mean, message
-from npu_bridge.base.files import remove_own_files
+from npu_bridge.base.files import remove_own_files, write_atomically
 from npu_bridge.base.secondary_files import NonFatalOutput
 
 _NOTE = "best.json"
@@ -71,12 +72,14 @@ class BestCheckpoint(tf.estimator.Exporter):
 
 
 def _read_best_metrics(folder) -> dict[str, Any] | None:
-    """Returns the metrics of the kept checkpoint; None if the folder has none."""
+    """Returns the metrics of the kept checkpoint; None if the folder has none that can be read."""
     path = os.path.join(folder, _NOTE)
     if tf.train.latest_checkpoint(folder) is None or not tf.io.gfile.exists(path):
         return None
-    with tf.io.gfile.GFile(path) as file:
+    # An earlier version could leave a part of the note.
+    with tf.io.gfile.GFile(path) as file, contextlib.suppress(ValueError):
         return json.load(file)["metrics"]
+    return None
 
 
 def _replace_copy(source, target, metrics_and_step):
@@ -88,9 +91,13 @@ def _replace_copy(source, target, metrics_and_step):
     tf.compat.v1.train.update_checkpoint_state(folder, target)
     metrics = {name: float(value) for name, value in sorted(metrics_and_step.items()) if _is_number(value)}
     note = {"step": int(metrics.pop("global_step", 0)), "metrics": metrics, "checkpoint": os.path.basename(target)}
-    with tf.io.gfile.GFile(os.path.join(folder, _NOTE), "w") as file:
-        file.write(json.dumps(note, indent=1) + "\n")
-    for name in tf.io.gfile.listdir(folder) if "://" not in folder else ():
+    text = json.dumps(note, indent=1) + "\n"
+    if "://" in folder:
+        with tf.io.gfile.GFile(os.path.join(folder, _NOTE), "w") as file:
+            file.write(text)
+        return
+    write_atomically(os.path.join(folder, _NOTE), text)
+    for name in tf.io.gfile.listdir(folder):
         found = _COPY.fullmatch(name)
         if found and found.group(1) != os.path.basename(target):
             remove_own_files(os.path.join(folder, name), lambda path, stat: True)

@@ -230,3 +230,14 @@ def test_the_best_checkpoint_replaces_an_older_one(graph, tmp_path):
     assert files == ["best.json", "checkpoint", *(f"model.ckpt-3.{part}" for part in parts)]
     with pytest.raises(ValueError, match="no such metric. Expected one of accuracy; got metric='loss'"):
         keeper.export(None, home, path, {"accuracy": 1.0}, False)
+
+
+def test_a_note_of_the_best_checkpoint_that_was_cut_off_ends_no_training(graph, tmp_path):
+    weight, keeper, home = tf1.get_variable("weight", [1]), BestCheckpoint(), str(tmp_path / "export/best")
+    with tf1.Session() as session:
+        session.run(weight.initializer)
+        for step in (1, 2):
+            path = tf1.train.Saver().save(session, str(tmp_path / "model.ckpt"), step)
+            copied = keeper.export(None, home, path, {"loss": 1.0, "global_step": step}, False)
+            assert copied == f"{home}/model.ckpt-{step}"
+            (tmp_path / "export/best/best.json").write_text('{"step": 1, "met')
