@@ -26,16 +26,17 @@ def model_to_npu_estimator(
     config=None,
     job_start_file="",
 ):
-    """Makes an `NPUEstimator` that trains a compiled Keras model, from its current weights.
+    """Makes an `NPUEstimator` that trains a compiled Keras model.
 
-    The estimator trains the model with `iterations_per_loop`, with hooks, and from checkpoints; it uses no callbacks.
+    The first call for a `model_dir` keeps the model's current weights there. Training begins with the newest checkpoint
+    or, without one, with these weights. The estimator trains the model with `iterations_per_loop`, with hooks, and from
+    checkpoints; it uses no callbacks.
 
     Args:
       keras_model: a compiled Sequential or functional model.
       keras_model_path: the file of a saved model, in place of `keras_model`.
       custom_objects: dict of the classes and functions needed to load the saved model, by name.
-      model_dir: folder of checkpoints, as in `NPUEstimator`; the model's weights are saved to its subfolder
-        `keras`.
+      model_dir: folder of checkpoints, as in `NPUEstimator`; the weights are kept in its subfolder `keras`.
       checkpoint_format: the format of the saved weights, "saver" or "checkpoint".
       config: an `NPURunConfig`.
       job_start_file: accepted for compatibility.
