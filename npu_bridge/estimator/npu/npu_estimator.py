@@ -79,8 +79,8 @@ class NPUEstimator(tf.estimator.Estimator):
     ranks with unequal numbers of batches end together.
 
     Session options (dumps, a profile, determinism, the GPU to use) apply to training, evaluation and prediction. Only
-    rank 0 exports to the given folder. On other ranks the export methods return a temporary folder, which is deleted
-    when the process ends.
+    rank 0 exports to the given folder. On other ranks the export methods return a temporary folder, which lasts as long
+    as the estimator.
 
     Args:
       model_fn: function of `features` and, optionally, `labels`, `mode`, `params`, `config`.
