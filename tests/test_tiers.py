@@ -108,6 +108,11 @@ def test_a_slow_machine_is_not_taken_for_slow_cases(run):
     assert code == 0 and " took 0.3 s;" not in printed
 
 
+def test_cases_that_ci_names_exist():
+    named = re.findall(r"(tests/\S+?\.py)::(\w+)", (REPOSITORY / ".ci" / "run").read_text())
+    assert named and [f"def {case}(" in (REPOSITORY / file).read_text() for file, case in named] == [True] * len(named)
+
+
 def test_minutes_of_folders_and_the_slowest_cases_are_kept(run, tmp_path):
     code, printed = run(SUITE)
     table = (tmp_path / "out" / "times.txt").read_text()
