@@ -62,7 +62,7 @@ def folder(tmp_path):
 
 
 def evidence_of(folder, text, name="train.py"):
-    """What the text of a script says, which is written into a folder."""
+    """Writes a script into a folder; returns the evidence in its text."""
     script = write_script(folder, text, name)
     return find_evidence_of_script(str(script), [str(script.parent)])
 

@@ -151,7 +151,7 @@ def recorder(command, trials, tmp_path):
 
 @pytest.fixture
 def recorded(recorder):
-    """What was printed when three steps were recorded with seed 1."""
+    """Records three steps with seed 1; gives what was printed."""
     return recorder(SESSION + TRAINING, 1)
 
 
