@@ -11,10 +11,11 @@ from npu_bridge.base.arguments import is_integer, is_number
 def optimizer_numbers(optimizer: Any) -> dict[str, float]:
     """Returns an optimizer's current numeric hyperparameters by name, without a learning rate that is a schedule.
 
-    The result is empty if the optimizer has no configuration, such as a TensorFlow 1 optimizer in a Keras model.
+    The result is empty if the optimizer has no configuration, such as a TensorFlow 1 optimizer in a Keras model, or one
+    that cannot be written, such as groups of variables.
     """
     config: dict = {}
-    with contextlib.suppress(NotImplementedError, AttributeError):
+    with contextlib.suppress(NotImplementedError, AttributeError, TypeError, ValueError):
         config = optimizer.get_config()
     config = config["optimizer"]["config"] if isinstance(config.get("optimizer"), dict) else config  # a wrapper
     found = {name: value for name, value in config.items() if is_number(value) and hasattr(optimizer, name)}

@@ -272,6 +272,10 @@ def test_a_configuration_has_the_rate_that_was_set(module):
         made.apply_gradients([(tf.constant([1.0]), variable)])
 
 
+def test_a_configuration_that_cannot_be_written_ends_no_training():
+    assert optimizer_numbers(keras.Adam(0.5, groups=[{"match": [tf.Variable([1.0])], "lr": 0.25}])) == {}
+
+
 @pytest.mark.parametrize("module", [tf1, keras, keras_legacy])
 def test_states_of_variables_with_one_name_are_kept_apart(module):
     variables, made = [tf.Variable([1.0]), tf.Variable([2.0])], [module.Adam(0.5), module.Adam(0.5)]
