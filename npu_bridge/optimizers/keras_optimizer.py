@@ -170,7 +170,8 @@ class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
         self, groups: Sequence[dict] | None = None, name: str | None = None, fused: bool = False, **arguments: Any
     ):
         base = self._set_rule(arguments, groups)
-        super().__init__(name=name or self.rule_class.__name__, jit_compile=False, **base)
+        # The rule decays weights. A decay of 0, Keras's default, would still be computed for each variable.
+        super().__init__(name=name or self.rule_class.__name__, jit_compile=False, weight_decay=None, **base)
         rate = self.rule.learning_rate
         is_variable = isinstance(rate, tf.Variable)
         self._learning_rate = rate if is_variable else self._build_learning_rate(self._rate_for_keras(rate))

@@ -272,6 +272,18 @@ def test_a_configuration_has_the_rate_that_was_set(module):
         made.apply_gradients([(tf.constant([1.0]), variable)])
 
 
+def test_keras_adds_no_decay_of_its_own():
+    optimizer, variable = keras.SGD(0.5), tf.Variable([1.0])
+
+    @tf.function
+    def train():
+        optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+
+    optimizer.build([variable])
+    operators = [op.type for op in train.get_concrete_function().graph.get_operations()]
+    assert operators.count("AssignSubVariableOp") == 1
+
+
 def test_a_configuration_that_cannot_be_written_ends_no_training():
     assert optimizer_numbers(keras.Adam(0.5, groups=[{"match": [tf.Variable([1.0])], "lr": 0.25}])) == {}
 
