@@ -58,10 +58,13 @@ RUN_BY_OTHER_TESTS = {
         ['tmp_path / "dump", "--write-names", tmp_path / "named"'],
     ),
     "npu-run -np 2 --timeline 20:25 train.py": ("npu_run/test_timeline.py", ['"-np", "2", "--timeline", "3:5"']),
-    "npu-run record train.py": ("npu_run/trials/test_record.py", ['command(record, "--steps", 3, "train.py", 1)']),
+    "npu-run record train.py": (
+        "npu_run/trials/test_record.py",
+        ['command(record, *options, "--steps", steps, "train.py", *arguments)'],
+    ),
     "npu-run record --steps 5 --out recorded train.py": (
         "npu_run/trials/test_record.py",
-        ['command(record, "--steps", 3, "train.py", 1)'],
+        ['command(record, *options, "--steps", steps, "train.py", *arguments)'],
     ),
     "npu-run replay recorded train.py": (
         "npu_run/trials/test_record.py",

@@ -410,5 +410,5 @@ class NPURunConfig(tf.estimator.RunConfig):
         ...
     @property
     def device_fn(self):
-        """The device function of an Estimator; with `variable_placement="Host"`, it puts variables on the CPU."""
+        """The given device function; with `variable_placement="Host"`, a function that puts variables on the CPU."""
         ...
