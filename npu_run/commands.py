@@ -36,8 +36,13 @@ GROUPS = {
     },
 }
 # Of commands that are not in the module of their name.
-_MODULES = {"doctor": "doctor.command", "try": "try_", "plan": "predict.command", "compare": "compare.command"}
-_MODULES["replay"] = "record"
+_MODULES = {
+    "doctor": "doctor.command",
+    "try": "try_",
+    "plan": "predict.command",
+    "compare": "compare.command",
+    "replay": "record",
+}
 COMMANDS = {name: f"{__package__}.{_MODULES.get(name, name)}" for group in GROUPS.values() for name in group}
 
 

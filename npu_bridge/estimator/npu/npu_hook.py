@@ -203,7 +203,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         super().__init__(checkpoint_dir, save_secs, save_steps, saver, checkpoint_basename, scaffold, listeners)
         self._checkpoint_basename = checkpoint_basename
         self._has_failed_save = False
-        # Of a listener; `stop_ranks_together` replaces it.
+        # Requests the stop that a listener wants; `stop_ranks_together` replaces it.
         self.pass_on_request = tf.estimator.SessionRunContext.request_stop
         self._hold = None
         self._release = None
