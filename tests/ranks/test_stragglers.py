@@ -52,14 +52,14 @@ _STEPS = 53  # 3 to start up, 50 to compare
 _ALWAYS, _NEVER, _FOR_30, _AT_FIRST = range(1000), range(0), range(10, 40), range(_STEPS)
 
 
-def _batches(slow, stalls=(), more_secs=_MORE_SECS, pause_secs=_PAUSE_SECS):
+def _batches(slow, stalls=(), more_secs=_MORE_SECS):
     """Makes a dataset in which one rank is slow in some steps, and another one stalls in some."""
     mine, stalling = (collective.current().rank == rank for rank in (_SLOW, 2))
 
     def batches():
         for step in range(1000):
             time.sleep(_STALL_SECS if stalling and step in stalls else 0.0)
-            time.sleep(pause_secs + (more_secs if mine and step in slow else 0.0))
+            time.sleep(_PAUSE_SECS + (more_secs if mine and step in slow else 0.0))
             yield np.full([4, 8], (step % 7 + 1) / 8, np.float32)
 
     dataset = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([4, 8], tf.float32))
@@ -288,9 +288,7 @@ def _fit(name, slow, folder, stages):
     model = keras.Sequential([keras.layers.Input([8]), keras.layers.Dense(8), keras.layers.Dense(1)])
     optimizer = npu_keras_optimizer(keras.optimizers.SGD(0.01), FixedLossScaleManager(8.0), stages=stages)
     model.compile(optimizer, "mse", **({"jit_compile": False} if name == "keras" else {}))
-    # Equal ranks pause long, too: next to that, the turns of three ranks on two cores do not show.
-    pause_secs = _PAUSE_SECS if slow else _PAUSE_SECS_IN_FIT
-    data = _batches(slow, more_secs=_PAUSE_SECS_IN_FIT, pause_secs=pause_secs).map(lambda batch: (batch, batch[:, :1]))
+    data = _batches(slow, more_secs=_PAUSE_SECS_IN_FIT).map(lambda batch: (batch, batch[:, :1]))
     callbacks = npu_callbacks_append([ReportCallback(folder)])
     assert [type(each).__name__ for each in callbacks[1:3]] == ["StragglerCallback", "ReportCallback"]
     said = io.StringIO()
@@ -314,9 +312,10 @@ def test_a_rank_that_sleeps_in_the_input_of_fit_is_named(on_ranks, tmp_path, nam
 
 @pytest.mark.slow("many steps with pauses; slow ranks are fast")
 def test_equal_ranks_name_nobody_in_fit(on_ranks, tmp_path):
-    assert on_ranks(3, _fit, KERASES[-1], _NEVER, str(tmp_path), []) == [[]] * 3
+    # Two, as three ranks would take turns on two cores, and one of them can come late for a while.
+    assert on_ranks(2, _fit, KERASES[-1], _NEVER, str(tmp_path), []) == [[]] * 2
     (found,) = History(os.path.join(tmp_path, "history.jsonl")).comparisons
-    assert found.slow == [] and len(found.own_ms) == 3
+    assert found.slow == [] and len(found.own_ms) == 2
 
 
 def test_one_rank_is_compared_with_nobody():
