@@ -213,11 +213,10 @@ def test_what_follows_the_script_is_its_own_in_every_command(name, tmp_path):
         (["--out", "all"], "--out is the folder of --logs, --timeline or --repeat"),
     ],
 )
-def test_an_option_without_effect_is_refused(tmp_path, monkeypatch, options, said):
-    monkeypatch.chdir(tmp_path)
+def test_an_option_without_effect_is_refused(tmp_path, options, said):
     write_script(tmp_path, "print('ran')")
-    result = CliRunner().invoke(cli.run_script, [*options, "train.py"])
-    assert result.exit_code == 2 and said in result.output and os.listdir(tmp_path) == ["train.py"]
+    code, output = npu_run(*options, "train.py", cwd=tmp_path)
+    assert code == 2 and said in output and os.listdir(tmp_path) == ["train.py"]
 
 
 @pytest.mark.parametrize("option", ["--tf1", "--tf2", "--as-installed"])
