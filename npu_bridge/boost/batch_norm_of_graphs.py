@@ -91,7 +91,7 @@ def _nodes_of(graph):
 def _observing_ops(ops):
     """Returns the operators whose results only summaries, prints and assertions read, with these themselves."""
     found = set()
-    for op in reversed(ops):  # readers come after what they read
+    for op in reversed(ops):  # so that the readers of an operator come before it
         readers = consumers(op)
         if _OBSERVING.search(op.type) or (readers and found.issuperset(readers)):
             found.add(op)

@@ -153,7 +153,7 @@ def stop_ranks_together(
 
 
 def can_hook_request_stop(hook: tf.estimator.SessionRunHook) -> bool:
-    """Returns whether a hook's code can request a stop: its methods, or what a script's code in them calls or holds.
+    """Returns whether the code of a hook can request a stop: its methods, or the scripts' code that they use.
 
     Returns False for `StopAtStepHook`, which ends all ranks at the same step, for savers, and for the hooks of this
     package.
@@ -203,7 +203,7 @@ def _is_of_library(code):
 
 
 def _values_named_in(function: types.FunctionType) -> list:
-    """Returns what a function's code names: global values, values in modules, and values of the function around it."""
+    """Returns the values that a function's code names: globals, values in modules, values of the function around it."""
     names = {name for code in search([function.__code__], _parts_of) for name in code.co_names}
     values = [function.__globals__[name] for name in names & function.__globals__.keys()]
     modules = [vars(value) for value in values if isinstance(value, types.ModuleType)]

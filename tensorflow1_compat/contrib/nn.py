@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops.nn_ops import conv1d_transpose
+from tensorflow.compat.v2.nn import conv1d_transpose
 
 _DROPPED = 1.7580993408473766
 

@@ -48,7 +48,7 @@ def expect(is_so, text):
 
 @contextlib.contextmanager
 def kept(owner, *names):
-    """Gives back to an object what it has under these names, whatever a canary puts there."""
+    """Restores attributes of an object at the end of the block, whatever a canary sets them to."""
     before = [getattr(owner, name) for name in names]
     try:
         yield

@@ -1,4 +1,4 @@
-"""An Estimator of which each step adds 1 to a weight, for tests of what is around a training."""
+"""Makes an Estimator whose steps add 1 to a weight, for tests of starts, checkpoints and locks."""
 
 from __future__ import annotations
 

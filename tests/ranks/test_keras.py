@@ -108,7 +108,7 @@ def trained_with(run_name, generation, wrappers):
 
 
 def assert_trained_as(alone, first, second):
-    """Compares the states of two ranks, by wrapper, with that of one process; a wire rounds."""
+    """Checks that two ranks have equal states, near the state of one process; a 16-bit wire has rounded them."""
     for wrapper, state in first.items():
         assert_same_bits(second[wrapper], state)
         rtol, atol = (2e-2, 1e-3) if wrapper == "float16" else (2e-4, 1e-6)
