@@ -81,15 +81,10 @@ class UnappliedSteps:
           grads_and_vars: the pairs of `apply_gradients`.
           owner: name of the optimizer, for messages.
         """
-        given = {id(variable) for _, variable in grads_and_vars}
         contexts = [None, *contexts_around(_current_context())]
         here = [kept for kept in self._newest_open() if kept.context in contexts]
-        covering = [kept for kept in here if given <= kept.variable_ids][:1]
-        returning = _steps_that_returned(grads_and_vars, here)
-        if tf.executing_eagerly():
-            sources = covering or returning or [kept for kept in here if given & kept.variable_ids]
-        else:
-            sources = returning or covering
+        covering = [kept for kept in here if kept.can_include(grads_and_vars)][:1]
+        sources = self._find_eager_steps(grads_and_vars) or _steps_that_returned(grads_and_vars, here) or covering
         return merge_steps([kept.step for kept in sources], owner) if sources else None
 
     def are_of_caller(self, grads_and_vars: Sequence) -> bool:
@@ -106,22 +101,23 @@ class UnappliedSteps:
         return bool(read & given) and read <= given | ops_that_hold(tf.compat.v1.trainable_variables())
 
     def has_returned(self, grads_and_vars: Sequence) -> bool:
-        """Returns whether a step returned these gradients, or gradients from which they are computed.
+        """Returns whether steps returned these gradients, or gradients from which they are computed.
 
         Eager gradients that the caller changed are recognised by their variables, if `trusts_variables` is set.
         """
         if self._find_steps(grads_and_vars):
             return True
-        latest = self._latest_eager_step(grads_and_vars) if self._trusts_variables else None
-        return latest is not None and not latest.may_be_abandoned
+        changed = self._find_eager_steps(grads_and_vars) if self._trusts_variables else []
+        ids = {id(variable) for _, variable in grads_and_vars}
+        known = [kept.variable_ids or ids for kept in changed if not kept.may_be_abandoned]
+        return bool(changed) and ids <= frozenset().union(*known)
 
     def remove_step(self, grads_and_vars: Sequence, owner: str) -> Step | None:
         """Closes the steps of gradients that went through the pipeline; returns them as one step, or None.
 
         Arguments and errors are those of `copy_step`.
         """
-        latest = self._latest_eager_step(grads_and_vars)
-        found = self._find_steps(grads_and_vars) or ([] if latest is None else [latest])
+        found = self._find_eager_steps(grads_and_vars) or self._find_steps(grads_and_vars)
         self._combined = [kept for kept in self._combined if kept not in found]
         return merge_steps([kept.step for kept in found], owner) if found else None
 
@@ -132,10 +128,10 @@ class UnappliedSteps:
             found = [kept for kept in here if kept.can_include(grads_and_vars)][:1]
         return found
 
-    def _latest_eager_step(self, grads_and_vars):
-        """Returns the latest step with these variables in eager execution; None in a graph."""
+    def _find_eager_steps(self, grads_and_vars):
+        """Returns the steps with one of these variables in eager execution, newest first; none in a graph."""
         here = self._newest_open() if tf.executing_eagerly() else []
-        return next((kept for kept in here if kept.can_include(grads_and_vars)), None)
+        return [kept for kept in here if kept.can_include(grads_and_vars, a_part=True)]
 
     def _newest_open(self):
         """Returns the steps of this function or graph and of those around it, or of eager execution; newest first."""
@@ -159,10 +155,12 @@ class _UnappliedStep:
             return True
         return None not in (self.variable_ids, newer_ids) and not self.variable_ids & newer_ids
 
-    def can_include(self, grads_and_vars):
+    def can_include(self, grads_and_vars, a_part=False):
+        """Returns whether the step can have returned all of these gradients, or at least a part of them."""
         if self.variable_ids is None:
             return len(grads_and_vars) <= len(self.step.delivered)
-        return {id(variable) for _, variable in grads_and_vars} <= self.variable_ids
+        ids = {id(variable) for _, variable in grads_and_vars}
+        return not ids.isdisjoint(self.variable_ids) if a_part else ids <= self.variable_ids
 
 
 def _steps_that_returned(grads_and_vars, kept_steps):

@@ -197,6 +197,30 @@ def test_gradients_of_two_losses_may_be_applied_together(graph, changed):
         assert session.run(variables) == [[0.5], [0.5]]
 
 
+def test_an_eager_overflow_is_seen_if_only_gradients_of_its_own_loss_were_clipped():
+    variables = [tf.Variable([1.0], name=f"variable_{number}") for number in range(2)]
+    managers = [falling_scale(1024), falling_scale(1024)]
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.5), managers, is_loss_scale=True)
+    (kept,) = optimizer.compute_gradients(lambda: tf.reduce_sum(variables[0]), variables[:1], loss_id=0)
+    ((infinite, _),) = optimizer.compute_gradients(
+        lambda: tf.reduce_sum(variables[1]) * np.inf, variables[1:], loss_id=1
+    )
+    optimizer.apply_gradients([kept, (tf.clip_by_value(infinite, -1, 1), variables[1])])
+    assert [variable.numpy() for variable in variables] == [[1.0], [1.0]]
+    assert [manager.get_loss_scale().numpy() for manager in managers] == [1024, 512]
+
+
+@pytest.mark.skipif(keras.__version__[0] != "2", reason="optimizers of Keras 3 have no compute_gradients")
+def test_an_eager_keras_overflow_is_seen_if_only_gradients_of_its_own_loss_were_clipped():
+    variables, manager = [tf.Variable([1.0]) for _ in range(2)], falling_scale(1024)
+    optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(0.5), manager)
+    (kept,) = optimizer.compute_gradients(lambda: tf.reduce_sum(variables[0]), variables[:1])
+    ((infinite, _),) = optimizer.compute_gradients(lambda: tf.reduce_sum(variables[1]) * np.inf, variables[1:])
+    optimizer.apply_gradients([kept, (tf.clip_by_value(infinite, -1, 1), variables[1])])
+    assert [variable.numpy() for variable in variables] == [[1.0], [1.0]]
+    assert manager.get_loss_scale().numpy() == 512
+
+
 def test_windows_of_lists_with_common_variables_are_warned_of(caplog):
     trunk, *heads = (tf.Variable(1.0) for _ in range(3))
     pipeline = stages.pipeline("heads", stages=[Accumulate(2)])
