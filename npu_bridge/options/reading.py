@@ -49,9 +49,20 @@ def read_run_config(config: Any) -> TrainingOptions:
     table = find_option_table(config)
     given = optimizer_entry_values(session_config(config), table)
     own = _values_of_config(config, table)
-    given.update(_values_sent_to_session(own, table))
+    sent = _values_sent_to_session(own, table)
+    for name in given.keys() & sent.keys():
+        _warn_of_overridden_entry(table[name], given[name], sent[name])
+    given.update(sent)
     given.update({name: value for name, value in own.items() if table[name].key is None})
     return _apply_rules(collect_settings(given, IN_OBJECT, table))
+
+
+def _warn_of_overridden_entry(option, value, own):
+    if option.kind.normalise(value) != option.kind.normalise(own):
+        problem = f"the NPURunConfig's own {option.name} overrides the {ENTRY_NAME} entry of session_config"
+        expected, got = "one value", f"{shown(own)}, and {shown(value)} in the entry"
+        fix = f"Write NPURunConfig({option.name}=...)."
+        say_once(logging.WARNING, message("NPURunConfig", problem, expected, got, fix))
 
 
 def read_session_config(session_config: Any, table: OptionTable = OPTIONS) -> TrainingOptions:

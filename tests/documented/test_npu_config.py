@@ -344,9 +344,11 @@ def test_defaults_say_nothing(caplog):
     assert [record for record in caplog.records if record.name.startswith("npu_bridge")] == []
 
 
-def test_entry_in_session_config_is_read_and_the_object_wins():
+def test_entry_in_session_config_is_read_and_the_object_wins(caplog):
     entries = ("debug_dir", "s", b"there"), ("deterministic", "i", 1)
     options = read_run_config(NPURunConfig(session_config=slots(*entries)))
     assert (options.debug_dir, options.deterministic) == ("there", 0)
+    (warning,) = [record.getMessage() for record in caplog.records if "overrides" in record.getMessage()]
+    assert "own deterministic overrides" in warning and "got 0 (int), and 1 (int) in the entry" in warning
     with pytest.raises(ValueError, match="precision_mode_v2"):
         NPURunConfig(session_config=slots(("precision_mode", "s", b"force_fp16")), precision_mode_v2="fp16")
