@@ -77,6 +77,11 @@ class ScaleRule:
             bad_steps=_where(is_settled, none, bad_steps),
         )
 
+    def can_lower(self, scale: float) -> bool:
+        """Returns whether steps with an overflow can ever lower this scale."""
+        lowered = max(SMALLEST_SCALE if self.min_scale is None else self.min_scale, scale * self.backoff_factor)
+        return self.bad_steps <= MOST_COUNTED_STEPS and lowered < scale
+
     def _grow(self, scale):
         grown = scale * self.growth_factor
         if self.max_scale is not None:

@@ -9,7 +9,7 @@ from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals.graphs import allow_graph_changes
-from npu_bridge.gradients.collections import COLLAPSE_HOOKS, LOSS_SCALE_STATE, STEP_SKIPPED
+from npu_bridge.gradients.collections import COLLAPSE_HOOKS, STEP_SKIPPED, pipelines_in
 from npu_bridge.gradients.skips_in_a_row import MOST_IN_A_ROW
 from npu_bridge.graph.operators import BACK_EDGES, needed_ops
 from npu_bridge.graph.run import run_of
@@ -30,7 +30,7 @@ class LossScaleCollapseError(RuntimeError):
 class LossScaleCollapseHook(StepHook):
     """A hook that raises an error if step after step is skipped, and the loss scale cannot become smaller.
 
-    A fixed scale cannot become smaller, nor can a dynamic scale that has reached 1. While a larger dynamic scale goes
+    A fixed scale cannot become smaller, nor can a dynamic scale that has reached 1 or its own lower limit. While a larger dynamic scale goes
     down, skipped steps are normal. Before the hook raises its error, it computes one more batch without an update. This
     shows whether the loss or only its gradients are bad, and which operator made the first NaN or Inf.
 
@@ -67,7 +67,10 @@ class LossScaleCollapseHook(StepHook):
 
     def _is_scale_at_limit(self, graph):
         scale = self._skips.scale
-        return scale is not None and (scale <= _LOWEST_USEFUL_SCALE or not graph.get_collection(LOSS_SCALE_STATE))
+        if scale is None or scale <= _LOWEST_USEFUL_SCALE:
+            return scale is not None
+        managers = [manager for pipeline in pipelines_in(graph) for manager in pipeline.loss_scale_managers]
+        return not any(hasattr(manager, "can_lower") and manager.can_lower(scale) for manager in managers)
 
     def _explain_collapse(self, session):
         what = (

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge.amp import DynamicLossScaleManager
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
@@ -44,9 +45,18 @@ def logarithm(weight, fed):
     return tf.reduce_sum(tf.math.log(fed, name="logarithm") * (weight + 1.0))
 
 
-@pytest.mark.parametrize(("manager", "runs"), [(falling_from(4.0), 7), (lambda: FixedLossScaleManager(16), 5)])
+@pytest.mark.parametrize(
+    ("manager", "runs"),
+    [
+        (falling_from(4.0), 7),
+        (lambda: FixedLossScaleManager(16), 5),
+        (lambda: DynamicLossScaleManager.constant(16), 5),
+        (lambda: DynamicLossScaleManager.apex(init_scale=32, min_loss_scale=16), 6),
+        (falling_from(16.0, after=2**31), 5),
+    ],
+)
 def test_it_raises_once_no_scale_is_left_to_try(manager, runs):
-    """Two runs at scales above 1, then five skipped ones; a fixed scale has nothing to try from the beginning."""
+    """Two runs at scales above 1, then five skipped ones; scales that cannot fall have nothing to try."""
     train(root_of_zero, manager, LossScaleCollapseHook(5), runs - 1)
     with pytest.raises(LossScaleCollapseError, match="5 steps in a row.*after step 0"):
         train(root_of_zero, manager, LossScaleCollapseHook(5), runs)

@@ -182,6 +182,10 @@ class MovingLossScaleManager(_SerializableManager):
         """Returns the arguments of the constructor."""
         return self._constants()
 
+    def can_lower(self, scale: float) -> bool:
+        """Returns whether steps with an overflow can ever lower this scale."""
+        return self._rule.can_lower(scale)
+
     def update_loss_scale(self, finite_grads):
         """Counts the step as good or bad, and changes the scale when a counter is full; see `LossScaleManager`."""
         of_graph = self._variables(_outermost_graph())
