@@ -99,11 +99,11 @@ def wrap_model_fn(model_fn, options, has_params):
     def build(features, labels, mode, params, config):
         of_graph.record_options(options)
         session.prepare_graph(options, tf.compat.v1.get_default_graph(), belongs_to_this_run=True)
-        given = {"labels": labels, "mode": mode, "params": params, "config": config}
+        given = {"features": features, "labels": labels, "mode": mode, "params": params, "config": config}
         given = {name: value for name, value in given.items() if takes_any or name in parameters}
         is_training = mode == tf.estimator.ModeKeys.TRAIN
         with explain_keras_refusal("NPUEstimator"):
-            spec = model_fn(features, **given)
+            spec = model_fn(**given)
         if not isinstance(spec, tf.estimator.EstimatorSpec):
             raise (RuntimeError if mode != tf.estimator.ModeKeys.PREDICT else ValueError)(
                 f"NPUEstimator: model_fn returned no EstimatorSpec. Expected an EstimatorSpec or NPUEstimatorSpec; got "
