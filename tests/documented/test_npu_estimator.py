@@ -86,8 +86,16 @@ def test_model_dir_is_given_once(tmp_path):
     assert NPUEstimator(model_fn, model_dir=one, config=NPURunConfig()).model_dir == one
     assert NPUEstimator(model_fn, model_dir=one, config=NPURunConfig(model_dir=one)).model_dir == one
     assert NPUEstimator(model_fn, config=NPURunConfig(model_dir=one)).model_dir == one
+    assert NPUEstimator(model_fn, tmp_path / "one", NPURunConfig(model_dir=os.fsencode(one))).model_dir == one
     with pytest.raises(ValueError, match="two model folders"):
         NPUEstimator(model_fn, model_dir=one, config=NPURunConfig(model_dir=other))
+
+
+def test_features_need_not_be_the_first_argument(tmp_path):
+    def build(mode, labels, features):
+        return model_fn(features, labels, mode)
+
+    NPUEstimator(build, config=NPURunConfig(model_dir=tmp_path)).train(input_fn, steps=1)
 
 
 def test_without_a_model_dir_a_new_one_is_made_here(tmp_path, monkeypatch):

@@ -78,7 +78,7 @@ def test_variables_live_where_they_are_told_to(tmp_path, kind, placement, device
 
 
 def test_a_device_function_places_all_but_the_variables_on_the_host():
-    config = NPURunConfig(variable_placement="Host", device_fn=lambda op: "/device:CPU:1")
+    config = NPURunConfig(variable_placement=b"Host", device_fn=lambda op: "/device:CPU:1")
     with tf.Graph().as_default() as graph, graph.device(config.device_fn):
         variable, other = tf1.get_variable("variable", []), tf.constant(1.0)
     assert (variable.op.device, other.device) == ("/device:CPU:0", "/device:CPU:1")

@@ -79,20 +79,20 @@ def check_not_none(value: Any, name: str) -> None:
 
 
 def check_positive_integer(value: Any, name: str) -> None:
-    """Checks that a value is an integer of at least 1; a bool counts as an integer.
+    """Checks that a value is an integer of at least 1.
 
     Raises:
-      TypeError: the value is not an int.
+      TypeError: the value is not an int, or is a bool.
       ValueError: the value is below 1.
     """
     _check_kind_of_value(Integer(1), value, name)
 
 
 def check_nonnegative_integer(value: Any, name: str) -> None:
-    """Checks that a value is an integer of at least 0; a bool counts as an integer.
+    """Checks that a value is an integer of at least 0.
 
     Raises:
-      TypeError: the value is not an int.
+      TypeError: the value is not an int, or is a bool.
       ValueError: the value is below 0.
     """
     _check_kind_of_value(Integer(0), value, name)
@@ -226,12 +226,13 @@ def accept_tpu_keywords(keywords: Iterable[str]) -> None:
         say_once(logging.WARNING, text + "Leave them out; an input_fn makes the batches.")
 
 
-def resolve_model_dir(model_dir: str | None, config: Any) -> str:
+def resolve_model_dir(model_dir: str | bytes | os.PathLike | None, config: Any) -> str:
     """Returns an Estimator's folder: `model_dir`, else the folder of `config`, else a new folder in the current folder.
 
     Raises:
       ValueError: `model_dir` and `config` give different folders.
     """
+    model_dir = None if model_dir is None else os.fsdecode(model_dir)
     if model_dir is not None and config.model_dir is not None and model_dir != config.model_dir:
         raise ValueError(
             f"NPUEstimator: two model folders are given. Expected the same model_dir as in the NPURunConfig; got "

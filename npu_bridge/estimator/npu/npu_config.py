@@ -165,6 +165,8 @@ class NPURunConfig(tf.estimator.RunConfig):
         construction.check_run_config(values, self._option_table)
         strategy = values["distribute"]
         of_base = {name: values[name] for name in construction.BASE_PARAMETERS}
+        if values["model_dir"] is not None:
+            of_base["model_dir"] = os.fsdecode(values["model_dir"])
         of_base["save_checkpoints_steps"] = construction.checkpoint_steps(values)
         if strategy is not None:
             of_base["experimental_distribute"] = distribute_config(strategy)
@@ -202,7 +204,8 @@ class NPURunConfig(tf.estimator.RunConfig):
     @property
     def device_fn(self):
         """The given device function; with `variable_placement="Host"`, a function that puts variables on the CPU."""
-        if self.__dict__.get("_variable_placement") == "Host" and not self.cluster_spec:
+        is_ready = self.__dict__.get("_is_set_up")
+        if is_ready and read_run_config(self).variable_placement == "Host" and not self.cluster_spec:
             return functools.partial(variable_device, device_of_others=self._device_fn)
         return self._device_fn
 
