@@ -234,11 +234,12 @@ def test_ranks(monkeypatch):
     assert (experimental.get_user_rank_size(), experimental.get_user_rank_id()) == (8, 3)
 
 
-def test_defaults_of_the_process_are_those_of_the_options():
+def test_defaults_of_the_process_are_those_of_the_options(caplog):
     for name, parameter in inspect.signature(npu_plugin.npu_resource_init).parameters.items():
         # 0 is what the stack takes an unset op_debug_level for.
         assert parameter.default == (0 if name == "op_debug_level" else OPTIONS[name].default)
     assert npu_plugin.npu_resource_init() is None
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

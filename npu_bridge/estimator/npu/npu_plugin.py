@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import types
 from collections.abc import Sequence
@@ -72,6 +73,8 @@ def npu_resource_init(
         fix = 'Pass \'{"output": "profile"}\', for example.'
         expected = OPTIONS["profiling_options"].kind.expected
         raise ValueError(message(owner, "profiling_options is missing", expected, "None", fix))
+    defaults = inspect.signature(npu_resource_init).parameters
+    given = {name: value for name, value in given.items() if value != defaults[name].default}
     read_option_keywords(owner, given)
     for name, value in given.items():
         option = OPTIONS[name]
