@@ -30,9 +30,10 @@ class LossScaleCollapseError(RuntimeError):
 class LossScaleCollapseHook(StepHook):
     """A hook that raises an error if step after step is skipped, and the loss scale cannot become smaller.
 
-    A fixed scale cannot become smaller, nor can a dynamic scale that has reached 1 or its own lower limit. While a larger dynamic scale goes
-    down, skipped steps are normal. Before the hook raises its error, it computes one more batch without an update. This
-    shows whether the loss or only its gradients are bad, and which operator made the first NaN or Inf.
+    A fixed scale cannot become smaller, nor can a dynamic scale that has reached 1 or its own lower limit. While a
+    larger dynamic scale goes down, skipped steps are normal. Before the hook raises its error, it computes one more
+    batch without an update. This shows whether the loss or only its gradients are bad, and which operator made the
+    first NaN or Inf.
 
     Args:
       most_in_a_row: the allowed number of consecutive session runs that are skipped.
