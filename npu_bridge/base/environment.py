@@ -286,7 +286,8 @@ def visible_gpus() -> list[str] | None:
 def fill_rank_variables(placement: Placement | None) -> None:
     """Sets missing rank variables, which scripts read themselves, from the launcher's variables.
 
-    Sets only those of `RANK_VARIABLES` that are missing. A job declared through `CM_*` variables keeps
+    Sets only those of `RANK_VARIABLES` that are missing. `RANK_SIZE=1`, which shells for one device often set, is
+    replaced together with its `RANK_ID`. A job declared through `CM_*` variables keeps
     `RANK_ID` and `RANK_SIZE` unset, because the two families exclude each other.
 
     Args:
@@ -298,7 +299,10 @@ def fill_rank_variables(placement: Placement | None) -> None:
     values = {"DEVICE_ID": device, "ASCEND_DEVICE_ID": device, "DEVICE_INDEX": placement.rank, "JOB_ID": _JOB}
     if not any(read_variable(name) for name in _CLUSTER_MANAGER_VARIABLES):
         values.update(RANK_ID=placement.rank, RANK_SIZE=placement.size)
+    is_of_one_rank = (read_variable("RANK_SIZE") or "").strip() == "1"
     for name, value in values.items():
+        if is_of_one_rank and name in ("RANK_ID", "RANK_SIZE"):
+            os.environ[name] = str(value)
         os.environ.setdefault(name, str(value))
 
 

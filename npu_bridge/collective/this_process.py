@@ -18,8 +18,8 @@ def current() -> Communicator:
     communicator is a `SingleProcess`.
 
     Raises:
-      RuntimeError: the environment declares another number of ranks than the job has. Training with fewer ranks would
-        give another result.
+      RuntimeError: the environment declares another rank or number of ranks than the job has. Training with fewer ranks
+        would give another result.
       ValueError: variables that describe the cluster contradict each other.
       HorovodUnavailableError: several ranks were started, but Horovod cannot be used.
     """
@@ -36,7 +36,7 @@ def current() -> Communicator:
         communicator = HorovodCommunicator()
     else:
         communicator = SingleProcess()
-    _check_declared_size(communicator)
+    _check_declared_place(communicator)
     return communicator
 
 
@@ -61,12 +61,19 @@ def _script_started_horovod():
     return hvd is not None and hvd.is_initialized() and hvd.size() > 1
 
 
-def _check_declared_size(communicator):
+def _check_declared_place(communicator):
+    """Raises an error if a script that reads its rank and the number of ranks itself would read other numbers."""
     environment.check_cluster_variables()
-    declared = environment.declared_world_size()
-    if declared not in (1, communicator.size):
+    declared, size = environment.declared_world_size(), communicator.size
+    if declared != size and (declared > 1 or environment.read_variable("RANK_SIZE")):
         raise RuntimeError(
             f"npu_bridge.collective: the environment declares another number of ranks than the job has. Expected "
-            f"RANK_SIZE (or CM_WORKER_SIZE) = {communicator.size}; got {declared}. Start the script with "
-            f"`npu-run -np {declared} script.py`, or unset the variable for {communicator.size} ranks."
+            f"RANK_SIZE (or CM_WORKER_SIZE) = {size}; got {declared}. Start the script with "
+            f"`npu-run -np {declared} script.py`, or unset the variable for {size} ranks."
+        )
+    rank = environment.declared_rank() if size > 1 else None
+    if rank not in (None, communicator.rank):
+        raise RuntimeError(
+            f"npu_bridge.collective: the environment declares another rank than the job has given. Expected "
+            f"RANK_ID = {communicator.rank}; got {rank}. Unset RANK_ID before the job starts."
         )

@@ -101,6 +101,12 @@ def test_missing_rank_variables_are_filled(monkeypatch):
     assert list(filled.values()) == ["7", "4", "1", "1", "3", "10087"]
 
 
+def test_variables_of_a_shell_for_one_device_are_replaced(monkeypatch):
+    _set(monkeypatch, RANK_ID="0", RANK_SIZE="1", DEVICE_ID="0", ASCEND_DEVICE_ID="0", DEVICE_INDEX="0", JOB_ID="1")
+    environment.fill_rank_variables(Placement(3, 4, 1, 2))
+    assert (os.environ["RANK_ID"], os.environ["RANK_SIZE"], os.environ["DEVICE_ID"]) == ("3", "4", "0")
+
+
 def test_filling_keeps_out_of_a_cluster_manager_job(monkeypatch):
     _set(monkeypatch, CM_WORKER_SIZE="4", DEVICE_ID="0", ASCEND_DEVICE_ID="0")
     environment.fill_rank_variables(Placement(3, 4, 1, 2))

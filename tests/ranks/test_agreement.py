@@ -238,3 +238,20 @@ def test_other_ways_to_reduce_are_compared_too(on_ranks, build_otherwise, start,
     assert sentences
     for sentence in sentences:
         assert sentence.startswith(start) and part in sentence
+
+
+def declare_another_place(variable, value):
+    """Sets a variable that a script could read, on a rank, and returns the message; rank 1 tells."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(variable, value)
+        try:
+            collective.current()
+        except RuntimeError as refused:
+            return str(refused)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "part"), [("RANK_SIZE", "1", "= 2; got 1"), ("RANK_ID", "0", "= 1; got 0")]
+)
+def test_a_rank_of_another_number_than_its_environment_declares_is_refused(on_ranks, variable, value, part):
+    assert part in on_ranks(2, declare_another_place, variable, value)[1]
