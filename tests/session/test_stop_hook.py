@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+
 import pytest
 import tensorflow as tf
 
@@ -25,6 +29,19 @@ def test_hooks_behind_it_end_before_the_process_does(graph, tmp_path, monkeypatc
                 session.run(train)
     assert left.value.code == STOPPED_EXIT_CODE
     assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-3")
+
+
+def test_a_training_that_has_failed_takes_no_signals_from_the_next_one():
+    request = StopRequest()
+    failed, begun = contextlib.ExitStack(), contextlib.ExitStack()
+    failed.enter_context(request.handle_requests(1))
+    begun.enter_context(request.handle_requests(1))
+    failed.close()
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert request.is_due
+    begun.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_second_training_begins_anew():

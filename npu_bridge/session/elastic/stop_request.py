@@ -30,7 +30,9 @@ class StopRequest:
         self._changed = threading.Condition()
         self._send: Callable[[dict[str, Any]], None] | None = None
         self._begun = 0
-        self._handles_requests = self._is_held = False
+        self._is_held = False
+        self._open_blocks = 0
+        self._handling = contextlib.ExitStack()
         self._last: int | None = None
 
     def connect_launcher(self, send: Callable[[dict[str, Any]], None]) -> None:
@@ -44,18 +46,26 @@ class StopRequest:
         Args:
           size: number of ranks. Several ranks that `npu-run` did not start ignore requests, as they could not agree on
             a step. Requests are also ignored if the script has its own handler for SIGTERM.
+
+        The block of a training that ended with an error can stay open until Python collects it, so blocks can overlap.
+        The first block begins to handle requests, and the last one stops it.
         """
         is_main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
         is_free = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if self._handles_requests or not is_free or (size > 1 and self._send is None):
-            yield
-            return
-        self._report_handling(True)
-        try:
-            with _call_at_sigterm_in_block(self._on_sigterm):
+        if not self._open_blocks:
+            if not is_free or (size > 1 and self._send is None):
                 yield
+                return
+            self._report_handling(True)
+            self._handling.enter_context(_call_at_sigterm_in_block(self._on_sigterm))
+        self._open_blocks += 1
+        try:
+            yield
         finally:
-            self._report_handling(False)
+            self._open_blocks -= 1
+            if not self._open_blocks:
+                self._handling.close()
+                self._report_handling(False)
 
     def begin_run(self) -> None:
         """Counts a training run; after `block_new_runs`, waits until the number of the last run is known."""
@@ -102,7 +112,6 @@ class StopRequest:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _report_handling(self, can_stop_after_step: bool) -> None:
-        self._handles_requests = can_stop_after_step
         if self._send is not None:
             self._send({"can_stop_after_step": can_stop_after_step})
 
