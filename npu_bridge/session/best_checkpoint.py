@@ -50,10 +50,8 @@ class BestCheckpoint(tf.estimator.Exporter):
 
     def export(self, estimator, export_path, checkpoint_path, eval_result, is_the_final_export):
         """Copies the checkpoint if its evaluation is the best so far; returns the path of the copy, or None."""
-        current, best = (
-            self._metric_value(eval_result),
-            self._metric_value(_read_best_metrics(export_path) or {self._metric: math.nan}),
-        )
+        current = self._metric_value(eval_result)
+        best = (_read_best_metrics(export_path) or {}).get(self._metric, math.nan)  # missing after a change of metric
         if not (self._sign * current < self._sign * best or math.isnan(best)):
             return None
         what = NonFatalOutput(f"the best checkpoint in {export_path}", (tf.errors.OpError,))

@@ -232,6 +232,15 @@ def test_the_best_checkpoint_replaces_an_older_one(graph, tmp_path):
         keeper.export(None, home, path, {"accuracy": 1.0}, False)
 
 
+def test_the_first_evaluation_with_another_metric_gives_the_best_checkpoint(graph, tmp_path):
+    weight, home = tf1.get_variable("weight", [1]), str(tmp_path / "export/best")
+    with tf1.Session() as session:
+        session.run(weight.initializer)
+        path = tf1.train.Saver().save(session, str(tmp_path / "model.ckpt"), 1)
+        BestCheckpoint().export(None, home, path, {"loss": 1.0}, False)
+        assert BestCheckpoint("accuracy", False).export(None, home, path, {"loss": 2.0, "accuracy": 0.5}, False)
+
+
 def test_a_note_of_the_best_checkpoint_that_was_cut_off_ends_no_training(graph, tmp_path):
     weight, keeper, home = tf1.get_variable("weight", [1]), BestCheckpoint(), str(tmp_path / "export/best")
     with tf1.Session() as session:
