@@ -280,15 +280,17 @@ def test_whole_loops_are_trained_and_told_and_evaluation_takes_one_batch_at_a_ti
     seen, trained = Seen("the_loss:0"), estimator(tmp_path, 4)
     trained.train(input_fn, hooks=[seen], max_steps=6)
     assert seen.steps == [(0, 4), (4, 8)]
-    assert "got 6. Use 8" in caplog.text
+    assert "got 6 further steps. Train 8" in caplog.text
     caplog.clear()
     trained.train(input_fn, steps=4, hooks=[seen])  # resumed
     assert seen.steps[2:] == [(8, 12)]
     assert "the last loop" not in caplog.text
-    assert trained.evaluate(lambda: input_fn(batches=8), steps=3)["global_step"] == 12
+    estimator(tmp_path, 5).train(input_fn, max_steps=17)  # the 5 steps that are left are a whole loop
+    assert "the last loop" not in caplog.text
+    assert trained.evaluate(lambda: input_fn(batches=8), steps=3)["global_step"] == 17
     predicted = [row["first"] for row in trained.predict(lambda: input_fn(batches=8))]
     np.testing.assert_array_equal(predicted, np.random.RandomState(5).randn(32, 4).astype("f")[:, 0])
-    assert trained.get_variable_value("global_step") == 12
+    assert trained.get_variable_value("global_step") == 17
 
 
 def test_files_and_reports_come_after_loops_and_count_steps_until_data_ends(tmp_path):

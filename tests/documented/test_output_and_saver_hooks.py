@@ -89,6 +89,13 @@ def test_dependencies_run_before_the_tensors_are_read(double, wrap):
     assert calls.of("double")[0][:2] == [2, 4]
 
 
+def test_a_variable_is_read_after_dependencies(double):
+    other = tf1.get_variable("other", [], initializer=tf1.zeros_initializer(), use_resource=True)
+    calls = Calls()
+    run(NPUOutputTensorHook({"other": other}, other.assign_add(10.0).op, calls), runs=2)
+    assert calls.of("other") == [[10, 20]]
+
+
 def test_nothing_to_collect_means_no_call(double):
     calls = Calls()
     run(NPUOutputTensorHook(None, output_fn=calls, output_every_n_steps=1))

@@ -126,6 +126,19 @@ def test_a_number_of_steps_is_counted_from_rank_0s_checkpoint(on_ranks, tmp_path
         assert [variables[-1]["global_step:0"] for _, variables, _ in results] == [reached] * 2
 
 
+def train_with(folder, counts):
+    """Trains on a rank with counts of steps that contradict each other; returns the message."""
+    with pytest.raises(ValueError) as refused:
+        estimator_of("NPUEstimator", NPURunConfig(model_dir=folder))[0].train(input_fn_of_this_rank(), **counts)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("counts", [{"steps": 1, "max_steps": 2}, {"max_steps": 0}], ids=str)
+def test_counts_of_steps_that_are_refused_on_one_rank_are_refused_on_two(on_ranks, tmp_path, counts):
+    for said in on_ranks(2, train_with, str(tmp_path), counts):
+        assert "max_steps" in said
+
+
 def host_model_fn(features, labels, mode, params):
     def write(loss, step):
         with tf.summary.create_file_writer(os.path.join(params["folder"], params["rank"])).as_default():

@@ -262,7 +262,7 @@ def check_output_of_tensors(tensors: Any, dependencies: Any, output_fn: Any) -> 
             f"NPUOutputTensorHook: output_fn is missing. Expected a function that takes a list of dicts; got "
             f"{output_fn!r}. Pass output_fn, or tensors=None to collect nothing."
         )
-    is_dict = isinstance(tensors, dict) and all(isinstance(tensor, tf.Tensor) for tensor in tensors.values())
+    is_dict = isinstance(tensors, dict) and all(isinstance(tensor, (tf.Tensor, tf.Variable)) for tensor in tensors.values())
     if dependencies is not None and not is_dict:
         raise TypeError(
             f"NPUOutputTensorHook: dependencies needs tensors as a dict. Expected a dict of tensors; got {tensors!r}. "
@@ -274,8 +274,8 @@ def warn_about_steps(steps: int | None, loop: int) -> None:
     """Warns if `steps` is not a multiple of `loop`, the steps of a loop: the last loop then trains too many steps."""
     if steps and steps % loop:
         _LOG.warning(
-            "NPUEstimator: the last loop trains more steps than asked for. Expected steps or max_steps to be a "
-            "multiple of iterations_per_loop=%d; got %d. Use %d, or set iterations_per_loop=1.",
+            "NPUEstimator: the last loop trains more steps than asked for. Expected a multiple of "
+            "iterations_per_loop=%d; got %d further steps. Train %d, or set iterations_per_loop=1.",
             loop,
             steps,
             -(-steps // loop) * loop,

@@ -174,7 +174,7 @@ class NPUEstimator(tf.estimator.Estimator):
             self._log_start(reached, max_steps)
         if ranks.rank > 0:
             self._check_start_checkpoints()  # after rank 0, which may have repaired the folder
-        if max_steps is not None and ranks.size > 1:
+        if max_steps is not None and max_steps > 0 and steps is None and ranks.size > 1:
             if reached >= max_steps:
                 return self
             # Counted from rank 0's step on every rank, even if a rank finds another checkpoint in its own folder.
@@ -183,7 +183,7 @@ class NPUEstimator(tf.estimator.Estimator):
         self._end_together = self._find_end_together_hook(hooks)
         first_hooks = [PrecisionHook(self._precision, steps, max_steps, is_training=True)]
         if self._options.iterations_per_loop > 1:
-            warn_about_steps(steps or max_steps, self._options.iterations_per_loop)
+            warn_about_steps(steps or (max_steps and max_steps - reached), self._options.iterations_per_loop)
             # After the precision hook, which then decides about a whole loop.
             first_hooks.append(SetIterationsVarHook(self._options.iterations_per_loop))
         if self._precision.switch is not None and ranks.rank == 0 and self.config.save_summary_steps:
