@@ -20,7 +20,8 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 )
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, npu_distributed_optimizer_wrapper
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
-from npu_bridge.session import ResumableLoop
+from npu_bridge.reporting import StragglerCallback
+from npu_bridge.session import AverageMetricsCallback, ResumableLoop
 from npu_bridge.stages import Accumulate
 from tests.goldens.keras3_models import beside_keras3
 from tests.goldens.keras_models import BATCH_SIZE, fit, make_data, make_model, state_of
@@ -440,6 +441,16 @@ def fit_of_words():
         model.evaluate(*data, verbose=0)
     model.fit(*data, batch_size=4, verbose=0, callbacks=npu_callbacks_append([]))
     return model.layers[1].get_weights()[0].tobytes()
+
+
+def append_to_callbacks_of_ones_own():
+    lists = [npu_callbacks_append([kind()]) for kind in (AverageMetricsCallback, StragglerCallback)]
+    return [sorted(type(each).__name__ for each in callbacks) for callbacks in lists]
+
+
+def test_callbacks_that_ranks_need_are_added_once(on_ranks):
+    needed = ["AverageMetricsCallback", "NPUBroadcastGlobalVariablesCallback", "StragglerCallback"]
+    assert on_ranks(2, append_to_callbacks_of_ones_own) == [[needed, needed]] * 2
 
 
 def test_tables_and_metrics_do_not_stop_the_first_batch(on_ranks):

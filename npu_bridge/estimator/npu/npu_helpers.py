@@ -227,9 +227,9 @@ def npu_callbacks_append(callbacks_list: Any = ()) -> list:
     """
     callback = NPUBroadcastGlobalVariablesCallback(0)
     callbacks = _append_to_list(callbacks_list, callback, "npu_callbacks_append", "callbacks_list")
-    if collective.current().size > 1 and not any(isinstance(each, AverageMetricsCallback) for each in callbacks):
-        callbacks.insert(0, AverageMetricsCallback())
-        callbacks.insert(1, StragglerCallback())
+    for kind in (StragglerCallback, AverageMetricsCallback) if collective.current().size > 1 else ():
+        if not any(isinstance(each, kind) for each in callbacks):
+            callbacks.insert(0, kind())
     return callbacks
 
 
