@@ -61,8 +61,7 @@ class DumpConfig(DeclaredConfig):
     """Which tensors to dump in which steps, or whether to look for overflow.
 
     Raises:
-      TypeError, ValueError: a value is not allowed, both switches are on, or a switch is on without a usable
-        `dump_path`.
+      TypeError, ValueError: a value is not allowed, both switches are on, or a switch is on without `dump_path`.
     """
 
 
