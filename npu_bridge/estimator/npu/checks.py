@@ -262,7 +262,8 @@ def check_output_of_tensors(tensors: Any, dependencies: Any, output_fn: Any) -> 
             f"NPUOutputTensorHook: output_fn is missing. Expected a function that takes a list of dicts; got "
             f"{output_fn!r}. Pass output_fn, or tensors=None to collect nothing."
         )
-    is_dict = isinstance(tensors, dict) and all(isinstance(tensor, (tf.Tensor, tf.Variable)) for tensor in tensors.values())
+    values = tensors.values() if isinstance(tensors, dict) else [None]
+    is_dict = all(isinstance(value, (tf.Tensor, tf.Variable)) for value in values)
     if dependencies is not None and not is_dict:
         raise TypeError(
             f"NPUOutputTensorHook: dependencies needs tensors as a dict. Expected a dict of tensors; got {tensors!r}. "
