@@ -287,8 +287,8 @@ def fill_rank_variables(placement: Placement | None) -> None:
     """Sets missing rank variables, which scripts read themselves, from the launcher's variables.
 
     Sets only those of `RANK_VARIABLES` that are missing. `RANK_SIZE=1`, which shells for one device often set, is
-    replaced together with its `RANK_ID`. A job declared through `CM_*` variables keeps
-    `RANK_ID` and `RANK_SIZE` unset, because the two families exclude each other.
+    replaced together with its `RANK_ID`, and on several ranks `DEVICE_INDEX` is replaced. A job declared through `CM_*`
+    variables keeps `RANK_ID` and `RANK_SIZE` unset, because the two families exclude each other.
 
     Args:
       placement: the result of `launcher_placement()`; None leaves the environment unchanged.
@@ -299,9 +299,10 @@ def fill_rank_variables(placement: Placement | None) -> None:
     values = {"DEVICE_ID": device, "ASCEND_DEVICE_ID": device, "DEVICE_INDEX": placement.rank, "JOB_ID": _JOB}
     if not any(read_variable(name) for name in _CLUSTER_MANAGER_VARIABLES):
         values.update(RANK_ID=placement.rank, RANK_SIZE=placement.size)
-    is_of_one_rank = (read_variable("RANK_SIZE") or "").strip() == "1"
+    replaced = {"RANK_ID", "RANK_SIZE"} if (read_variable("RANK_SIZE") or "").strip() == "1" else set()
+    replaced |= {"DEVICE_INDEX"} if placement.size > 1 else set()  # the rank under another name
     for name, value in values.items():
-        if is_of_one_rank and name in ("RANK_ID", "RANK_SIZE"):
+        if name in replaced:
             os.environ[name] = str(value)
         os.environ.setdefault(name, str(value))
 

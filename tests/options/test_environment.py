@@ -104,7 +104,7 @@ def test_missing_rank_variables_are_filled(monkeypatch):
 def test_variables_of_a_shell_for_one_device_are_replaced(monkeypatch):
     _set(monkeypatch, RANK_ID="0", RANK_SIZE="1", DEVICE_ID="0", ASCEND_DEVICE_ID="0", DEVICE_INDEX="0", JOB_ID="1")
     environment.fill_rank_variables(Placement(3, 4, 1, 2))
-    assert (os.environ["RANK_ID"], os.environ["RANK_SIZE"], os.environ["DEVICE_ID"]) == ("3", "4", "0")
+    assert [os.environ[name] for name in ("RANK_ID", "RANK_SIZE", "DEVICE_INDEX", "DEVICE_ID")] == ["3", "4", "3", "0"]
 
 
 def test_filling_keeps_out_of_a_cluster_manager_job(monkeypatch):
