@@ -260,6 +260,18 @@ def test_hyper_parameters_and_stock_callbacks_act_on_the_inner_optimizer(tmp_pat
     assert float(model.optimizer.learning_rate) == 0.25  # a skipped step does not count
 
 
+def test_moving_averages_end_a_training_in_16_bits():
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        model, _ = fit(npu_keras_optimizer(keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.0)), make_data(3))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    averages = [variable for variable in model.optimizer.variables if "average" in variable.path]
+    for variable, average in zip(model.trainable_variables, averages):
+        assert tf.reduce_all(variable.value == tf.cast(average.value, tf.bfloat16))
+    assert len(averages) == len(model.trainable_variables)
+
+
 def test_moving_averages_can_be_swapped_in():
     for wrap in (lambda opt: opt, dynamic):
         swap = keras.callbacks.SwapEMAWeights()

@@ -107,7 +107,11 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
     @tf.autograph.experimental.do_not_convert
     def finalize_variable_values(self, var_list):
         """Sets the variables to their moving averages at the end of a training, if the optimizer has `use_ema`."""
-        self._optimizer.finalize_variable_values(var_list)
+        inner = self._pipeline.inner
+        inner.stand_ins.call_with_stand_ins(
+            inner.values_of(var_list),
+            lambda seen: self._optimizer.finalize_variable_values(inner.keras_variables_of(seen)),
+        )
 
     @property
     def learning_rate(self):
