@@ -146,6 +146,8 @@ class RankState:
 
         Returns:
           The function that creates missing slots of the updated variables and returns all of them.
+        Raises:
+          ValueError: a stage would combine 16-bit weights.
         """
         if is_building_graph():
             watch_savers()
@@ -154,10 +156,22 @@ class RankState:
             exchanges.warn_of_update_without_exchange(
                 self._exchanges_before, [variable for _, variable in step.grads_and_vars]
             )
+        self._check_precision(step.variables_with_gradient)
         slots = list if self._inner is None else functools.partial(self._inner.make_slots, step.variables_with_gradient)
         self.create_replicas(step.variables_with_gradient, slots)
         self.compare_start_values(step.grads_and_vars, slots)
         return slots
+
+    def _check_precision(self, variables):
+        """Rejects stages that combine weights of 16 bits: they would round the float32 copies of the weights away."""
+        if self._replicas is None or self._inner is None or collective.current().size == 1:
+            return
+        narrow = [variable for variable in variables if self._inner.stand_ins.slot_of(variable) is not None]
+        if narrow:
+            names = ", ".join(name_of_stage(stage) for stage in self._stages if isinstance(stage, ExchangingStage))
+            problem = f"ranks would combine the rounded weights of {narrow[0].name}, and lose small updates"
+            fix = "Keep the variables in float32: O2, or master_weights=True."
+            raise ValueError(message(names, problem, "float32 variables", narrow[0].dtype.name, fix))
 
     def after_update(self, transfers: Iterable[str]) -> None:
         """Makes each step start from this rank's own values, even after a save or restore of all ranks' values.

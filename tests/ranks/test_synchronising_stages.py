@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective, stages
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
@@ -116,6 +116,22 @@ def clipped_before_the_mean():
 @pytest.mark.ranks(2)
 def test_gradients_of_a_group_of_ranks_are_clipped_before_their_mean(on_ranks):
     assert on_ranks(2, clipped_before_the_mean) == [[0.75], [0.75]]
+
+
+def train_in_bfloat16(stage):
+    """On a rank: the message about weights of 16 bits, whose float32 copies ranks would not combine."""
+    variable = tf.Variable(tf.ones([2], tf.bfloat16), name="narrow")
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), is_distributed=True, stages=[stage])
+    with pytest.raises(ValueError) as refused:
+        optimizer.minimize(lambda: tf.reduce_sum(tf.cast(variable, tf.float32)), var_list=[variable])
+    return str(refused.value)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("stage", [stages.PartialSync(), stages.Adasum(on="weights")], ids=repr)
+def test_weights_of_16_bits_are_not_combined(on_ranks, stage):
+    for said in on_ranks(2, train_in_bfloat16, stage):
+        assert "ranks would combine the rounded weights of narrow" in said and "O2" in said
 
 
 def three_kinds_of_updates():
