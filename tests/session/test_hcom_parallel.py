@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import tensorflow as tf
 
@@ -9,6 +11,7 @@ from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from npu_bridge.stages import TopK
 from tests.goldens.two_layers import assert_same_bits
 from tests.ranks.ways import AtEnd
 from tests.session.models import dataset
@@ -17,17 +20,17 @@ tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
 
 
-def model_fn(features, labels, mode):
+def model_fn(features, labels, mode, params):
     initializer = tf1.random_normal_initializer(seed=3)
     first = tf1.get_variable("first", [4, 6], initializer=initializer)
     second = tf1.get_variable("second", [6, 1], initializer=initializer)
     loss = tf.reduce_mean(tf.square(tf.matmul(tf.matmul(features, first), second) - labels))
-    optimizer = NPUDistributedOptimizer(tf1.train.AdamOptimizer(0.1))
+    optimizer = NPUDistributedOptimizer(tf1.train.AdamOptimizer(0.1), stages=params["stages"])
     train_op = optimizer.minimize(loss, tf1.train.get_global_step())
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
-def train(folder, hcom_parallel):
+def train(folder, hcom_parallel, stages):
     """On a rank: the variables after five steps, and how many gradients waited for others."""
     rank = collective.current().rank
     held = []
@@ -35,17 +38,20 @@ def train(folder, hcom_parallel):
     class CountHeldBack(AtEnd):
         def begin(self):
             operations = tf1.get_default_graph().get_operations()
-            held.append(sum("Allreduce/Identity" in op.name and bool(op.control_inputs) for op in operations))
+            identities = [op for op in operations if re.search("(Allreduce|SparsifyingReduction)/Identity", op.name)]
+            held.append(sum(bool(op.control_inputs) for op in identities))
 
     config = NPURunConfig(model_dir=f"{folder}/{rank}", hcom_parallel=hcom_parallel, tf_random_seed=1)
     hook = CountHeldBack()
-    NPUEstimator(model_fn, config=config).train(lambda: dataset().shard(2, rank), hooks=[hook], steps=5)
+    estimator = NPUEstimator(model_fn, params={"stages": stages}, config=config)
+    estimator.train(lambda: dataset().shard(2, rank), hooks=[hook], steps=5)
     return hook.values, held[0]
 
 
-def test_numbers_are_the_same_and_transfers_wait(on_ranks, tmp_path):
-    overlapping = on_ranks(2, train, str(tmp_path / "on"), True)
-    waiting = on_ranks(2, train, str(tmp_path / "off"), False)
+@pytest.mark.parametrize("stages", [[], [TopK(0.25)]], ids=["all values", "selected values"])
+def test_numbers_are_the_same_and_transfers_wait(on_ranks, tmp_path, stages):
+    overlapping = on_ranks(2, train, str(tmp_path / "on"), True, stages)
+    waiting = on_ranks(2, train, str(tmp_path / "off"), False, stages)
     assert [held for _, held in overlapping] == [0, 0]
     assert [held for _, held in waiting] == [2, 2]
     for (values, _), (others, _) in zip(waiting, overlapping):

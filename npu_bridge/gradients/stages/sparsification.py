@@ -15,7 +15,12 @@ from npu_bridge.collective import fragments
 from npu_bridge.gradients.arithmetic import average_sparse_rows, unscale_in_float32
 from npu_bridge.gradients.graph_mode import group_in_graph, make_tensors_if, run_if, variable_like
 from npu_bridge.gradients.stage import VERDICT
-from npu_bridge.gradients.stages.all_reduce import AllReduce, replace_gradients, static_bytes
+from npu_bridge.gradients.stages.all_reduce import (
+    AllReduce,
+    replace_gradients,
+    static_bytes,
+    wait_for_all_gradients,
+)
 
 # Gradients with at least _SAMPLED_SIZE values are sampled at every _SAMPLED_EVERY-th value, unless a larger share than
 # _SAMPLED_DENSITY is sent.
@@ -66,7 +71,10 @@ class _SparsifyingReduction(AllReduce, abc.ABC):
             return
         ranks = collective.current()
         with tf.name_scope(f"{self.transfer_name}_SparsifyingReduction"):
-            wide = [None if sent is None else unscale_in_float32(sent, step.divisor) for sent in step.on_wire]
+            wide = [
+                None if sent is None else unscale_in_float32(sent, step.divisor)
+                for sent in wait_for_all_gradients(step.on_wire)
+            ]
             variables = [variable for _, variable in step.grads_and_vars]
             means = {
                 position: average_sparse_rows(
