@@ -11,9 +11,11 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import LEGACY_AGGREGATE, LEGACY_COMPUTE
 from npu_bridge.collective import wire_names
+from npu_bridge.gradients.explanation import list_pipelines
 from npu_bridge.gradients.inner import is_distributed, mark_as_distributed
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
-from npu_bridge.gradients.optimizer import PipelineOptimizer
+from npu_bridge.gradients.keras.shared import PipelineMixin
+from npu_bridge.gradients.optimizer import PipelineOptimizer, check_can_average_results
 from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
 
 _LOG = logger(__name__)
@@ -32,6 +34,7 @@ def average_gradients_in_place(optimizer: Any, owner: str) -> Any:
       The optimizer passed in. If the job has one rank at the time of the call, the methods are not replaced.
     Raises:
       TypeError: `optimizer` is not such an optimizer.
+      ValueError: `optimizer` has a stage that would change gradients before they are averaged.
     """
     families = (tf.compat.v1.train.Optimizer, tf.keras.optimizers.legacy.Optimizer, tf.keras.optimizers.Optimizer)
     if not isinstance(optimizer, families):
@@ -45,9 +48,10 @@ def average_gradients_in_place(optimizer: Any, owner: str) -> Any:
     if is_distributed(optimizer):
         _LOG.warning("%s: %s already averages its gradients and is left unchanged.", owner, type(optimizer).__name__)
         return optimizer
+    for pipeline in list_pipelines(optimizer) if isinstance(optimizer, (PipelineOptimizer, PipelineMixin)) else ():
+        check_can_average_results(pipeline, owner)
+        pipeline.skip_steps_together()
     mark_as_distributed(optimizer)
-    if isinstance(optimizer, PipelineOptimizer):
-        optimizer.skip_steps_together()
     if collective.current().size > 1:
         _replace_methods(optimizer, owner)
     return optimizer

@@ -270,12 +270,7 @@ def _check_nesting(optimizer, pipeline, owner):
         )
     if within is None:
         return
-    changing = [name_of_stage(stage) for stage in within.stages if changes_gradients(stage, ["after_reduce"])]
-    if changing:
-        problem = f"{changing[0]} would change the gradients of each rank, and not their mean"
-        expected, got = "the stages of the optimizer that averages gradients", f"stages of the optimizer inside {owner}"
-        fix = "Write NPUOptimizer(opt, is_distributed=True, stages=[...])."
-        raise ValueError(message(owner, problem, expected, got, fix))
+    check_can_average_results(within, owner)
     if within.scales_gradients and not pipeline.only_communicates:
         raise ValueError(
             f"{owner}: loss scaling must be outside the reduction. Expected the order loss scale, reduce, unscale, "
@@ -283,3 +278,17 @@ def _check_nesting(optimizer, pipeline, owner):
             f"NPULossScaleOptimizer(NPUDistributedOptimizer(opt), manager, is_distributed=True), or one NPUOptimizer."
         )
     within.skip_steps_together()
+
+
+def check_can_average_results(pipeline: Pipeline, owner: str) -> None:
+    """Checks that no stage of an optimizer changes gradients that `owner` averages only afterwards.
+
+    Raises:
+      ValueError: a stage would change the gradients of each rank.
+    """
+    changing = [name_of_stage(stage) for stage in pipeline.stages if changes_gradients(stage, ["after_reduce"])]
+    if changing:
+        problem = f"{changing[0]} would change the gradients of each rank, and not their mean"
+        expected, got = "the stages of the optimizer that averages gradients", f"stages of the optimizer inside {owner}"
+        fix = "Write NPUOptimizer(opt, is_distributed=True, stages=[...])."
+        raise ValueError(message(owner, problem, expected, got, fix))

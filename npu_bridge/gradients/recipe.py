@@ -20,7 +20,9 @@ from npu_bridge.gradients.stage import (
     VERDICT,
     ExchangingStage,
     ReducingStage,
+    SelectingStage,
     Stage,
+    SummingStage,
     changes_gradients,
 )
 from npu_bridge.gradients.stages.all_reduce import AllReduce
@@ -81,11 +83,12 @@ def build_pipeline(settings: PipelineSettings) -> Pipeline:
 
     Raises:
       TypeError: `settings.stages` is not a list of stages, or `settings.inner` is not an optimizer.
-      ValueError: the stages cannot be ordered.
+      ValueError: the stages cannot be ordered, or do not fit the optimizer.
     """
     added, inner = copy_stages(settings.stages, settings.owner), settings.inner
     if inner is not None and not isinstance(inner, InnerOptimizer):
         inner = adapt_optimizer(inner, settings.owner, applies_updates=False)
+    _check_uses_loss_of_step(inner, added, settings.owner)
     exchanging = next((stage for stage in added if isinstance(stage, ExchangingStage)), None)
     if exchanging is not None:
         _check_communicating_stage(exchanging, settings)
@@ -101,6 +104,20 @@ def build_pipeline(settings: PipelineSettings) -> Pipeline:
         if isinstance(stage, ExchangingStage):
             stage.bind(settings.name, settings.first_parameters)
     return Pipeline([*made, *added], inner, settings.owner, combined)
+
+
+def _check_uses_loss_of_step(inner, added, owner):
+    """Rejects stages beside an optimizer that evaluates the loss of a step, if its gradients are not of this loss."""
+    if not hasattr(getattr(inner, "optimizer", None), "set_unscaled_loss"):
+        return
+    for stage in added:
+        if isinstance(stage, (SelectingStage, SummingStage, ExchangingStage)):
+            name = type(inner.optimizer).__name__
+            problem = (
+                f"{name} needs the averaged gradients of the loss of each step, which {type(stage).__name__} changes"
+            )
+            expected, fix = "stages that only transform gradients", f"Leave {type(stage).__name__} or {name} out."
+            raise ValueError(message(owner, problem, expected, repr(stage), fix))
 
 
 def _make_combined_gradients(settings, inner):

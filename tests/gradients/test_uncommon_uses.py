@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge import collective, stages
+from npu_bridge import boost, collective, stages
 from npu_bridge.amp.scaling import scale_loss, unscaled_gradients
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import (
+    NPUDistributedOptimizer,
+    NPUOptimizer,
+    npu_distributed_optimizer_wrapper,
+)
 from npu_bridge.gradients.arithmetic import sum_repeated_rows
 from npu_bridge.gradients.inner import adapt_optimizer
 from npu_bridge.gradients.losses import sum_gradients_by_variable
@@ -544,6 +548,21 @@ def test_stages_inside_of_an_average_over_ranks_are_refused():
     inner = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), stages=[ClipByGlobalNorm(1.0)])
     with pytest.raises(ValueError, match="ClipByGlobalNorm would change the gradients of each rank, and not their"):
         NPUDistributedOptimizer(inner)
+
+
+@pytest.mark.parametrize("wrap", [NPUOptimizer, npu_keras_optimizer], ids=["TF 1", "Keras"])
+def test_an_average_in_place_refuses_stages_that_come_before_it(wrap):
+    bare = tf1.train.GradientDescentOptimizer(1.0) if wrap is NPUOptimizer else tf.keras.optimizers.SGD(1.0)
+    inner = wrap(bare, is_distributed=False, stages=[ClipByGlobalNorm(1.0)])
+    with pytest.raises(ValueError, match="ClipByGlobalNorm would change the gradients of each rank, and not their"):
+        npu_distributed_optimizer_wrapper(inner)
+
+
+@pytest.mark.parametrize("stage", [Accumulate(2), PartialSync(), Freeze({"groups": 2})], ids=repr)
+def test_an_optimizer_that_evaluates_its_loss_refuses_gradients_of_other_losses(stage):
+    newton = boost.SubspaceNewton(boost.Basis(np.eye(1, 2, dtype=np.float32)), alpha=0.0)
+    with pytest.raises(ValueError, match="SubspaceNewton needs the averaged gradients of the loss of each step"):
+        NPUOptimizer(newton, is_distributed=True, stages=[stage])
 
 
 def test_an_eager_step_with_gradients_of_other_code_says_what_was_left_out(caplog):
