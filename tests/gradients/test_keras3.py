@@ -268,8 +268,8 @@ def test_moving_averages_end_a_training_in_16_bits():
         keras.config.set_dtype_policy("float32")
     averages = [variable for variable in model.optimizer.variables if "average" in variable.path]
     for variable, average in zip(model.trainable_variables, averages):
-        assert tf.reduce_all(variable.value == tf.cast(average.value, tf.bfloat16))
-    assert len(averages) == len(model.trainable_variables)
+        assert tf.reduce_all(variable.value == tf.cast(average.value, variable.dtype))
+    assert "bfloat16" in {variable.dtype for variable in model.trainable_variables}
 
 
 def test_moving_averages_can_be_swapped_in():
