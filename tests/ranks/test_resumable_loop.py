@@ -15,6 +15,7 @@ from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.session import ResumableLoop
+from npu_bridge.session.elastic import stop_request
 from npu_bridge.stages import Accumulate
 from tests.canaries.of_keras3 import IS_BESIDE, REASON
 
@@ -120,3 +121,23 @@ def test_nothing_is_saved_twice_and_a_module_is_a_model_too(tmp_path):
             optimizer.minimize(loss, [line.weight], tape)
         assert float(line.weight) == pytest.approx(1 - 0.8**3)
     assert sorted(os.listdir(tmp_path)) == ["checkpoint", "ckpt-3.data-00000-of-00001", "ckpt-3.index"]
+
+
+def test_windows_that_never_end_together_end_a_loop_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(stop_request, "_MOST_BATCHES_TO_WAIT", 5)
+    pair = tf.Module()
+    pair.weights = [tf.Variable(0.0), tf.Variable(0.0)]
+    optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(0.1), is_distributed=False, stages=[Accumulate(2)])
+
+    def train(weight):
+        with tf.GradientTape() as tape:
+            loss = (weight - 1.0) ** 2
+        optimizer.minimize(loss, [weight], tape)
+
+    optimizer.build(pair.weights)
+    train(pair.weights[0])  # out of step with the other one from now on
+    for number, _ in enumerate(ResumableLoop(tmp_path, pair, optimizer).until(3)):
+        for weight in pair.weights:
+            train(weight)
+        assert number < 20
+    assert tf.train.latest_checkpoint(tmp_path)

@@ -19,7 +19,7 @@ from npu_bridge.gradients.checkpoints.sync import batch_counters, reset_restarti
 from npu_bridge.gradients.first_step.start_values import variables_in_training
 from npu_bridge.session.damaged_checkpoints import check_newest_checkpoint
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints, take_memory_checkpoint
-from npu_bridge.session.elastic.stop_request import stop_request_of_process
+from npu_bridge.session.elastic.stop_request import WholeUpdates, stop_request_of_process
 
 _OWNER = "ResumableLoop"
 _KEPT = 2  # checkpoints
@@ -94,9 +94,13 @@ class ResumableLoop:
             stack.enter_context(self._request.handle_requests(collective.current().size))
             if interval is not None:
                 stack.callback(interval.close)
-            while not self._save_and_check_end(steps):
+            updates = WholeUpdates()
+            # In the middle of an update, nothing is saved.
+            while (is_within := updates.is_waiting(batch_counters(self._optimizer))) or not self._save_and_check_end(
+                steps
+            ):
                 if interval is not None:
-                    self._copy_if_due(interval, copies)
+                    self._copy_if_due(interval, copies, is_within)
                 self._request.begin_run()
                 yield self._updates_made()
         if copies is not None:
@@ -104,10 +108,10 @@ class ResumableLoop:
         if self._request.is_due:
             self._request.exit_after_save(self._updates_made())
 
-    def _copy_if_due(self, interval, copies):
+    def _copy_if_due(self, interval, copies, is_within_update):
         """Writes a copy to memory if enough updates have been made since the last one."""
         made = self._updates_made()
-        if made > self._copied and not self._is_within_update() and interval.count_run_and_check_due():
+        if made > self._copied and not is_within_update and interval.count_run_and_check_due():
             with interval.measured_copy():
                 sync_if_needed(self._optimizer)
                 if copies is not None:
@@ -115,14 +119,9 @@ class ResumableLoop:
         self._copied = made
 
     def _save_and_check_end(self, steps):
-        """Saves a checkpoint if one is due, and returns whether the loop ends here.
-
-        In the middle of an update, saves nothing and returns False.
-        """
+        """Saves a checkpoint if one is due, and returns whether the loop ends here."""
         made = self._updates_made()
         is_last = made >= steps or self._request.is_due
-        if self._is_within_update():
-            return False
         is_time = is_last or bool(self._every_n_steps and made >= self._saved + self._every_n_steps)
         if is_time and made > self._saved:
             sync_if_needed(self._optimizer)
@@ -130,10 +129,6 @@ class ResumableLoop:
             if self._is_first:
                 self._manager.save(checkpoint_number=made)
         return is_last
-
-    def _is_within_update(self):
-        """Returns whether some batches have been accumulated for an update that is not complete yet."""
-        return any(map(int, batch_counters(self._optimizer)))
 
     def _updates_made(self):
         return int(self._optimizer.iterations)

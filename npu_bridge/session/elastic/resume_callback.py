@@ -22,7 +22,7 @@ from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.checkpoints.sync import batch_counters, reset_restarting_state, sync_if_needed
 from npu_bridge.session.elastic.background_saves import BackgroundWriter
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints
-from npu_bridge.session.elastic.stop_request import stop_request_of_process
+from npu_bridge.session.elastic.stop_request import WholeUpdates, stop_request_of_process
 from npu_bridge.session.optimizer_numbers import optimizer_numbers
 
 _DONE = "batches_done.txt"  # in the file of the model
@@ -74,7 +74,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._every_n_steps = every_n_steps
         # Batches of the model, batches since the last save, and the number of the latest one in its epoch.
         self._batches_done, self._unsaved_batches, self._batch = 0, 0, -1
-        self._request = stop_request_of_process()
+        self._request, self._updates = stop_request_of_process(), WholeUpdates()
         self._copies = self._interval = None
         self._callbacks: list = []  # of this fit
         self._counters: dict = {}  # restored values, for the first epoch
@@ -155,7 +155,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         if self._interval is not None and self._interval.count_run_and_check_due():
             with self._interval.measured_copy():
                 self._save_to_memory()
-        if self._request.is_due and not any(map(int, batch_counters(self.model.optimizer))):
+        if self._request.is_due and not self._updates.is_waiting(batch_counters(self.model.optimizer)):
             if self._unsaved_batches:
                 self._save_to_disk()
             self._finish_saving()

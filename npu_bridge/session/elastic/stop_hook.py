@@ -13,10 +13,7 @@ from npu_bridge.gradients.checkpoints.sync import batch_counters
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.graph.run import run_of
 from npu_bridge.graph.variables import global_step_of
-from npu_bridge.session.elastic.stop_request import stop_request_of_process
-
-# An update of several batches is completed first; if it takes more runs than this, it is saved incomplete.
-_MOST_RUNS_AFTER_REQUEST = 1000
+from npu_bridge.session.elastic.stop_request import WholeUpdates, stop_request_of_process
 
 
 class StopHook(tf.estimator.SessionRunHook):
@@ -40,7 +37,7 @@ class StopHook(tf.estimator.SessionRunHook):
         self._leaves = leaves
         self._request = stop_request_of_process()
         self._is_training = False
-        self._runs_after_request = 0
+        self._updates = WholeUpdates()
         self._coordinator: tf.train.Coordinator | None = None
         self._signal_handling = contextlib.ExitStack()
         weakref.finalize(self, self._signal_handling.close)  # `end` is not called after an error
@@ -48,7 +45,7 @@ class StopHook(tf.estimator.SessionRunHook):
         self.step: int | None = None
 
     def begin(self):
-        self.was_stopped, self.step, self._runs_after_request = False, None, 0
+        self.was_stopped, self.step, self._updates = False, None, WholeUpdates()
         self.close()
         self._signal_handling.enter_context(self._request.handle_requests(collective.current().size))
 
@@ -64,8 +61,7 @@ class StopHook(tf.estimator.SessionRunHook):
     def after_run(self, run_context, run_values):
         if not self._is_training or not self._request.is_due:
             return
-        self._runs_after_request += 1
-        if self._runs_after_request > _MOST_RUNS_AFTER_REQUEST or not self._is_within_update(run_context.session):
+        if not self._updates.is_waiting(run_context.session.run(self._batch_counters(run_context.session.graph))):
             self.was_stopped = True
             run_context.request_stop()
 
@@ -95,7 +91,5 @@ class StopHook(tf.estimator.SessionRunHook):
         """Restores the signal handler; called at the end and after an error."""
         self._signal_handling.close()
 
-    def _is_within_update(self, session):
-        """Returns whether an optimizer has accumulated batches of an incomplete update."""
-        counters = [counter for pipeline in pipelines_in(session.graph) for counter in batch_counters(pipeline)]
-        return any(session.run(counters))
+    def _batch_counters(self, graph):
+        return [counter for pipeline in pipelines_in(graph) for counter in batch_counters(pipeline)]

@@ -13,9 +13,11 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
+# Windows of accumulation that begin in different batches need not end in the same one (our limit).
+_MOST_BATCHES_TO_WAIT = 1000
 # EX_TEMPFAIL: the job can be started again, and resumes.
 STOPPED_EXIT_CODE = 75
 
@@ -120,6 +122,26 @@ class StopRequest:
             self.allow_runs_until(self._begun)
         else:
             self._send({"received_signal": "SIGTERM"})
+
+
+class WholeUpdates:
+    """A wait for a batch after which no update is incomplete, to save or to end a training there.
+
+    Lists of variables that are trained in turn can have windows of accumulation that never end in the same batch. So
+    the wait ends after 1000 batches; a checkpoint has the sums of incomplete windows, too.
+    """
+
+    def __init__(self):
+        self._waited = 0
+
+    def is_waiting(self, batch_counters: Sequence[Any]) -> bool:
+        """Returns whether to go on, after a batch at which the training could be saved or ended.
+
+        Args:
+          batch_counters: the number of accumulated batches for each incomplete update.
+        """
+        self._waited = self._waited + 1 if any(map(int, batch_counters)) else 0
+        return 0 < self._waited <= _MOST_BATCHES_TO_WAIT
 
 
 @contextlib.contextmanager
