@@ -160,7 +160,7 @@ class Pipeline:
             stage.create_variables(variables, gradients)
         self.rank_state.create_rows_of_stages()
         if gradients is None:
-            self.rank_state.create_replicas(variables, list)
+            self.rank_state.create_replicas(variables)
 
     def warn_of_unscaled_loss(self, owner: str, fix: str) -> None:
         """Warns once if the pipeline scales losses, for gradients that other code has computed."""

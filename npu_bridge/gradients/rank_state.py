@@ -103,19 +103,20 @@ class RankState:
                 [variable for stage in self._kept for variable in stage.variables_of_this_rank()]
             )
 
-    def create_replicas(self, variables: Sequence, make_slots: Callable[[], list]) -> None:
-        """Creates missing rows for weights and slots that differ between ranks.
-
-        Args:
-          variables: the trained variables.
-          make_slots: function that creates missing slots of these variables and returns all of them.
-        """
+    def create_replicas(self, variables: Sequence) -> None:
+        """Creates missing rows for trained variables and slots that differ between ranks, and these slots."""
         if self._replicas is not None and collective.current().size > 1:
-            own = [
-                *(variables if "variables" in self._differing else []),
-                *(make_slots() if "slots" in self._differing else []),
-            ]
-            self._replicas.create_row_for_each_rank([variable for variable in own if variable.shape.is_fully_defined()])
+            own = {
+                "weights": variables if "variables" in self._differing else [],
+                "slots": self._make_slots(variables) if "slots" in self._differing else [],
+            }
+            for kind, values in own.items():
+                known = [variable for variable in values if variable.shape.is_fully_defined()]
+                self._replicas.create_row_for_each_rank(known, kind)
+
+    def _make_slots(self, variables):
+        """Creates the missing slots of trained variables, and returns all their slots."""
+        return [] if self._inner is None else self._inner.make_slots(variables)
 
     def restore_own_weights(self) -> None:
         """Restores this rank's weights in functions and eager execution, before the loss is computed from them."""
@@ -157,8 +158,8 @@ class RankState:
                 self._exchanges_before, [variable for _, variable in step.grads_and_vars]
             )
         self._check_precision(step.variables_with_gradient)
-        slots = list if self._inner is None else functools.partial(self._inner.make_slots, step.variables_with_gradient)
-        self.create_replicas(step.variables_with_gradient, slots)
+        slots = functools.partial(self._make_slots, step.variables_with_gradient)
+        self.create_replicas(step.variables_with_gradient)
         self.compare_start_values(step.grads_and_vars, slots)
         return slots
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge import collective, stages
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from tests.ranks.ways import started_session
 
@@ -155,3 +157,40 @@ def three_kinds_of_updates():
 def test_updates_are_averaged_where_the_same_and_summed_where_orthogonal(on_ranks):
     for values in on_ranks(2, three_kinds_of_updates):
         assert values == {"same": [-3.0, 1.0], "orthogonal": [-1.0, -2.0], "too large": [-60000.0, -1.0]}
+
+
+def built_model():
+    """Returns a model, and a function that trains it with a batch and returns weights and slots."""
+    model = tf.keras.Sequential([tf.keras.layers.Input([3]), tf.keras.layers.Dense(2), tf.keras.layers.Dense(1)])
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.Adam(0.1), stages=[stages.PartialSync(2)]))
+    model.optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def train(rows):
+        model.optimizer.minimize(lambda: tf.reduce_mean((model(rows) - 1.0) ** 2), model.trainable_variables)
+
+    def update(seed):
+        train(tf.constant(np.random.RandomState(seed).randn(4, 3), tf.float32))
+        values = [*model.weights, *model.optimizer.variables]
+        return np.concatenate([value.numpy().ravel() for value in values if value.shape.is_fully_defined()])
+
+    return model, update
+
+
+def saved_and_loaded(path):
+    """On a rank: what an update makes of a training, and of the same training in a file."""
+    rank, (first, update), (second, update_second) = collective.current().rank, built_model(), built_model()
+    for seed in (rank, rank + 2):
+        update(seed)
+    stages.sync_all(first.optimizer)
+    if rank == 0:
+        first.save_weights(path)
+        second.load_weights(path)
+    return update(rank + 4), update_second(rank + 4)
+
+
+@pytest.mark.ranks(2)
+def test_each_rank_goes_on_from_its_own_weights_and_slots_in_a_keras_file(on_ranks, tmp_path):
+    """The second model has layers of other names."""
+    for whole, resumed in on_ranks(2, saved_and_loaded, str(tmp_path / "model.weights.h5")):
+        np.testing.assert_array_equal(resumed, whole)

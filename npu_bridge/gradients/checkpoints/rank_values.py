@@ -9,6 +9,7 @@ rows (see the table in `kept_state`).
 
 from __future__ import annotations
 
+import collections
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -46,17 +47,28 @@ class RankValues:
     def __init__(self):
         self.module = tf.Module(name="of_ranks")
         self._kept: dict = {}
+        self._counts: collections.Counter = collections.Counter()
 
     @property
     def variables(self) -> list:
         """The variables that differ between ranks."""
         return [variable for variable, _ in self._kept.values()]
 
-    def create_row_for_each_rank(self, variables: Sequence[tf.Variable]) -> None:
-        """Creates, for each variable that has none yet, an empty variable for the rows: one row for each rank."""
+    def create_row_for_each_rank(self, variables: Sequence[tf.Variable], kind: str = "") -> None:
+        """Creates, for each variable that has none yet, an empty variable for the rows: one row for each rank.
+
+        Args:
+          variables: the variables.
+          kind: what they are; outside of TF 1 graphs rows are named by kind and number. By default, and in TF 1 graphs,
+            they have the names of the variables.
+        """
         for variable in variables:
             if variable.ref() not in self._kept:
-                rows = _empty_rows(variable)
+                name = variable.name.partition(":")[0]
+                if kind and not is_building_graph():  # names of layers and slots can change until a file is loaded
+                    name = f"{kind}_{self._counts[kind]}"
+                    self._counts[kind] += 1
+                rows = _empty_rows(variable, name)
                 self._kept[variable.ref()] = (variable, rows)
                 setattr(self.module, f"rows_{len(self._kept) - 1}", rows)  # where object-based checkpoints find it
 
@@ -193,13 +205,13 @@ def gather_and_restore(values: RankValues, name: str, restore_own_values: Restor
     return op
 
 
-def _empty_rows(variable):
+def _empty_rows(variable, name):
     shape, dtype = variable.shape, variable.dtype.base_dtype
     any_rows = tf.TensorShape([None, *shape])
     # The initial value can have rows, too: feeding it sets the variables of a finished graph.
     made = state_variable(
         lambda: tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0, *shape], dtype), shape=any_rows),
-        f"{OF_RANKS}{variable.name.partition(':')[0]}",
+        f"{OF_RANKS}{name}",
         any_rows,
     )
     if is_building_graph():

@@ -95,12 +95,13 @@ class ResumableLoop:
             if interval is not None:
                 stack.callback(interval.close)
             updates = WholeUpdates()
-            # In the middle of an update, nothing is saved.
-            while (is_within := updates.is_waiting(batch_counters(self._optimizer))) or not self._save_and_check_end(
-                steps
-            ):
+            while True:
+                # In the middle of an update, nothing is saved.
+                is_within_update = updates.is_waiting(batch_counters(self._optimizer))
+                if not is_within_update and self._save_and_check_end(steps):
+                    break
                 if interval is not None:
-                    self._copy_if_due(interval, copies, is_within)
+                    self._copy_if_due(interval, copies, is_within_update)
                 self._request.begin_run()
                 yield self._updates_made()
         if copies is not None:
