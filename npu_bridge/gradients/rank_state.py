@@ -105,7 +105,8 @@ class RankState:
 
     def create_replicas(self, variables: Sequence) -> None:
         """Creates missing rows for trained variables and slots that differ between ranks, and these slots."""
-        if self._replicas is not None and collective.current().size > 1:
+        # On one rank, savers of TF 1 graphs restore the mean of rows without variables for the rows.
+        if self._replicas is not None and (collective.current().size > 1 or not is_building_graph()):
             own = {
                 "weights": variables if "variables" in self._differing else [],
                 "slots": self._make_slots(variables) if "slots" in self._differing else [],

@@ -9,6 +9,7 @@ import tensorflow as tf
 from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from tests.once import lines_said
 from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
@@ -159,10 +160,10 @@ def test_updates_are_averaged_where_the_same_and_summed_where_orthogonal(on_rank
         assert values == {"same": [-3.0, 1.0], "orthogonal": [-1.0, -2.0], "too large": [-60000.0, -1.0]}
 
 
-def built_model():
+def built_model(added=None):
     """Returns a model, and a function that trains it with a batch and returns weights and slots."""
     model = tf.keras.Sequential([tf.keras.layers.Input([3]), tf.keras.layers.Dense(2), tf.keras.layers.Dense(1)])
-    model.compile(npu_keras_optimizer(tf.keras.optimizers.Adam(0.1), stages=[stages.PartialSync(2)]))
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.Adam(0.1), stages=added or [stages.PartialSync(2)]))
     model.optimizer.build(model.trainable_variables)
 
     @tf.function
@@ -171,10 +172,14 @@ def built_model():
 
     def update(seed):
         train(tf.constant(np.random.RandomState(seed).randn(4, 3), tf.float32))
-        values = [*model.weights, *model.optimizer.variables]
-        return np.concatenate([value.numpy().ravel() for value in values if value.shape.is_fully_defined()])
+        return state_of(model)
 
     return model, update
+
+
+def state_of(model):
+    values = [*model.weights, *model.optimizer.variables]
+    return np.concatenate([value.numpy().ravel() for value in values if value.shape.is_fully_defined()])
 
 
 def saved_and_loaded(path):
@@ -194,3 +199,45 @@ def test_each_rank_goes_on_from_its_own_weights_and_slots_in_a_keras_file(on_ran
     """The second model has layers of other names."""
     for whole, resumed in on_ranks(2, saved_and_loaded, str(tmp_path / "model.weights.h5")):
         np.testing.assert_array_equal(resumed, whole)
+
+
+def saved_in_two_ways(folder):
+    """On a rank: weights and slots, which rank 0 saves."""
+    model, update = built_model()
+    state = update(collective.current().rank)
+    stages.sync_all(model.optimizer)
+    if collective.current().rank == 0:
+        model.save_weights(f"{folder}/model.weights.h5")
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(f"{folder}/checkpoint")
+    return state
+
+
+WAYS = "model.weights.h5", "checkpoint"
+
+
+def load(model, way, folder):
+    if way == "checkpoint":
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer).restore(str(folder / way))
+    else:
+        model.load_weights(folder / way)
+
+
+@pytest.mark.ranks(2)
+def test_one_rank_goes_on_with_the_mean_of_weights_and_slots(on_ranks, tmp_path):
+    states = on_ranks(2, saved_in_two_ways, str(tmp_path))
+    for way in WAYS:
+        model, _ = built_model()
+        load(model, way, tmp_path)
+        model.optimizer._pipeline.pipeline.begin()
+        np.testing.assert_allclose(state_of(model), np.mean(states, axis=0), rtol=1e-6)
+
+
+@pytest.mark.ranks(2)
+def test_rank_0_says_that_it_drops_rows_of_a_stage_that_is_gone(on_ranks, tmp_path):
+    on_ranks(2, saved_in_two_ways, str(tmp_path))
+    for way in WAYS:
+        model, update = built_model([stages.CentralizeGradients()])
+        with lines_said() as lines:
+            load(model, way, tmp_path)
+            update(0)
+        assert "weights and slots of each rank" in lines[0] and "dropped" in lines[0]

@@ -15,8 +15,9 @@ that differs between ranks is saved as one row for each rank. Each rank restores
     Adasum(on="weights")
     counts, loss scales, slots    the value equal on all ranks     the value equal on all ranks
 
-The mean is also restored if the variable is now equal on all ranks, since its stage was removed. A checkpoint of one
-rank, or a checkpoint written without `sync_all`, has no rows: all ranks restore the values that it holds.
+If a variable is now equal on all ranks, since its stage was removed, a TF 1 graph also restores the mean; other
+trainings restore rank 0's slots. A checkpoint of one rank, or a checkpoint written without `sync_all`, has no rows: all
+ranks restore the values that it holds.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _KINDS = (
     (r"freeze_updates", "Freeze's count of updates"),
     (r"updates_dealt|dealt/updates", "GlobalBatches' count of updates"),
     (r"partial_sync_updates", "PartialSync's count of updates"),
+    (r"replicas_of_ranks|of_ranks/(weights|slots)_\d", "weights and slots of each rank"),
 )
 _OPTIMIZER_COUNTERS = r"beta\d_power|update_count"
 _SCALES = ("loss_scale", "good_steps", "bad_steps", "skipped_steps", "last_step_skipped")  # listed by name, so ordered
