@@ -13,7 +13,7 @@ from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.session import ResumeCallback
-from npu_bridge.stages import Accumulate
+from npu_bridge.stages import Accumulate, Adasum
 
 pytestmark = pytest.mark.ranks(2)
 _BATCHES = 7
@@ -59,6 +59,25 @@ def test_a_resumed_fit_ends_as_one_that_was_not_interrupted(on_ranks, tmp_path):
         for resumed, expected in zip(cut[1], whole[1], strict=True):
             np.testing.assert_array_equal(resumed, expected)
     assert os.listdir(tmp_path / "cut") == ["model.keras"]
+
+
+def _ends_of_restores(path):
+    """On a rank: weights and slots after two batches that follow a save; likewise after each of two restores."""
+    model, resume, ends = _model([Adasum(on="weights")]), ResumeCallback(path), []
+    model.fit(_dataset().take(3), verbose=0, callbacks=npu_callbacks_append([resume]))
+    callbacks = npu_callbacks_append([])
+    for is_restored in (False, True, True):
+        if is_restored:
+            resume.restore(model)
+        model.fit(_dataset().skip(3).take(2), verbose=0, callbacks=callbacks)
+        values = [*model.weights, *model.optimizer.variables]
+        ends.append([value.numpy().tolist() for value in values if value.shape.is_fully_defined()])
+    return ends
+
+
+def test_a_training_can_be_restored_again(on_ranks, tmp_path):
+    for whole, *restored in on_ranks(2, _ends_of_restores, str(tmp_path / "model.keras")):
+        assert restored == [whole, whole]
 
 
 @pytest.mark.few_fast(1, "the other takes the same way")

@@ -27,6 +27,7 @@ from npu_bridge.base.tf_internals.sessions import run_without_engines
 from npu_bridge.base.tf_internals.training import create_all_weights
 from npu_bridge.collective import agreement, exchanges, first_run, wire_names
 from npu_bridge.collective.apart import run_in_separate_graph
+from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.checkpoints import remote_slots
 from npu_bridge.gradients.first_step import same_batches
 from npu_bridge.gradients.graph_mode import is_building_graph
@@ -104,6 +105,28 @@ def variables_in_training(model: Any, optimizer: Any = None) -> list:
     Returns:
       TensorFlow variables, without duplicates and without variables whose shape can change.
     """
+    # Variables with rows for all ranks can have another shape on rank 0, after a restore; the first step handles them.
+    return [variable for variable in _variables_and_rows(model, optimizer) if variable.shape.is_fully_defined()]
+
+
+def send_restored_state(model: Any, optimizer: Any = None) -> None:
+    """Sends the state that rank 0 has restored to all ranks, rows for all ranks included; works only eagerly.
+
+    So a training can be restored at any time: the start values are compared only once.
+
+    Args:
+      model, optimizer: as in `variables_in_training`.
+    Raises:
+      RanksDisagreeError: the ranks do not have the same variables.
+    Ranks: collective.
+    """
+    if collective.current().size > 1:
+        variables = _comparable_variables(_variables_and_rows(model, optimizer))
+        _broadcast_differing("restore", variables, *_eager_reader_and_writer(variables), "")
+    renew_adapted_layers(model)
+
+
+def _variables_and_rows(model, optimizer):
     optimizer = model.optimizer if optimizer is None else optimizer
     if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
         create_all_weights(optimizer, model.trainable_variables)
@@ -117,8 +140,7 @@ def variables_in_training(model: Any, optimizer: Any = None) -> list:
     found += [part for part in tf.train.TrackableView(optimizer).descendants() if isinstance(part, tf.Variable)]
     # Keras also lists tables of words (`StringLookup`, `TextVectorization`), which are not variables.
     found = [part for part in map(keras3.tensorflow_variable_of, found) if isinstance(part, tf.Variable)]
-    # Variables with rows for all ranks can have another shape on rank 0, after a restore; the first step handles them.
-    return list({id(variable): variable for variable in found if variable.shape.is_fully_defined()}.values())
+    return list({id(variable): variable for variable in found}.values())
 
 
 class RankComparison:

@@ -20,6 +20,7 @@ from npu_bridge.base.tf_internals.callers import callbacks_in_training
 from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.checkpoints.sync import batch_counters, reset_restarting_state, sync_if_needed
+from npu_bridge.gradients.first_step.start_values import send_restored_state
 from npu_bridge.session.elastic.background_saves import BackgroundWriter
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints
 from npu_bridge.session.elastic.stop_request import WholeUpdates, stop_request_of_process
@@ -36,12 +37,12 @@ class ResumeCallback(tf.keras.callbacks.Callback):
     """A callback that saves the model every few steps and at the end of training, so that a later run can resume.
 
     Rank 0 saves with `model.save`, and replaces the old file in one move: a job that is killed leaves a complete file.
-    `restore` loads weights, optimizer, counters and loss scale into rank 0's model; `npu_callbacks_append` sends them
-    to the other ranks. Hyperparameters that callbacks such as `LearningRateScheduler` had set in the optimizer are
-    restored. `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` in the same `fit` keep their counters. At the
-    end of an epoch the model is saved after all other callbacks, wherever in the list this callback is. When a
-    scheduler reclaims the machine (SIGTERM), or the job changes its size, all ranks complete their step, the model is
-    saved, and the process ends with exit code 75. With several ranks this needs `npu-run`.
+    `restore` loads weights, optimizer, counters and loss scale on rank 0, and sends them to the other ranks.
+    Hyperparameters that callbacks such as `LearningRateScheduler` had set in the optimizer are restored.
+    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` in the same `fit` keep their counters. At the end of an
+    epoch the model is saved after all other callbacks, wherever in the list this callback is. When a scheduler reclaims
+    the machine (SIGTERM), or the job changes its size, all ranks complete their step, the model is saved, and the
+    process ends with exit code 75. With several ranks this needs `npu-run`.
 
     The model is saved to memory, and copied to the disk in the background; the new file is read back before it replaces
     the old file. In a job that `npu-run` restarts (`--min-np`, `--restarts`), rank 0 also keeps a copy in memory every
@@ -114,9 +115,11 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             reset_restarting_state(optimizer)
             self._batches_done = _count_batches_done(optimizer) if done is None else done
             saved, counters = _read_json(path, _NUMBERS), _read_json(path, _COUNTERS)
-        self._batches_done, saved, self._counters = gather_values(
-            [self._batches_done, saved, counters], "resume_callback"
+        is_found, self._batches_done, saved, self._counters = gather_values(
+            [path is not None, self._batches_done, saved, counters], "resume_callback"
         )[0]
+        if is_found:
+            send_restored_state(model)
         for key, numbers in self._counters.items():
             if numbers.pop("has_weights"):
                 numbers["best_weights"] = _read_best_weights(path, key, model)
