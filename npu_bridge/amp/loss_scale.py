@@ -27,8 +27,8 @@ class DynamicLossScaleManager(MovingLossScaleManager):
 
     A bad step is a step with an overflow. After `growth_interval` good steps in a row the scale is multiplied by
     `growth_factor`; after `bad_steps` bad steps it is multiplied by `backoff_factor`. The scale stays within its
-    bounds, and each change resets both counters. `apex`, `mindspore`, `keras` and
-    `constant` make managers with the numbers of other frameworks.
+    bounds, and each change resets both counters. A scale of a checkpoint that is outside of them is moved into them by
+    the first step. `apex`, `mindspore`, `keras` and `constant` make managers with the numbers of other frameworks.
 
     Args:
       init_loss_scale: scale of the first step.
@@ -150,7 +150,7 @@ class DynamicLossScaleManager(MovingLossScaleManager):
 
     @classmethod
     def constant(cls, loss_scale: float) -> DynamicLossScaleManager:
-        """Makes a loss scale that only `set_loss_scale` changes.
+        """Makes a loss scale that only `set_loss_scale` changes. A resumed training keeps the scale of its checkpoint.
 
         Args:
           loss_scale: scale of the first step.

@@ -119,6 +119,17 @@ def test_the_scale_moves_as_the_rule_says(name):
     np.testing.assert_array_equal(traced(make(), finites), expected)
 
 
+def test_a_restored_scale_comes_back_into_the_bounds(tmp_path):
+    below_one = ExponentialUpdateLossScaleManager(0.25, 1000)
+    saved = ((Dynamic.mindspore(2.0**30), Dynamic.apex(), 2.0**24), (below_one, Dynamic.keras(), 1.0))
+    for before, after, expected in saved:
+        tf.train.Checkpoint(manager=after).read(tf.train.Checkpoint(manager=before).write(str(tmp_path / "checkpoint")))
+        after.update_loss_scale(tf.constant(True))
+        assert after.get_state() == (expected, 1, 0)
+    below_one.update_loss_scale(tf.constant(True))
+    assert below_one.get_loss_scale() == 0.25
+
+
 def test_a_scale_stays_a_normal_number_without_bounds():
     manager = Dynamic(1.0, growth_interval=1, max_loss_scale=None)
     scales = traced(manager, [True] * 140 + [False] * 300)

@@ -191,7 +191,10 @@ class MovingLossScaleManager(_SerializableManager):
         of_graph = self._variables(_outermost_graph())
         variables = (of_graph.scale, of_graph.good_steps, of_graph.bad_steps)
         counters = (tf.convert_to_tensor(variable) for variable in variables[1:])
-        state = self._rule.next_state(ScaleState(self.get_loss_scale(), *counters), finite_grads)
+        scale, bounds = self.get_loss_scale(), self._bounds()
+        if bounds != (SMALLEST_SCALE, LARGEST_SCALE):  # the scale can be restored from a manager of other bounds
+            scale = tf.clip_by_value(scale, *bounds)
+        state = self._rule.next_state(ScaleState(scale, *counters), finite_grads)
         # All three values are computed, and the scale is read for other fetches, before the first variable changes.
         with tf.control_dependencies(state):
             assigned = [variable.assign(value) for variable, value in zip(variables, state)]
@@ -252,12 +255,14 @@ class MovingLossScaleManager(_SerializableManager):
             expected, fix = f"the shape () or {shape or (1,)}", "Pass one number."
             problem = "loss_scale has another shape"
             raise ValueError(message(owner, problem, expected, f"{scale.shape}", fix))
-        lowest, highest = self._rule.min_scale, self._rule.max_scale
-        if lowest is None or self._may_start_below_lowest:
-            lowest = SMALLEST_SCALE
+        lowest, highest = self._bounds()
         for number in np.ravel(scale):
-            check_number(owner, "loss_scale", number.item(), at_least=lowest, at_most=highest or LARGEST_SCALE)
+            check_number(owner, "loss_scale", number.item(), at_least=lowest, at_most=highest)
         return np.broadcast_to(scale.reshape(shape if scale.size > 1 else ()), shape)
+
+    def _bounds(self):
+        lowest = SMALLEST_SCALE if self._may_start_below_lowest else self._rule.min_scale
+        return lowest or SMALLEST_SCALE, self._rule.max_scale or LARGEST_SCALE
 
     def _state_variables(self, session):
         session = session or tf.compat.v1.get_default_session()
