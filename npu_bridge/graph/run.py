@@ -15,8 +15,10 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.base.search import search
+from npu_bridge.base.tf_internals.graphs import operator_definition
 from npu_bridge.graph.control_flow import Depth, group_by_depth
-from npu_bridge.graph.operators import computed_ops, list_elements, producers
+from npu_bridge.graph.functions import nodes_in_functions
+from npu_bridge.graph.operators import computed_ops, list_elements, needed_ops, producers
 from npu_bridge.graph.variables import (
     VARIABLE_TYPES,
     changes_variable,
@@ -36,6 +38,11 @@ _CASTS_AND_COPIES = ("Cast", "DeepCopy", "Identity")
 # Our choice: a smaller constant can be a weight of the loss. A scale is read, cast and perhaps clipped.
 _LEAST_CONSTANT_SCALE = 16
 _MOST_OPS_OF_SCALE = 12
+# Marked as stateful, but they only read variables, check and print values, or call functions, which are searched.
+_CHANGING_NOTHING = re.compile(
+    r"(ReadVariableOp|ResourceGather(Nd)?|Var(HandleOp|IsInitializedOp|iable(V2)?)|Assert|Print(V2)?"
+    r"|Case|If|StatefulPartitionedCall|While)$"
+)
 
 
 class SessionRun:
@@ -63,6 +70,11 @@ class SessionRun:
         return tuple(computed_ops(self.requested_elements, self.fed_names))
 
     @functools.cached_property
+    def op_set(self) -> frozenset[tf.Operation]:
+        """The computed operators, to look one up."""
+        return frozenset(self.ops)
+
+    @functools.cached_property
     def purpose(self) -> frozenset[str]:
         """The names of the operators that change variables, or of the fetches if there are none.
 
@@ -77,6 +89,18 @@ class SessionRun:
         surely_run = group_by_depth(self.ops, self.fed_names).get(Depth(), [])
         produced = [tensor for op in surely_run for tensor in op.outputs]
         return frozenset(tensor.name for tensor in [*produced, *self.fed] if _is_readable(self._graph, tensor))
+
+    def can_add(self, tensor: tf.Tensor, may_change_state: bool = False) -> bool:
+        """Returns whether this rank can fetch `tensor` along alone: without an exchange of values or another feed.
+
+        Operators that the run does not compute anyway may read variables. Only with `may_change_state`, they may take
+        a batch or a random number, or change other state.
+        """
+        starts = [op for op in producers([tensor], self.fed_names) if op not in self.op_set]
+        added = search(starts, lambda op: [o for o in needed_ops(op, self.fed_names) if o not in self.op_set])
+        kinds = {node.op for op in added for node in [op.node_def, *nodes_in_functions(self._graph, [op.node_def])]}
+        needs_others = any(kind == "Placeholder" or TRANSFER_TYPES.match(kind) for kind in kinds)
+        return not needs_others and (may_change_state or not any(map(_changes_state, kinds)))
 
     @functools.cached_property
     def trained_variable_names(self) -> frozenset[str]:
@@ -101,6 +125,11 @@ class SessionRun:
             or bool(trained_variables(self._graph, self.ops, assignments_count=False))
             or self._assigns_gradients()
         )
+
+    @functools.cached_property
+    def is_step(self) -> bool:
+        """Whether the run trains; in a graph in which no operators are known to train, each run counts as a step."""
+        return self.trains or not SessionRun(self._graph, self._graph.get_operations(), []).trains
 
     def _assigns_gradients(self) -> bool:
         """Returns whether the run assigns to a trainable variable a value that is computed from a gradient."""
@@ -175,6 +204,11 @@ def _record_of_graph(graph: Any) -> _GraphRecord:
     if not hasattr(graph, "_npu_bridge_runs"):
         graph._npu_bridge_runs = _GraphRecord()  # in the graph, whose operators refer to it, so both are freed together
     return graph._npu_bridge_runs
+
+
+def _changes_state(kind):
+    definition = operator_definition(kind)
+    return definition is not None and definition.is_stateful and not _CHANGING_NOTHING.match(kind)
 
 
 def _without_loss_scale(loss: tf.Tensor) -> tf.Tensor:

@@ -64,7 +64,7 @@ class MetricsHook(StepHook):
     ):
         super().__init__(loss)
         self._entries = _EntryCollector(type(self).__name__, writer, every_n_steps, clock, most_steps)
-        self._norm = None
+        self._norm: Any = None
         self._last_norm: float | None = None
         self._loops = False
         self._skipped = 0
@@ -89,12 +89,13 @@ class MetricsHook(StepHook):
         """Fetches the tensors on rank 0, and the gradient norm if the step has an entry."""
         if not self._entries.writes:
             return None
-        wanted = dict(self._fetches)
+        asked = super().before_run(run_context)
         # TensorFlow prepares a graph anew for each set of fetches. The first three runs use all sets that occur:
         # with Estimator's summaries, without the norm, and with it.
-        if self._norm is not None and not self._loops and self._entries.is_due and not self._entries.is_second_run:
-            wanted[_NORM] = self._norm
-        return tf.estimator.SessionRunArgs(wanted)
+        may_fetch = not self._loops and self._entries.is_due and not self._entries.is_second_run
+        if self._norm is None or not may_fetch or not self._is_of_last_optimizer:
+            return asked
+        return tf.estimator.SessionRunArgs({**(asked.fetches if asked else {}), _NORM: self._norm})
 
     def after_run(self, run_context, run_values):
         """Keeps the gradient norm for `on_step`."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.gradients.collections import LEARNING_RATE, LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS
+from npu_bridge.gradients.arithmetic import gradient_values
+from npu_bridge.gradients.collections import LEARNING_RATE, LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS, gradients_of
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
+from npu_bridge.graph.operators import producers
+from npu_bridge.graph.run import SessionRun, run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.run_size import samples_of_batch
 from npu_bridge.session.precision import policy_of_last_step
@@ -37,6 +41,10 @@ class StepHook(tf.estimator.SessionRunHook):
     It finds its tensors in `begin`, so one hook object can be used for several graphs in turn. It warns if step after
     step is skipped (`SkipsInARow`).
 
+    A run that does not train is no step: nothing is fetched, and `on_step` is not called. In a graph without an
+    optimizer that is recognised, every run is a step. Nothing is fetched that makes this rank exchange values or need a
+    feed. If the step is that of another optimizer than the last one, nothing is fetched that takes a batch, either.
+
     Args:
       loss: a scalar tensor or its name. None: the loss that the optimizer recorded, or else the first loss in the
         graph's `LOSSES` collection.
@@ -49,6 +57,9 @@ class StepHook(tf.estimator.SessionRunHook):
     def __init__(self, loss: tf.Tensor | str | None = None):
         self._loss = loss
         self._fetches: dict[str, tf.Tensor] = {}
+        self._wanted: weakref.WeakKeyDictionary[SessionRun, dict[str, tf.Tensor]] = weakref.WeakKeyDictionary()
+        self._step: SessionRun | None = None  # the current run, if it is a step
+        self._gradient_ops: frozenset[tf.Operation] = frozenset()  # of the last optimizer
         self._fixed_rate: float | None = None
         self._global_step = None
         self._graph: Any = None
@@ -69,6 +80,7 @@ class StepHook(tf.estimator.SessionRunHook):
         self._fixed_rate = rate if isinstance(rate, float) else None
         self._global_step = global_step_of(graph)
         self._graph = graph
+        self._gradient_ops = frozenset(gradient_values(grad).op for grad in gradients_of(graph))
 
     @property
     def samples_per_step(self) -> int | None:
@@ -78,11 +90,20 @@ class StepHook(tf.estimator.SessionRunHook):
 
     def before_run(self, run_context):
         """Fetches the tensors in the same run as the step."""
-        del run_context
-        return tf.estimator.SessionRunArgs(self._fetches) if self._fetches else None
+        self._step = self.step_in(run_context)
+        if self._step is None:
+            return None
+        wanted = self._wanted.get(self._step)
+        if wanted is None:
+            is_own = self._is_of_last_optimizer
+            wanted = {name: each for name, each in self._fetches.items() if _can_fetch(self._step, name, each, is_own)}
+            self._wanted[self._step] = wanted
+        return tf.estimator.SessionRunArgs(wanted) if wanted else None
 
     def after_run(self, run_context, run_values):
-        """Makes an `Observation` of the fetched values, and calls `on_step`."""
+        """Makes an `Observation` of the values of a step, and calls `on_step`."""
+        if self._step is None:
+            return
         policy = policy_of_last_step(run_context.session)
         results = {"learning_rate": self._fixed_rate, **(run_values.results or {})}
         observation = Observation(
@@ -92,7 +113,8 @@ class StepHook(tf.estimator.SessionRunHook):
             learning_rate=None if results["learning_rate"] is None else float(results["learning_rate"]),
             precision=None if policy is None else policy.dtype_description,
         )
-        self._skips.count_steps(observation.skipped, observation.loss_scale, observation.loss)
+        if "skipped" in results:
+            self._skips.count_steps(observation.skipped, observation.loss_scale, observation.loss)
         self.on_step(run_context.session, observation)
 
     def on_step(self, session, observation: Observation) -> None:
@@ -105,6 +127,18 @@ class StepHook(tf.estimator.SessionRunHook):
         run.
         """
         return int(session.run(self._global_step)) if self._global_step is not None else 0
+
+    @staticmethod
+    def step_in(run_context) -> SessionRun | None:
+        """Returns the description of a run that is about to begin; None if the run is no step."""
+        asked = run_context.original_args
+        run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
+        return run if run.is_step else None
+
+    @property
+    def _is_of_last_optimizer(self) -> bool:
+        """Whether the current run is a step of the graph's last optimizer, whose numbers this hook shows."""
+        return self._step is not None and not self._gradient_ops.isdisjoint(self._step.op_set)
 
     def _find_loss(self, graph) -> tf.Tensor | None:
         if self._loss is None:
@@ -120,6 +154,12 @@ class StepHook(tf.estimator.SessionRunHook):
                 f"tensor; got {name!r}. Give the loss an explicit name with tf.identity(loss, name=...), or "
                 "leave loss=None to use the loss that the optimizer recorded."
             ) from error
+
+
+def _can_fetch(run: SessionRun, name: str, tensor: tf.Tensor, is_own: bool) -> bool:
+    # Whether another optimizer skips its step is decided by its own gradients, which this run does not compute.
+    is_decided = name != "skipped" or run.op_set.issuperset(producers(tensor.op.inputs))
+    return is_decided and run.can_add(tensor, may_change_state=is_own)
 
 
 def _mean_loss(loss: Any) -> float | None:

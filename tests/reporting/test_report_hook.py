@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge import collective
 from npu_bridge.npu_init import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
@@ -164,3 +165,27 @@ def test_rank_0_alone_says_where_the_page_is(on_ranks, tmp_path):
     assert re.fullmatch(r"peak memory [\d.]+ GB on rank 0, [\d.]+ GB on rank 1", memory)
     assert last == f"report file://{tmp_path}/report.html" and nothing == ""
     assert sorted(History(str(tmp_path / "history.jsonl")).facts.memory_bytes) == [0, 1]
+
+
+def train_two_in_turn(folder):
+    """On a rank: the weights of two optimizers that train in turn, with runs between that do not train."""
+    with tf.Graph().as_default():
+        weights = [tf1.get_variable(f"w{n}", [], initializer=tf1.zeros_initializer()) for n in range(2)]
+        step, train_ops = tf1.train.get_or_create_global_step(), []
+        for weight in weights:
+            batch = tf.cast(tf1.data.make_one_shot_iterator(tf.data.Dataset.range(1, 9)).get_next(), tf.float32)
+            loss = weight * batch * (1.0 + collective.current().rank)
+            inner, manager = tf1.train.GradientDescentOptimizer(1.0), FixedLossScaleManager(8)
+            optimizer = NPUOptimizer(inner, manager, is_distributed=True, is_loss_scale=True)
+            train_ops.append(optimizer.minimize(loss, step))
+        with tf1.train.MonitoredTrainingSession(hooks=[ReportHook(folder)]) as session:
+            for train_op in 3 * train_ops:
+                session.run(train_op)
+                session.run(step)
+            return [float(each) for each in session.run(weights)]
+
+
+@pytest.mark.ranks(2)
+def test_runs_exchange_only_what_they_exchange_without_the_hook(on_ranks, tmp_path):
+    assert on_ranks(2, train_two_in_turn, str(tmp_path)) == [[-1.5 * (1 + 2 + 3)] * 2] * 2
+    assert [row.step for row in History(str(tmp_path / "history.jsonl")).rows] == [1, 2, 3, 4, 5, 6]
