@@ -182,7 +182,8 @@ class RankState:
           transfers: full names of the collectives of the update.
         """
         if self._replicas is not None and self._replicas.variables and is_building_graph():
-            self._restore_own = RestoreOwnValues(self._replicas, set(transfers))
+            self._restore_own = self._restore_own or RestoreOwnValues(self._replicas)
+            self._restore_own.add_update(transfers)
 
     def silence_start_warning(self) -> None:
         """Turns off the warning of `compare_start_values`, because the script broadcasts variables."""

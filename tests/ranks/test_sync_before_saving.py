@@ -98,3 +98,32 @@ def test_a_saver_of_ones_own_has_the_hook_before_it(on_ranks, tmp_path):
     first, second = on_ranks(2, own_saver_and_sync, str(tmp_path))
     assert_same_bits(first, second)
     assert np.array_equal(first["kernel:0"], tf.train.load_variable(str(tmp_path), "kernel"))
+
+
+def trained_in_turn(optimizers, syncs):
+    """On a rank: weights of two lists that train in turn, with or without a `sync_all` in each turn."""
+    with tf.Graph().as_default():
+        weights = [tf1.get_variable(f"w{n}", [2], initializer=tf1.ones_initializer()) for n in range(4)]
+        loss = tf.reduce_prod(tf.add_n(weights[:2]) * tf.add_n(weights[2:]) * (1.0 + collective.current().rank))
+        inner = [tf1.train.MomentumOptimizer(0.01, 0.9) for _ in range(optimizers)]
+        made = [NPUDistributedOptimizer(each, stages=[stages.PartialSync(1)]) for each in inner]
+        train_ops = [made[0].minimize(loss, var_list=weights[:2]), made[-1].minimize(loss, var_list=weights[2:])]
+        sync = [stages.sync_all(each) for each in made]
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for train_op in 3 * train_ops:
+                session.run(train_op)
+                if syncs and train_op is train_ops[1]:
+                    session.run(sync)
+            session.run(train_ops[0])
+            return dict(zip("0123", session.run(weights)))
+
+
+def in_turn_with_and_without_sync(optimizers):
+    return trained_in_turn(optimizers, False), trained_in_turn(optimizers, True)
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_lists_that_train_in_turn_keep_all_updates(on_ranks, optimizers):
+    for undisturbed, synced in on_ranks(2, in_turn_with_and_without_sync, optimizers):
+        assert_same_bits(undisturbed, synced)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from npu_bridge import collective
@@ -141,23 +141,34 @@ class RestoreOwnValues(first_run.FirstRunCheck):
     session, and after rows were filled or restored.
 
     Args:
-      values: the `RankValues` of the current graph, with all its variables made.
-      transfers: full names of the collectives in training runs.
+      values: the `RankValues` of the current graph.
     Attributes:
       done_in: the sessions whose variables have this rank's values.
       filling: the check of session runs that fill the rows.
     """
 
-    def __init__(self, values: RankValues, transfers: set[str]):
-        super().__init__(transfers)
+    def __init__(self, values: RankValues):
+        super().__init__()
+        self._values = values
+        graph = tf.compat.v1.get_default_graph()
+        others = _RESTORE_CHECKS.setdefault(graph, [])
+        if others:  # a run of one optimizer can read the weights of another one, so it restores them, too
+            self.transfers = others[0].transfers
+        others.append(self)
         self.done_in: weakref.WeakSet = weakref.WeakSet()
         self.filling = _FilledRowsCheck(self)
-        graph = tf.compat.v1.get_default_graph()
         for check in (self, self.filling):
             first_run.find_or_add_check(graph, check, lambda check=check: check)
+
+    def add_update(self, transfers: Iterable[str]) -> None:
+        """Adds an update, whose variables have been made: a run of any update restores the values of all.
+
+        Args:
+          transfers: full names of the collectives of the update.
+        """
+        self.transfers.update(transfers)
         with tf.init_scope():
-            self._take_rows = tf.group(values.restore_from_own_rows())
-        _RESTORE_CHECKS.setdefault(graph, []).append(self)
+            self._take_rows = tf.group(self._values.restore_from_own_rows())
 
     def is_due(self, session):
         return session not in self.done_in
