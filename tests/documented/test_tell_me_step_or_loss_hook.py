@@ -68,6 +68,11 @@ def test_tensors_of_the_run_by_name_on_one_graph_after_the_other():
         assert steps(hook)[-1] == ("2", "5", "2.5", "1")
 
 
+def test_each_training_has_the_goal_of_its_own_hook():
+    hooks = [TellMeStepOrLossHook(step="count", total_step=total) for total in (5, 9)]
+    assert [steps(hook)[-1][1] for hook in hooks] == ["5", "9"]
+
+
 def test_a_resumed_training_does_not_start_at_0(graph):
     hook = TellMeStepOrLossHook(step=tf.compat.v1.get_variable("count", initializer=7), total_step=9)
     hook.begin()

@@ -163,12 +163,14 @@ class ProgressVariablesHook(tf.estimator.SessionRunHook):
         self._variables = {}
         starts = {"STEP_NOW": "0", "LOSS_NOW": "0.0"}
         goals = {"TOTAL_STEP": total_step, "TARGET_LOSS": final_loss}
+        self._goals = {name: goal for name, goal in goals.items() if goal is not None}
         known = {name: start for name, start in starts.items() if self._asked[name] is not None}
-        known.update((name, goal) for name, goal in goals.items() if goal is not None)
-        for name, value in known.items():
+        for name, value in {**known, **self._goals}.items():
             environment.write_variable(name, value)
 
     def begin(self):
+        for name, value in self._goals.items():  # again, as the hook of another training can have been made since
+            environment.write_variable(name, value)
         graph = tf.compat.v1.get_default_graph()
         variables = {variable.op.name: variable for variable in tf.compat.v1.global_variables()}
         self._fetches, self._variables = {}, {}
