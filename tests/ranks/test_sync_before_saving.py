@@ -9,6 +9,7 @@ import tensorflow as tf
 from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from tests.goldens.two_layers import assert_same_bits
 from tests.ranks.ways import AtEnd
@@ -101,7 +102,7 @@ def test_a_saver_of_ones_own_has_the_hook_before_it(on_ranks, tmp_path):
 
 
 def trained_in_turn(optimizers, syncs):
-    """On a rank: weights of two lists that train in turn, with or without a `sync_all` in each turn."""
+    """On a rank: weights of two lists that train in turn, with a number of `sync_all` in each turn."""
     with tf.Graph().as_default():
         weights = [tf1.get_variable(f"w{n}", [2], initializer=tf1.ones_initializer()) for n in range(4)]
         loss = tf.reduce_prod(tf.add_n(weights[:2]) * tf.add_n(weights[2:]) * (1.0 + collective.current().rank))
@@ -113,17 +114,39 @@ def trained_in_turn(optimizers, syncs):
             session.run(tf1.global_variables_initializer())
             for train_op in 3 * train_ops:
                 session.run(train_op)
-                if syncs and train_op is train_ops[1]:
+                for _ in range(syncs if train_op is train_ops[1] else 0):
                     session.run(sync)
             session.run(train_ops[0])
             return dict(zip("0123", session.run(weights)))
 
 
 def in_turn_with_and_without_sync(optimizers):
-    return trained_in_turn(optimizers, False), trained_in_turn(optimizers, True)
+    return [trained_in_turn(optimizers, syncs) for syncs in range(3)]
 
 
 @pytest.mark.parametrize("optimizers", [1, 2])
 def test_lists_that_train_in_turn_keep_all_updates(on_ranks, optimizers):
-    for undisturbed, synced in on_ranks(2, in_turn_with_and_without_sync, optimizers):
+    for undisturbed, synced, synced_twice in on_ranks(2, in_turn_with_and_without_sync, optimizers):
         assert_same_bits(undisturbed, synced)
+        assert_same_bits(undisturbed, synced_twice)
+
+
+def trained_eagerly_with_syncs():
+    """On a rank: weights of its own after a number of `sync_all` between two steps."""
+    weights = []
+    for syncs in (1, 2):
+        pair = [tf.Variable([1.0, 1.0]), tf.Variable([2.0, 2.0])]
+        optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(0.25), stages=[stages.PartialSync(1)])
+        for step in range(3):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(pair[0] * pair[1]) * (1.0 + collective.current().rank)
+            optimizer.minimize(loss, pair, tape)
+            for _ in range(syncs if step == 1 else 0):
+                stages.sync_all(optimizer)
+        weights.append([float(weight[0]) for weight in pair])
+    return weights
+
+
+def test_a_second_sync_without_a_step_loses_no_weights(on_ranks):
+    for synced, synced_twice in on_ranks(2, trained_eagerly_with_syncs):
+        assert synced == synced_twice

@@ -207,10 +207,13 @@ def reread_restored_rows(graph: tf.Graph | None, session: Any) -> None:
 def gather_and_restore(values: RankValues, name: str, restore_own_values: RestoreOwnValues | None) -> Any:
     """Calls `RankValues.gather`; before the next training run, `restore_own_values` restores each rank's values.
 
-    If `restore_own_values` is None, the next step itself restores the values.
+    If `restore_own_values` is None, the next step itself restores the values. If no step has run since the last call,
+    the variables have the mean of the ranks, and their own values are still in the rows.
     """
-    with wire_names.record_collective_names() as transfers:
-        op = values.gather(name, stores_own_rows=True)
+    taken = values.restore_from_own_rows()
+    with tf.control_dependencies([] if taken is None or tf.executing_eagerly() else [taken]):
+        with wire_names.record_collective_names() as transfers:
+            op = values.gather(name, stores_own_rows=True)
     if restore_own_values is not None:
         restore_own_values.filling.transfers.update(transfers)
     return op
