@@ -135,15 +135,15 @@ def trained_eagerly_with_syncs():
     """On a rank: weights of its own after a number of `sync_all` between two steps."""
     weights = []
     for syncs in (1, 2):
-        pair = [tf.Variable([1.0, 1.0]), tf.Variable([2.0, 2.0])]
-        optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(0.25), stages=[stages.PartialSync(1)])
+        three = [tf.Variable([1.0 + number] * 2) for number in range(3)]  # a step averages one of them
+        optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(2.0**-10), stages=[stages.PartialSync(1)])
         for step in range(3):
             with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(pair[0] * pair[1]) * (1.0 + collective.current().rank)
-            optimizer.minimize(loss, pair, tape)
+                loss = tf.reduce_prod(three) * (1.0 + collective.current().rank)
+            optimizer.minimize(loss, three, tape)
             for _ in range(syncs if step == 1 else 0):
                 stages.sync_all(optimizer)
-        weights.append([float(weight[0]) for weight in pair])
+        weights.append([float(weight[0]) for weight in three])
     return weights
 
 
