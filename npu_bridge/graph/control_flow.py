@@ -15,9 +15,9 @@ from npu_bridge.graph.operators import NOTHING_FED, needed_ops
 
 # How many loops, and how many conditions, an operator enters (+1) or leaves (-1).
 _LOOPS = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
+_SWITCHES = ("Switch", "RefSwitch", "_SwitchN")
 _OF_LOOP = " of a loop"
 Guards = frozenset[tuple[str, int]]  # names of tensors that decide whether an operator runs, with the required values
-_CONDITIONS = {"Switch": 1, "RefSwitch": 1, "_SwitchN": 1, "Merge": -1, "RefMerge": -1, "Exit": -1, "RefExit": -1}
 
 
 @contextlib.contextmanager
@@ -43,23 +43,26 @@ class Depth(NamedTuple):
     conditions: int = 0
 
 
-def measure_depths(ops: Iterable[tf.Operation], fed_names: Collection[str] = NOTHING_FED) -> dict[tf.Operation, Depth]:
+def measure_depths(
+    ops: Collection[tf.Operation], fed_names: Collection[str] = NOTHING_FED
+) -> dict[tf.Operation, Depth]:
     """Returns the depth of each operator in control flow; `ops` must be in the order of `computed_ops`.
 
-    The switches of a loop count as one condition, which ends at the loop's exit.
+    Each guard (`guards_of`) counts as a condition, and so does the choice that a switch makes. The switches of a loop
+    count as one condition, which ends at the loop's exit.
     """
     found: dict[tf.Operation, Depth] = {}
+    guards = guards_of(ops, fed_names)
     for op in ops:
         # An operator that is not found yet closes a loop.
-        known = [found[other] for other in needed_ops(op, fed_names) if other in found]
-        loops = max((depth.loops for depth in known), default=0) + _LOOPS.get(op.type, 0)
-        conditions = max((depth.conditions for depth in known), default=0) + _CONDITIONS.get(op.type, 0)
-        found[op] = Depth(max(loops, 0), max(conditions, 0))
+        known = [found[other].loops for other in needed_ops(op, fed_names) if other in found]
+        loops = max(known, default=0) + _LOOPS.get(op.type, 0)
+        found[op] = Depth(max(loops, 0), len(guards[op]) + (op.type in _SWITCHES))
     return found
 
 
 def group_by_depth(
-    ops: Iterable[tf.Operation], fed_names: Collection[str] = NOTHING_FED
+    ops: Collection[tf.Operation], fed_names: Collection[str] = NOTHING_FED
 ) -> dict[Depth, list[tf.Operation]]:
     """Groups operators by their depth in control flow. The operators at `Depth()` always run, exactly once."""
     groups: dict[Depth, list[tf.Operation]] = {}
@@ -90,7 +93,7 @@ def guards_of(ops: Iterable[tf.Operation], fed_names: Collection[str]) -> dict[t
 def _guards_of_tensor(tensor, guards_by_op):
     """Returns the guards under which a tensor exists; None if `guards_by_op` lacks the tensor's operator."""
     op = tensor.op
-    if op not in guards_by_op or op.type not in ("Switch", "RefSwitch"):
+    if op not in guards_by_op or op.type not in _SWITCHES:
         return guards_by_op.get(op)
     predicate = op.inputs[1]
     name = predicate.name + (_OF_LOOP if predicate.op.type == "LoopCond" else "")

@@ -12,8 +12,12 @@ from npu_bridge import stages
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.gradients.collections import STEP_SKIPPED, gradients_of
 from npu_bridge.gradients.graph_mode import classic_control_flow
+from npu_bridge.graph.run import run_of
+from npu_bridge.reporting import History, HistoryHook
 from tests.goldens.cases import GOLDENS, exponential
 from tests.goldens.checks import assert_close
 from tests.goldens.models import in_numpy
@@ -28,6 +32,22 @@ SHORT = {"groups": [["first"], ["second"]], "kind": "explicit", "sequence": [0, 
 def test_a_session_runs_no_operator_of_a_frozen_layer():
     """Of its backward pass and its update; its variables and slots keep their bits."""
     assert_frozen_layers_cost_nothing([executed()])
+
+
+def test_hooks_see_the_gradients_and_the_decision_of_each_step_with_frozen_layers(tmp_path):
+    with tf.Graph().as_default() as graph:
+        first, second = (tf1.get_variable(f"{name}/w", initializer=1.0) for name in ("first", "second"))
+        fed, inner = tf1.placeholder(tf.float32, []), tf1.train.GradientDescentOptimizer(0.1)
+        optimizer = NPUOptimizer(inner, FixedLossScaleManager(1), is_loss_scale=True, stages=[stages.Freeze(SHORT)])
+        train_op = optimizer.minimize(first * second * fed, tf1.train.get_or_create_global_step())
+        run = run_of(graph, train_op, {fed: 1.0})
+        decision = graph.get_collection(STEP_SKIPPED)[0].op.inputs
+        assert {tensor.name for tensor in [*gradients_of(graph), *decision]} <= run.values
+        with tf1.train.MonitoredTrainingSession(hooks=[HistoryHook(str(tmp_path / "history"))]) as session:
+            for batch in (1.0, np.nan, 1.0, 1.0, np.nan):
+                session.run([train_op, sorted(run.values)], {fed: batch})
+    rows = History(str(tmp_path / "history")).rows
+    assert [(row.step, row.skipped) for row in rows] == [(1, False), (1, True), (2, False), (3, False), (3, True)]
 
 
 def awkward_loss(variables, rows):
