@@ -23,6 +23,8 @@ STEP_SKIPPED = "npu_bridge/step_skipped"  # boolean scalars: True when this step
 # Parts of each optimizer's latest update. These keys are not strings, so that TensorFlow does not export them.
 GRADIENTS = ("npu_bridge", "gradients")
 PIPELINES = ("npu_bridge", "pipelines")
+# For each of `STEP_SKIPPED`, whether this step applies or skips gradients: a boolean scalar, or True if each step does.
+STEP_IS_DUE = ("npu_bridge", "step_is_due")
 COLLAPSE_HOOKS = ("npu_bridge", "collapse_hooks")  # names of the hooks that name the operator of a first NaN
 UPDATES = ("npu_bridge", "updates")  # operators that compute new values of variables and of optimizers' state
 
@@ -31,6 +33,12 @@ def gradients_of(graph: Any) -> list[Any]:
     """Returns the averaged, unscaled gradients that the last optimizer of a graph applies; [] without an optimizer."""
     kept = graph.get_collection(GRADIENTS)
     return kept[-1] if kept else []
+
+
+def latest_decision(graph: Any) -> list[tf.Tensor]:
+    """Returns whether the last optimizer of a graph skips its step, and, if not each step is due, whether it is due."""
+    latest = [each for name in (STEP_SKIPPED, STEP_IS_DUE) for each in graph.get_collection(name)[-1:]]
+    return [each for each in latest if tf.is_tensor(each)]
 
 
 def pipelines_in(graph: Any) -> list[Any]:

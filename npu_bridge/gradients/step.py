@@ -161,8 +161,9 @@ class Step:
 
     def is_skipped(self) -> tf.Tensor:
         """Returns whether this step is due but skips its update; read it after `should_apply` was decided."""
-        is_left_out = tf.logical_not(self.should_apply)
-        return is_left_out if self.is_due is None else tf.logical_and(self.is_due, is_left_out)
+        if self.is_due is None:
+            return tf.logical_not(self.should_apply)
+        return tf.not_equal(self.is_due, self.should_apply)  # no step that is not due is applied
 
 
 def merge_steps(steps: Sequence[Step], owner: str) -> Step:

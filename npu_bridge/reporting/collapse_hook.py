@@ -36,7 +36,7 @@ class LossScaleCollapseHook(StepHook):
     first NaN or Inf.
 
     Args:
-      most_in_a_row: the allowed number of consecutive session runs that are skipped.
+      most_in_a_row: the allowed number of consecutive session runs that skip an update.
     Raises:
       ValueError: `most_in_a_row` is below 1.
       LossScaleCollapseError: after the step that exceeds the allowed number.

@@ -219,7 +219,8 @@ class ReportCallback(tf.keras.callbacks.Callback):
         skipped = (now.skipped_steps or 0) > (before.skipped_steps or 0)
         loss = (logs or {}).get("loss")
         seen = Observation(None if loss is None else float(loss), before.loss_scale, skipped, before.learning_rate)
-        self._skips.count_steps(skipped, seen.loss_scale, seen.loss)
+        if skipped or now.step != before.step:  # else gradients were only accumulated
+            self._skips.count_steps(skipped, seen.loss_scale, seen.loss)
         self._before = now
         found = latest_comparison_of(self.model)
         if found is not None and found is not self._compared:

@@ -10,7 +10,14 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.gradients.arithmetic import gradient_values
-from npu_bridge.gradients.collections import LEARNING_RATE, LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS, gradients_of
+from npu_bridge.gradients.collections import (
+    LEARNING_RATE,
+    LOSS_SCALE,
+    STEP_IS_DUE,
+    STEP_SKIPPED,
+    UNSCALED_LOSS,
+    gradients_of,
+)
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.graph.operators import producers
 from npu_bridge.graph.run import SessionRun, run_of
@@ -60,6 +67,7 @@ class StepHook(tf.estimator.SessionRunHook):
         self._wanted: weakref.WeakKeyDictionary[SessionRun, dict[str, tf.Tensor]] = weakref.WeakKeyDictionary()
         self._step: SessionRun | None = None  # the current run, if it is a step
         self._gradient_ops: frozenset[tf.Operation] = frozenset()  # of the last optimizer
+        self._has_decided = True  # False if the run only accumulated gradients: it neither applied nor skipped them
         self._fixed_rate: float | None = None
         self._global_step = None
         self._graph: Any = None
@@ -73,6 +81,7 @@ class StepHook(tf.estimator.SessionRunHook):
             "loss": self._find_loss(graph),
             "loss_scale": _latest_in_collection(graph, LOSS_SCALE),
             "skipped": _latest_in_collection(graph, STEP_SKIPPED),
+            "is_due": _latest_in_collection(graph, STEP_IS_DUE),
             "learning_rate": _latest_in_collection(graph, LEARNING_RATE),
         }
         self._fetches = {name: tensor for name, tensor in candidates.items() if isinstance(tensor, tf.Tensor)}
@@ -113,7 +122,8 @@ class StepHook(tf.estimator.SessionRunHook):
             learning_rate=None if results["learning_rate"] is None else float(results["learning_rate"]),
             precision=None if policy is None else policy.dtype_description,
         )
-        if "skipped" in results:
+        self._has_decided = bool(results.get("is_due", True))
+        if "skipped" in results and self._has_decided:
             self._skips.count_steps(observation.skipped, observation.loss_scale, observation.loss)
         self.on_step(run_context.session, observation)
 
@@ -158,7 +168,7 @@ class StepHook(tf.estimator.SessionRunHook):
 
 def _can_fetch(run: SessionRun, name: str, tensor: tf.Tensor, is_own: bool) -> bool:
     # Whether another optimizer skips its step is decided by its own gradients, which this run does not compute.
-    is_decided = name != "skipped" or run.op_set.issuperset(producers(tensor.op.inputs))
+    is_decided = name not in ("skipped", "is_due") or run.op_set.issuperset(producers(tensor.op.inputs))
     return is_decided and run.can_add(tensor, may_change_state=is_own)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.gradients.collections import LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS
+from npu_bridge.gradients.collections import LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS, latest_decision
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.graph.run import run_of
 
@@ -41,12 +41,13 @@ class SkippedStepsHook(tf.estimator.SessionRunHook):
             return None
         if loss is not None and loss.name in values and self._in_a_row >= _SKIPS_BEFORE_LOSS:
             latest[UNSCALED_LOSS] = loss
+        latest[STEP_SKIPPED] = latest_decision(graph)
         return tf.estimator.SessionRunArgs(latest)
 
     def after_run(self, run_context, run_values):
-        if run_values.results:
-            skipped = bool(run_values.results[STEP_SKIPPED])
+        skipped, *is_due = run_values.results[STEP_SKIPPED] if run_values.results else (False, False)
+        if all(is_due):
             scale, loss = (run_values.results.get(name) for name in (LOSS_SCALE, UNSCALED_LOSS))
             self._in_a_row = self._in_a_row + 1 if skipped else 0
             numbers = (None if value is None else float(np.mean(value)) for value in (scale, loss))
-            self._skips.count_steps(skipped, *numbers)
+            self._skips.count_steps(bool(skipped), *numbers)

@@ -14,16 +14,18 @@ from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.reporting import LossScaleCollapseError, LossScaleCollapseHook
+from npu_bridge.stages import Accumulate
 
 tf1 = tf.compat.v1
 
 
-def train(loss_of, manager, hook, runs, feeds=None):
+def train(loss_of, manager, hook, runs, feeds=None, stages=()):
     """Trains one weight for some session runs; gives the global step after them."""
     with tf.Graph().as_default():
         weight = tf1.get_variable("weight", [2], initializer=tf1.zeros_initializer())
         fed = tf1.placeholder_with_default([1.0, 1.0], [2], name="fed")
-        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), manager(), is_loss_scale=True)
+        inner = tf1.train.GradientDescentOptimizer(0.1)
+        optimizer = NPUOptimizer(inner, manager(), is_loss_scale=True, stages=stages)
         step = tf1.train.get_or_create_global_step()
         train_op = optimizer.minimize(loss_of(weight, fed), step)
         with tf1.train.MonitoredSession(hooks=[hook]) as session:
@@ -60,6 +62,12 @@ def test_it_raises_once_no_scale_is_left_to_try(manager, runs):
     train(root_of_zero, manager, LossScaleCollapseHook(5), runs - 1)
     with pytest.raises(LossScaleCollapseError, match="5 steps in a row.*after step 0"):
         train(root_of_zero, manager, LossScaleCollapseHook(5), runs)
+
+
+def test_of_accumulated_batches_it_counts_those_that_decide_about_an_update():
+    train(root_of_zero, falling_from(1.0), LossScaleCollapseHook(3), 11, stages=[Accumulate(4)])
+    with pytest.raises(LossScaleCollapseError, match="3 steps in a row.*after step 0.*root_grad"):
+        train(root_of_zero, falling_from(1.0), LossScaleCollapseHook(3), 12, stages=[Accumulate(4)])
 
 
 def test_it_says_that_the_gradients_are_bad_and_where():

@@ -112,28 +112,32 @@ def test_keras_tells_early_that_a_row_of_attention_is_masked(caplog):
     assert "LossScaleCollapseHook" not in said, "fit has no hooks"
 
 
-def test_a_plain_estimator_tells_it_without_a_hook(tmp_path, caplog):
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_plain_estimator_tells_it_without_a_hook(batches, tmp_path, caplog):
     def model_fn(features, mode):
         weight = tf1.get_variable("weight", [], initializer=tf1.ones_initializer())
         loss = weight * features
-        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), FixedLossScaleManager(8), is_loss_scale=True)
+        inner, stages = tf1.train.GradientDescentOptimizer(0.1), [Accumulate(batches)] if batches > 1 else []
+        optimizer = NPUOptimizer(inner, FixedLossScaleManager(8), is_loss_scale=True, stages=stages)
         train_op = optimizer.minimize(loss, tf1.train.get_global_step())
         return tf.estimator.EstimatorSpec(mode, loss=tf.ones([]), train_op=train_op)
 
     config = NPURunConfig(model_dir=str(tmp_path), save_checkpoints_steps=10**6)
     estimator = tf.estimator.Estimator(model_fn, config=config)
-    estimator.train(lambda: tf.data.Dataset.from_tensors(np.float32(np.inf)).repeat(101))
+    estimator.train(lambda: tf.data.Dataset.from_tensors(np.float32(np.inf)).repeat(101 * batches))
     assert len(warnings_in(caplog)) == len(warnings_in(caplog, IN_VAIN)) == 1
 
 
-def test_keras_tells_it(tmp_path, caplog):
+@pytest.mark.parametrize("batches", [1, 2])
+def test_keras_tells_it(batches, tmp_path, caplog):
     model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
-    model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.25), FixedLossScaleManager(8)), "mse")
+    inner, stages = tf.keras.optimizers.SGD(0.25), [Accumulate(batches)] if batches > 1 else []
+    model.compile(npu_keras_optimizer(inner, FixedLossScaleManager(8), stages=stages), "mse")
     data = tf.data.Dataset.from_tensors((np.full([1, 1], np.inf, np.float32), np.ones([1, 1], np.float32)))
     callbacks = [ReportCallback(str(tmp_path))]
-    model.fit(data.repeat(100), verbose=0, callbacks=callbacks)
+    model.fit(data.repeat(100 * batches), verbose=0, callbacks=callbacks)
     assert warnings_in(caplog) == []
-    model.fit(data.repeat(101), verbose=0, callbacks=callbacks)
+    model.fit(data.repeat(101 * batches), verbose=0, callbacks=callbacks)
     (said,) = warnings_in(caplog)
     assert "at a loss scale of 8." in said
 

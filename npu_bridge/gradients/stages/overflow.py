@@ -57,8 +57,8 @@ class OverflowCheck(DecidingStage):
       decides_early: decide from the local checks of all ranks before the last fragment is reduced, so that only the
         updates of this fragment wait for it. Gradients that the caller changes, for example clips, are checked again.
       combined: a `CombinedGradients`, to check many gradients at once; None to check them separately.
-    Graph: publishes `collections.STEP_SKIPPED`. A boolean tensor `overflow_status_reduce_all:0` in the caller's name
-      scope, which scripts fetch, is True if the step is applied.
+    Graph: publishes `STEP_SKIPPED` and `STEP_IS_DUE` of `collections`. A boolean tensor `overflow_status_reduce_all:0`
+      in the caller's name scope, which scripts fetch, is True if the step is applied.
     """
 
     def __init__(
@@ -123,6 +123,7 @@ class OverflowCheck(DecidingStage):
             )
             if is_building_graph():
                 collections.publish_in_graph(collections.STEP_SKIPPED, overflow_of(step))
+                collections.publish_in_graph(collections.STEP_IS_DUE, True if step.is_due is None else step.is_due)
         if is_building_graph():
             tf.identity(step.should_apply, name=_FETCHED_NAME)
         return run_if(step.should_apply, update)
