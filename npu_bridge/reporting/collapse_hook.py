@@ -9,7 +9,7 @@ from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals.graphs import allow_graph_changes
-from npu_bridge.gradients.collections import COLLAPSE_HOOKS, STEP_SKIPPED, pipelines_in
+from npu_bridge.gradients.collections import COLLAPSE_HOOKS, STEP_SKIPPED, latest_decision, pipelines_in
 from npu_bridge.gradients.skips_in_a_row import MOST_IN_A_ROW
 from npu_bridge.graph.operators import BACK_EDGES, needed_ops
 from npu_bridge.graph.run import run_of
@@ -135,6 +135,8 @@ class LossIsNanError(tf.estimator.NanLossDuringTrainingError):
 class NanLossHook(tf.estimator.SessionRunHook):
     """A hook that ends a training if the loss is NaN in a step that is not skipped; skipped steps change nothing.
 
+    While gradients are accumulated, a NaN waits for the step that applies or skips them.
+
     Args:
       hook: a `tf.estimator.NanTensorHook`, which by itself would end the training after skipped steps, too.
     Raises:
@@ -144,21 +146,26 @@ class NanLossHook(tf.estimator.SessionRunHook):
 
     def __init__(self, hook: tf.estimator.NanTensorHook):
         self._hook = hook
-        self._skipped = self._global_step = None
+        self._decision = self._global_step = None
 
     def begin(self):
-        """Finds the tensor that tells whether the step is skipped, if there is such a tensor."""
-        deciding = tf.compat.v1.get_collection(STEP_SKIPPED)
-        self._skipped = deciding[-1] if deciding else []
+        """Finds the tensors that tell whether the step is skipped, if there are such tensors."""
+        self._decision = latest_decision(tf.compat.v1.get_default_graph())
+        self._loss = 0.0  # NaN if a loss since the last decision was NaN
         self._global_step = global_step_of()
 
     def before_run(self, run_context):
         """Fetches the loss, and whether the step is skipped."""
-        return tf.estimator.SessionRunArgs([self._skipped, self._hook.before_run(run_context).fetches])
+        return tf.estimator.SessionRunArgs([self._decision, self._hook.before_run(run_context).fetches])
 
     def after_run(self, run_context, run_values):
-        """Checks the loss of a step that was not skipped."""
-        skipped, loss = run_values.results
+        """Checks the losses of an update that was not skipped."""
+        decision, loss = run_values.results
+        skipped, *is_due = decision or (False,)
+        self._loss = self._loss if np.isnan(self._loss) else loss
+        if not all(is_due):
+            return
+        loss, self._loss = self._loss, 0.0
         try:
             if not skipped:
                 self._hook.after_run(run_context, run_values._replace(results=loss))

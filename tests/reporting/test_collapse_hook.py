@@ -97,14 +97,14 @@ def test_a_scale_on_its_way_down_may_skip_as_long_as_it_likes(skips_per_move):
 NAN_AT = 3
 
 
-def train_to(max_steps, folder, loss_of, manager=None, hooks=(), **options):
+def train_to(max_steps, folder, loss_of, manager=None, hooks=(), stages=(), **options):
     """Trains an estimator on numbers of which one batch may be NaN; gives the global step it comes to."""
 
     def model_fn(features, mode):
         weight = tf1.get_variable("weight", [], initializer=tf1.ones_initializer())
         optimizer = tf1.train.GradientDescentOptimizer(0.1)
         if manager is not None:
-            optimizer = NPUOptimizer(optimizer, manager(), is_loss_scale=True)
+            optimizer = NPUOptimizer(optimizer, manager(), is_loss_scale=True, stages=stages)
         loss = loss_of(weight, features)
         return tf.estimator.EstimatorSpec(
             mode, loss=loss, train_op=optimizer.minimize(loss, tf1.train.get_global_step())
@@ -143,6 +143,13 @@ def test_a_nan_loss_of_a_step_that_is_not_skipped_ends_the_training(tmp_path):
             train_to(8, tmp_path / name, plus_batch, manager)
     with pytest.raises(tf.estimator.NanLossDuringTrainingError):
         train_to(8, tmp_path / "stock", times_batch)
+
+
+def test_a_nan_loss_of_an_accumulated_batch_waits_for_the_decision_about_the_update(tmp_path):
+    step, weight = train_to(8, tmp_path / "skipped", times_batch, falling_from(4.0), stages=[Accumulate(3)])
+    assert (step, np.isfinite(weight)) == (8, True)
+    with pytest.raises(tf.estimator.NanLossDuringTrainingError, match="NaN in step 2"):
+        train_to(8, tmp_path / "applied", plus_batch, falling_from(4.0), stages=[Accumulate(3)])
 
 
 @pytest.mark.parametrize("hooks, most", [([], 100), ([LossScaleCollapseHook(150)], 150)], ids=["its own", "another"])
