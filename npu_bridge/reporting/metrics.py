@@ -36,8 +36,8 @@ class MetricsHook(StepHook):
     `other_ranks_own_ms` (median) and `waiting_for_slowest_rank` (a fraction of the time).
 
     The gradient norm is the norm of the applied gradients, which are averaged, unscaled and clipped. There is no norm
-    for a skipped step and the second step of a session, nor with `iterations_per_loop` above 1, where a run shows only
-    its last step.
+    for a skipped step, a batch before the last of an accumulated update and the second step of a session, nor with
+    `iterations_per_loop` above 1, where a run shows only its last step.
 
     Entries are passed to the writer at most every two seconds, several at a time, and when the session ends.
 
@@ -114,7 +114,7 @@ class MetricsHook(StepHook):
             "loss_scale": observation.loss_scale,
             "skipped_steps": self._skipped if "skipped" in self._fetches else None,
             "learning_rate": observation.learning_rate,
-            _NORM: self._last_norm,
+            _NORM: self._last_norm if self._has_decided else None,
             **slowest_rank_metrics(latest_comparison(self._graph)),
         }
         if not is_due:

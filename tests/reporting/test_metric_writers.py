@@ -24,6 +24,7 @@ from npu_bridge.reporting import (
     WandbWriter,
 )
 from npu_bridge.session.precision import PrecisionSummaryHook
+from npu_bridge.stages import Accumulate
 from tests.reporting.stepping import Clock, run_steps
 
 
@@ -65,6 +66,18 @@ def test_samples_a_second_are_those_of_skipped_steps_too():
                 session.run(train_op)
     assert kept[-1]["skipped_steps"] == 3
     assert [values["samples_per_sec"] for values in kept[1:]] == [10.0] * 7
+
+
+def test_gradients_that_are_only_accumulated_have_no_norm(tmp_path):
+    with tf.Graph().as_default():
+        loss = 3.0 * tf.compat.v1.get_variable("weight", initializer=1.0)
+        optimizer = NPUOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1), stages=[Accumulate(2)])
+        train_op = optimizer.minimize(loss, tf.compat.v1.train.get_or_create_global_step())
+        hook = MetricsHook(CsvWriter(tmp_path / "numbers.csv"), 1)
+        with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
+            for _ in range(4):
+                session.run(train_op)
+    assert [row.get("gradient_norm") for row in numbers_in(tmp_path / "numbers.csv")] == [None, "3", None, "3"]
 
 
 def test_csv_goes_on_from_a_checkpoint(tmp_path):
