@@ -84,3 +84,16 @@ def test_the_time_of_evaluations_is_no_time_of_the_training(tmp_path):
     )
     assert len(training.secs) == len(taken) >= 2
     assert all(left_out > secs for left_out, secs in zip(training.secs, taken))
+
+
+def test_the_loss_shown_is_that_of_the_spec_where_a_script_scales_by_hand(tmp_path):
+    def model_scaled_by_hand(features, mode):
+        loss = tf.compat.v1.get_variable("weight", initializer=0.5) * 2.0
+        optimizer = NPUOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.0))
+        train_op = optimizer.minimize(loss * 512.0, tf.compat.v1.train.get_global_step())
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    recorder = HistoryHook(str(tmp_path / "history.jsonl"))
+    estimator = NPUEstimator(model_scaled_by_hand, config=NPURunConfig(model_dir=str(tmp_path / "model")))
+    estimator.train(input_fn, hooks=[recorder], max_steps=2)
+    assert [row.loss for row in recorder.history.rows] == [1.0, 1.0]

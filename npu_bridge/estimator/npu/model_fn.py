@@ -10,6 +10,7 @@ from npu_bridge import collective, session
 from npu_bridge.base.errors import message
 from npu_bridge.estimator.npu.checks import warn_uncounted_steps
 from npu_bridge.estimator.npu.npu_hook import NPUInfeedOutfeedSessionHook
+from npu_bridge.gradients.collections import UNSCALED_LOSS, publish_in_graph
 from npu_bridge.gradients.keras.in_graphs import check_train_op, explain_keras_refusal
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.variables import changed_variables
@@ -111,6 +112,8 @@ def wrap_model_fn(model_fn, options, has_params):
             )
         if is_training:
             check_train_op(spec.train_op, "NPUEstimator")
+            # Scripts that scale their loss by hand pass the scaled loss to the optimizer, which has recorded that.
+            publish_in_graph(UNSCALED_LOSS, spec.loss)
             global_step = tf.compat.v1.train.get_global_step()
             ops = computed_ops([getattr(spec.train_op, "op", spec.train_op)])
             if global_step is not None and global_step.op.name not in changed_variables(ops):

@@ -266,7 +266,7 @@ class NPUEstimator(tf.estimator.Estimator):
         self._history = recorder and recorder.history
         curve_steps = self.config.save_summary_steps or self.config.log_step_count_steps
         if collective.current().rank == 0 and curve_steps and not _has_hook(given, TensorBoardHook):
-            hooks = [*hooks, TensorBoardHook(self.model_dir, loss=estimator_spec.loss, most_steps=curve_steps)]
+            hooks = [*hooks, TensorBoardHook(self.model_dir, most_steps=curve_steps)]
         if self._logs_progress and not _has_hook(given, ReportHook):
             # In later rounds the summary is one line.
             settings = {"curves": False, "is_brief": self._has_ended, "config": self._as_given}
