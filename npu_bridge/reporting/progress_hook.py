@@ -85,7 +85,7 @@ class ProgressHook(StepHook):
     def after_create_session(self, session, coord):
         """Records the step from which this session starts; also called when a lost session is recreated."""
         del coord
-        self._pace = StepRate()
+        self._pace, self._batch_pace = StepRate(), StepRate()
         self._start_step = self.read_step(session)
         self._skipped_before = self.skipped_steps
         self._runs_before = self._runs
@@ -111,7 +111,8 @@ class ProgressHook(StepHook):
 
     def exclude_secs(self, secs: float) -> None:
         """Excludes some seconds since the last step (an evaluation, say) from the pace."""
-        self._pace.exclude_secs(secs)
+        for pace in (self._pace, self._batch_pace):
+            pace.exclude_secs(secs)
 
     @property
     def steps_per_sec(self) -> float | None:
@@ -127,7 +128,7 @@ class ProgressHook(StepHook):
         self.learning_rate: float | None = None
         self.precision: str | None = None
         self._total_steps = self._given_total_steps
-        self._pace = StepRate()
+        self._pace, self._batch_pace = StepRate(), StepRate()
         self._start_step = 0
         self._skipped_before = 0
         self._runs = 0
@@ -165,6 +166,7 @@ class ProgressHook(StepHook):
         self.step = self.read_step(session)
         if self._runs >= self._runs_before + _START_UP_RUNS:
             self._pace.record_steps(self._tried_steps(), now)
+            self._batch_pace.record_steps((self._runs - self._runs_before) * self._steps_per_run, now)
 
     def _print_progress(self, session, now: float):
         self._record_rate(session, now)
@@ -185,11 +187,9 @@ class ProgressHook(StepHook):
 
     def _samples_per_sec(self) -> float | None:
         """Returns the samples of all ranks per second; a step has several batches if gradients are accumulated."""
-        tried, pace, samples = self._tried_steps(), self._pace.recent_rate, self.samples_per_step
-        if not pace or samples is None or tried <= 0:
-            return None
-        batches = (self._runs - self._runs_before) * self._steps_per_run
-        return pace * samples * max(round(batches / tried), 1)
+        # Not from the steps: a loop's run shows only whether its last step was skipped.
+        pace, samples = self._batch_pace.recent_rate, self.samples_per_step
+        return None if not pace or samples is None else pace * samples
 
     def _tried_steps(self) -> int:
         """Returns the number of steps tried in this session, including skipped steps."""

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.reporting import ProgressHook
+from npu_bridge.reporting import ProgressHook, progress_hook
 from npu_bridge.reporting.progress_hook import StepRate
-from tests.reporting.stepping import Clock, run_steps
+from tests.reporting.stepping import Clock, build_steps, run_steps
 
 
 class Terminal(io.StringIO):
@@ -118,3 +118,17 @@ def test_recent_pace_forgets_what_is_outside_its_window():
     for steps, now in [(0, 0.0), (10, 10.0), (20, 11.0), (40, 12.0)]:
         pace.record_steps(steps, now)
     assert pace.recent_rate == 15.0 and pace.overall_steps_per_sec == 40 / 12
+
+
+def test_samples_per_second_are_right_after_a_loop_has_skipped_steps_unseen(monkeypatch):
+    monkeypatch.setattr(progress_hook, "steps_per_run", lambda session: 10)
+    monkeypatch.setattr(ProgressHook, "samples_per_step", 4)
+    out = io.StringIO()
+    hook = ProgressHook(every_n_steps=1, stream=out, clock=Clock(per_look=10.0))
+    with tf.Graph().as_default():
+        train_op = build_steps([1.0] * 6)
+        nine_more = tf.compat.v1.assign_add(tf.compat.v1.train.get_global_step(), 9)
+        with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
+            for number in range(6):
+                session.run([train_op, *([nine_more] if number > 2 else [])])  # the first loops skip nine of ten steps
+    assert out.getvalue().splitlines()[-1].endswith("| 1.00 steps/s | 4.00 samples/s")
