@@ -34,6 +34,9 @@ MARKER = "npu_bridge_original_precision"
 # No session has so many thread pools. A direct session of TensorFlow 2.15 builds the executor of a run, keeps it, and
 # only then refuses a pool it does not have.
 _MISSING_POOL = 2**31 - 1
+# What to write for a loss scale.
+_SCALED_OPTIMIZER = "NPUOptimizer(optimizer, ExponentialUpdateLossScaleManager(2**15, 1000), is_loss_scale=True)"
+_SCALED_KERAS_OPTIMIZER = "npu_keras_optimizer(optimizer, ExponentialUpdateLossScaleManager(2**15, 1000))"
 
 
 class Build(NamedTuple):
@@ -147,10 +150,7 @@ class _PrecisionEngine(SessionEngine):
             with executed.request_executed_graphs(request.options, request.metadata) as (options, metadata, answer):
                 results = self._execute_or_build(session, request._replace(options=options, metadata=metadata), policy)
             self.precision.record_operator_counts(policy, answer.count(policy.low_dtype))
-        if self._unscaled == policy:
-            self._unscaled = None
-            if not self.precision.has_no_effect:
-                _warn_about_underflow()
+        self._warn_if_unscaled(policy, _SCALED_OPTIMIZER)
         return results
 
     def _execute_or_build(self, session, request, policy):
@@ -196,7 +196,14 @@ class _PrecisionEngine(SessionEngine):
 
         if not run.trained_variable_names:
             current_call()  # raises errors now
-        return lambda *arguments, **keywords: current_call()(*arguments, **keywords)
+
+        def call_and_warn(*arguments, **keywords):
+            results = current_call()(*arguments, **keywords)
+            if run.trained_variable_names:
+                self._warn_if_unscaled(self.last_training, _SCALED_KERAS_OPTIMIZER)
+            return results
+
+        return call_and_warn
 
     def _prepare_call_for_policy(self, session, callable_options, run, policy):
         """Makes a callable from a CallableOptions; the callable follows one policy."""
@@ -307,6 +314,15 @@ class _PrecisionEngine(SessionEngine):
         self.builds.append(Build(policy, bool(run.trained_variable_names), secs))
         return built
 
+    def _warn_if_unscaled(self, policy, optimizer):
+        """Warns once, on rank 0, after a training step in float16 without a loss scale; names what to write."""
+        if self._unscaled != policy:
+            return
+        self._unscaled = None
+        if not self.precision.has_no_effect and environment.probable_rank() == 0:
+            problem = "this training computes in float16, where small gradients become zero"
+            say_once(logging.WARNING, message("precision", problem, "a loss scale", "none", f"Write {optimizer}."))
+
     def _rewriter_lists(self, policy):
         if self.precision.imitation is not None:
             return contextlib.nullcontext()
@@ -319,14 +335,6 @@ def _is_scaled(training: SessionRun) -> bool:
     """Returns whether a training scales its loss; recognizes a hand-made loss scale by its name."""
     names = (op.name.lower() for op in training.ops)
     return bool(training.ops[0].graph.get_collection(LOSS_SCALE)) or any("loss_scale" in name for name in names)
-
-
-def _warn_about_underflow() -> None:
-    """Warns once, on rank 0, that a training in float16 does not scale its loss."""
-    problem = "this training computes in float16, where small gradients become zero"
-    fix = "Write NPUOptimizer(optimizer, ExponentialUpdateLossScaleManager(2**15, 1000), is_loss_scale=True)."
-    if environment.probable_rank() == 0:
-        say_once(logging.WARNING, message("precision", problem, "a loss scale", "none", fix))
 
 
 def _find_or_make_marker(graph: tf.Graph) -> tf.Operation:

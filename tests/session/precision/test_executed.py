@@ -44,6 +44,19 @@ def test_float16_without_a_loss_scale_is_said_once(mode, is_scaled, is_said, cap
     assert caplog.text.count("computes in float16, where small gradients become zero") == is_said
 
 
+def test_keras_in_a_graph_is_told_of_a_missing_loss_scale_once(caplog):
+    with tf.Graph().as_default() as graph:
+        session = session_of(graph, precision_of(precision_mode_v2="mixed_float16"))
+        tf1.keras.backend.set_session(session)
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(4,))])
+        model.compile("sgd", "mse")
+        model.evaluate(np.ones([4, 4]), np.ones([4, 1]), verbose=0)
+        assert "small gradients" not in caplog.text  # nothing is trained yet
+        model.fit(np.ones([4, 4]), np.ones([4, 1]), epochs=2, verbose=0)
+    tf1.keras.backend.set_session(None)
+    assert caplog.text.count("got none. Write npu_keras_optimizer(optimizer, ") == 1
+
+
 def test_a_graph_that_is_lowered_is_said_to_be(caplog):
     model = Dense()
     with started(model, precision_of(precision_mode_v2="mixed_float16")) as session:
