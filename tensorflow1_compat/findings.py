@@ -34,6 +34,7 @@ __all__ = ["Finding", "ScriptSurvey", "survey"]
 FATAL = ("cannot work", "needed")  # kinds that stop a script
 _TENSORFLOW = ("tensorflow.", "tensorflow_core.", "keras.", "npu_bridge.npu_init.tf.")
 _OWN = ("npu_bridge.", "npu_device.", "hccl.")
+_OTHERS = (*_TENSORFLOW, "npu_bridge.npu_init.os.")  # what `from npu_bridge.npu_init import *` binds of others
 _SET_FOR_RANKS = (*environment.RANK_VARIABLES, "HOROVOD_RANK", "HOROVOD_SIZE")
 _OF_PYTHON_2 = re.compile(
     r"Missing parentheses in call|leading zeros|invalid (decimal|octal) literal|<>|`|multiple exception types|"
@@ -162,7 +163,7 @@ def _find_syntax_errors(facts: FileFacts) -> Iterator[Finding]:
 
 def _find_names(facts: FileFacts, era: int) -> Iterator[Finding]:
     for use in facts.uses:
-        if use.name.startswith(_OWN) and not use.name.startswith(_TENSORFLOW):
+        if use.name.startswith(_OWN) and not use.name.startswith(_OTHERS):
             yield from _check_package_name(use)
         elif era == 1 and use.name.startswith(_TENSORFLOW):
             yield from _check_tensorflow_name(use)
