@@ -135,7 +135,7 @@ class WholeUpdates:
         self._waited = 0
 
     def is_waiting(self, batch_counters: Sequence[Any]) -> bool:
-        """Returns whether to go on, after a batch at which the training could be saved or ended.
+        """Returns whether to continue, after a batch at which the training could be saved or ended.
 
         Args:
           batch_counters: the number of accumulated batches for each incomplete update.
