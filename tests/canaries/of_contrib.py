@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.tf_internals import contrib, estimators
+from npu_bridge.base.tf_internals.names import KERAS
 from tests.canaries import canary_of, expect, kept
 
 v1 = tf.compat.v1
@@ -41,6 +42,16 @@ def _():
             y = v1.nn.fused_batch_norm(x, one, 0 * one, 0 * one, one * 0, epsilon, is_training=False)[0]
             y = v1.Session().run(y) if not tf.executing_eagerly() else y.numpy()
             expect(np.allclose(y.max() ** 2, 1e-5 / expected, rtol=1e-5), f"{epsilon} gives {y.max()}")
+
+
+@canary_of(contrib.take_logits_of_same_activation)
+def _():
+    with kept(backend := importlib.import_module(f"{KERAS}.src.backend"), "_get_logits"):
+        contrib.take_logits_of_same_activation(backend)
+        softmax = tf.nn.softmax(v1.placeholder(tf.float32, [1, 2]))
+        for kind in ("Softmax", "Sigmoid"):
+            found = backend._get_logits(softmax, False, kind, "")
+            expect(found == ((softmax.op.inputs[0], True) if kind == "Softmax" else (softmax, False)), f"{found}")
 
 
 @canary_of(contrib.load_generated_code_with)

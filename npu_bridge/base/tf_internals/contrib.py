@@ -55,6 +55,21 @@ def raise_batch_norm_epsilons() -> None:
     nn_impl.gen_nn_ops.__dict__.update(vars(gen_nn_ops), fused_batch_norm_v3=fused_with_larger_epsilon)
 
 
+def take_logits_of_same_activation(backend: types.ModuleType) -> None:
+    """Makes cross-entropies of Keras take logits from their own activation only (`backend._get_logits`, Keras 2.15).
+
+    Keras 2.15 also takes logits of a softmax for those of a sigmoid, and vice versa. TensorFlow 1.15 does not.
+    """
+
+    def get_logits(output: Any, from_logits: bool, op_type: str, fn_name: str) -> tuple[Any, bool]:
+        operator = getattr(output, "op", None)  # eager tensors have none
+        if from_logits or operator is None or operator.type != op_type:
+            return output, from_logits
+        return operator.inputs[0], True
+
+    backend._get_logits = get_logits
+
+
 def run_in_both_modes(method: Callable, **options: Any) -> Callable:
     """Makes a test method run in graph mode and in eager mode (`test_util.run_in_graph_and_eager_modes`, TF 2.15)."""
     from tensorflow.python.framework import test_util

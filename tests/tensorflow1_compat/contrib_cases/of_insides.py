@@ -99,6 +99,20 @@ def case_old_attributes():
     assert separable.shape.as_list() == [1, 4, 4, 3]
 
 
+def case_cross_entropies_take_logits_of_their_own_activation_only():
+    old_attributes.add_attributes_of_1()
+    keras = tf.keras
+    x, labels = tf.constant([[2.0, -1.0]]), np.array([[1.0, 0.0]])
+    for activation, other, expected in (
+        ("softmax", keras.losses.binary_crossentropy, [0.048587]),
+        ("sigmoid", keras.losses.categorical_crossentropy, [0.266463]),
+        ("softmax", keras.losses.categorical_crossentropy, [0.048587]),
+        ("sigmoid", keras.losses.binary_crossentropy, [0.220095]),
+    ):
+        output = keras.layers.Activation(activation)(x)
+        close(value(other(tf.constant(labels, tf.float32), output)), expected)
+
+
 def case_buckets():
     length = tf.train.range_input_producer(12, num_epochs=1, shuffle=False).dequeue() % 4 + 1
     word = tf.SparseTensor(tf.cast(tf.range(length)[:, None], tf.int64), tf.fill([length], length), [4])
