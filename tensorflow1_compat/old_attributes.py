@@ -6,11 +6,14 @@ one check in Keras.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
 import types
-from typing import Any
+from typing import Any, Callable
 
-from npu_bridge.base.after_import import call_when_loaded
+from npu_bridge.base.after_import import call_when_loaded, wrap_function
+from npu_bridge.base.tf_internals.contrib import take_logits_of_same_activation
 from npu_bridge.base.tf_internals.names import KERAS
 
 __all__ = ["add_attributes_of_1", "add_attributes_of_2"]
@@ -26,6 +29,11 @@ def add_attributes_of_1() -> None:
     call_when_loaded(f"{KERAS}.src.engine.base_layer_v1", lambda module: _set_if_missing(module.Layer, "apply", _apply))
     for name in ("keras.backend", f"{KERAS}.api._v2.keras.backend"):  # Horovod's callbacks look for the session here
         call_when_loaded(name, _add_session_functions)
+    for name in ("base_rnn", "stacked_rnn_cells"):
+        call_when_loaded(f"{KERAS}.src.layers.rnn.{name}", _name_variables_without_cells)
+    for name in ("utils.generic_utils", "engine.base_layer_v1"):
+        call_when_loaded(f"{KERAS}.src.{name}", _name_layers_as_in_1)
+    call_when_loaded(f"{KERAS}.src.backend", take_logits_of_same_activation)
     convolutions = f"{KERAS}.src.layers.convolutional.base"
     call_when_loaded(f"{convolutions}_separable_conv", lambda module: _allow_dilated_strides(module.SeparableConv))
     call_when_loaded(f"{convolutions}_depthwise_conv", lambda module: _allow_dilated_strides(module.DepthwiseConv))
@@ -89,6 +97,23 @@ def _allow_dilated_strides(layer_class: type) -> None:
             self.dilation_rate = dilation
 
     layer_class._validate_init = check
+
+
+def _name_variables_without_cells(module: types.ModuleType) -> None:
+    """Lets recurrent layers name variables `lstm/kernel`, as in 1.15; newer ones insert the name of the cell."""
+    stock = module.backend
+    module.backend = types.ModuleType(stock.__name__, stock.__doc__)
+    module.backend.__dict__.update(vars(stock), name_scope=lambda name: contextlib.nullcontext())
+
+
+def _name_layers_as_in_1(module: types.ModuleType) -> None:
+    """Makes the default name of a layer `VGG16` or `ConvLSTM2D` `vg_g16` or `conv_lst_m2d`, as in 1.15."""
+
+    def take_digits_for_small_letters(to_snake_case: Callable, name: str) -> str:
+        words = re.sub("(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
+        return to_snake_case(re.sub("([a-z])([A-Z])", r"\1_\2", words).lower())
+
+    wrap_function(module, "to_snake_case", take_digits_for_small_letters)
 
 
 def _shape_of(tensor: Any) -> tuple:

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow1_compat import old_attributes, proxies
 from tensorflow1_compat.contrib import image, lookup, opt, sparsemax, testing, training
 from tensorflow1_compat.installed import find_missing
-from tests.tensorflow1_compat.contrib_cases.common import close, error_of, value
+from tests.tensorflow1_compat.contrib_cases.common import close, error_of, names, value
 
 INSIDES = (
     "nn.python.ops.alpha_dropout.alpha_dropout",
@@ -111,6 +111,22 @@ def case_cross_entropies_take_logits_of_their_own_activation_only():
     ):
         output = keras.layers.Activation(activation)(x)
         close(value(other(tf.constant(labels, tf.float32), output)), expected)
+
+
+def case_variables_of_keras_layers_have_the_names_of_1_15():
+    old_attributes.add_attributes_of_1()
+    layers = tf.keras.layers
+    cells = [layers.LSTMCell(2), layers.GRUCell(2)]
+    for layer in (layers.LSTM(2), layers.RNN(cells, name="pair"), layers.Bidirectional(layers.GRU(2), name="two")):
+        layer(tf.ones([1, 3, 4]))
+    layers.ConvLSTM2D(2, 3)(tf.ones([1, 2, 4, 4, 1]))
+    kernels = [name for name in names() if "/kernel" in name]
+    assert kernels == [
+        "conv_lst_m2d/kernel", "lstm/kernel", "pair/kernel", "pair/kernel_1", "two/backward_gru/kernel",
+        "two/forward_gru/kernel",
+    ]  # fmt: skip
+    for base in (layers.Layer, tf.layers.Layer):
+        assert type("VGG16", (base,), {})().name.startswith("vg_g16")
 
 
 def case_buckets():
