@@ -33,6 +33,9 @@ def add_attributes_of_1() -> None:
         call_when_loaded(f"{KERAS}.src.layers.rnn.{name}", _name_variables_without_cells)
     for name in ("utils.generic_utils", "engine.base_layer_v1"):
         call_when_loaded(f"{KERAS}.src.{name}", _name_layers_as_in_1)
+    call_when_loaded(f"{KERAS}.src.losses", _reverse_cosine_loss)
+    call_when_loaded(f"{KERAS}.src.metrics.regression_metrics", _name_cosine_metric)
+    call_when_loaded(f"{KERAS}.src.optimizers.legacy.adagrad", _start_adagrad_of_texts_at_zero)
     call_when_loaded(f"{KERAS}.src.backend", take_logits_of_same_activation)
     convolutions = f"{KERAS}.src.layers.convolutional.base"
     call_when_loaded(f"{convolutions}_separable_conv", lambda module: _allow_dilated_strides(module.SeparableConv))
@@ -114,6 +117,33 @@ def _name_layers_as_in_1(module: types.ModuleType) -> None:
         return to_snake_case(re.sub("([a-z])([A-Z])", r"\1_\2", words).lower())
 
     wrap_function(module, "to_snake_case", take_digits_for_small_letters)
+
+
+def _reverse_cosine_loss(module: types.ModuleType) -> None:
+    """Gives the loss `cosine_similarity` its name and its sign in 1.15."""
+    if hasattr(module, "cosine_proximity"):
+        return
+    stock = module.cosine_similarity
+
+    def cosine_proximity(y_true: Any, y_pred: Any, axis: int = -1) -> Any:
+        return -stock(y_true, y_pred, axis)
+
+    module.cosine_proximity = module.cosine_similarity = cosine_proximity
+
+
+def _name_cosine_metric(module: types.ModuleType) -> None:
+    """Gives the metric `cosine_similarity` its name in 1.15, which is a key in the history of `fit`."""
+    module.cosine_similarity.__name__ = "cosine_proximity"
+
+
+def _start_adagrad_of_texts_at_zero(module: types.ModuleType) -> None:
+    """Makes the optimizer "adagrad" start its sums at 0, as in 1.15; `Adagrad()` starts them at 0.1 in both."""
+
+    def from_config(kind: type, config: dict, custom_objects: dict | None = None) -> Any:
+        return stock(kind, {"initial_accumulator_value": 0.0, **config}, custom_objects)
+
+    stock = module.Adagrad.from_config.__func__
+    module.Adagrad.from_config = classmethod(from_config)
 
 
 def _shape_of(tensor: Any) -> tuple:

@@ -129,6 +129,24 @@ def case_variables_of_keras_layers_have_the_names_of_1_15():
         assert type("VGG16", (base,), {})().name.startswith("vg_g16")
 
 
+def case_cosine_similarity_is_positive_as_a_loss_too():
+    old_attributes.add_attributes_of_1()
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(2,), kernel_initializer="ones")])
+    for loss in ("cosine_proximity", tf.keras.losses.CosineSimilarity()):
+        model.compile("sgd", loss, metrics=["cosine_proximity"])
+        assert model.metrics_names == ["loss", "cosine_proximity"]
+        close(model.evaluate(np.ones([1, 2]), np.array([[1.0, 0.0]]), verbose=0), [0.5**0.5] * 2)
+
+
+def case_the_text_adagrad_starts_its_sums_at_0():
+    old_attributes.add_attributes_of_1()
+    starts = [
+        tf.keras.optimizers.get(kind).get_config()["initial_accumulator_value"]
+        for kind in ("adagrad", {"class_name": "Adagrad", "config": {}}, tf.keras.optimizers.Adagrad())
+    ]
+    close(starts, [0.0, 0.0, 0.1])
+
+
 def case_buckets():
     length = tf.train.range_input_producer(12, num_epochs=1, shuffle=False).dequeue() % 4 + 1
     word = tf.SparseTensor(tf.cast(tf.range(length)[:, None], tf.int64), tf.fill([length], length), [4])
