@@ -70,6 +70,9 @@ def case_names_of_split_modules():
     named = proxies.proxy("tensorflow.python.estimator.run_config").RunConfig
     assert named is proxies.proxy("tensorflow.estimator").RunConfig
     assert proxies.proxy("tensorflow.core.protobuf.config_pb2").RPCOptions().compression_algorithm == ""
+    for module in ("tensorflow", "tensorflow.python"):
+        assert proxies.proxy(module).pywrap_tensorflow.NewCheckpointReader is tf.train.NewCheckpointReader
+        assert find_missing(f"{module}.pywrap_tensorflow.NewCheckpointReader") is None
     assert proxies.proxy("tensorflow.python.training.tracking.util").value_of_import("capture_dependencies")
 
 
