@@ -45,6 +45,7 @@ def add_attributes_of_1() -> None:
 def add_attributes_of_2() -> None:
     """Adds attributes of earlier versions of TensorFlow 2, each as soon as its module is loaded."""
     call_when_loaded("tensorflow.python.framework.ops", _add_last_id_to_graphs)
+    call_when_loaded("tensorflow.python.data.ops.options", _accept_old_options_of_data)
     call_when_loaded(f"{KERAS}.src.engine.sequential", _add_predict_methods_to_models)
     call_when_loaded(f"{KERAS}.src.optimizers.optimizer", _accept_old_keywords)
 
@@ -64,6 +65,28 @@ def _set_if_missing(kind: type, name: str, value: Any) -> None:
 def _add_last_id_to_graphs(module: types.ModuleType) -> None:
     # The number of operators; copies of TensorFlow's seed function compute an operator's seed from it.
     _set_if_missing(module.Graph, "_last_id", property(lambda graph: graph.num_operations()))
+
+
+def _accept_old_options_of_data(module: types.ModuleType) -> None:
+    """Lets scripts set options of input pipelines that TensorFlow no longer has; they changed only speed."""
+    _set_if_missing(module.DistributeOptions, "auto_shard", property(_is_sharded, _set_sharded))
+    _set_if_missing(module.Options, "experimental_stateful_whitelist", None)
+    _set_if_missing(module.Options, "experimental_stats", types.SimpleNamespace())
+    _set_if_missing(module.OptimizationOptions, "map_vectorization", types.SimpleNamespace())
+    for name in ("algorithm", "buffers", "cpu_budget"):
+        _set_if_missing(module.OptimizationOptions, f"autotune_{name}", None)
+    for name in ("autotune", "filter_with_random_uniform_fusion", "hoist_random_uniform"):
+        _set_if_missing(module.OptimizationOptions, name, None)
+
+
+def _is_sharded(options: Any) -> bool:
+    """Returns whether input is divided among workers; `auto_shard_policy` was a bool with this name."""
+    return options.auto_shard_policy != type(options.auto_shard_policy).OFF
+
+
+def _set_sharded(options: Any, is_sharded: bool) -> None:
+    policy = type(options.auto_shard_policy)
+    options.auto_shard_policy = policy.AUTO if is_sharded else policy.OFF
 
 
 def _add_predict_methods_to_models(module: types.ModuleType) -> None:

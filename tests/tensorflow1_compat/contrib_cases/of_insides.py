@@ -150,6 +150,22 @@ def case_the_text_adagrad_starts_its_sums_at_0():
     close(starts, [0.0, 0.0, 0.1])
 
 
+def case_old_options_of_input_pipelines_change_no_batch():
+    old_attributes.add_attributes_of_2()
+    options = tf.data.Options()
+    for name in ("autotune", "autotune_buffers", "autotune_cpu_budget", "hoist_random_uniform"):
+        setattr(options.experimental_optimization, name, False)
+    options.experimental_optimization.map_vectorization.enabled = True
+    options.experimental_stats.latency_all_edges = True
+    for is_sharded, policy in ((True, "AUTO"), (False, "OFF")):
+        options.experimental_distribute.auto_shard = is_sharded
+        assert options.experimental_distribute.auto_shard is is_sharded
+        assert options.experimental_distribute.auto_shard_policy.name == policy
+    assert error_of(AttributeError, setattr, options.experimental_optimization, "nosuch", 1)
+    batches = tf.data.Dataset.range(4).batch(2).with_options(options).make_one_shot_iterator()
+    close(value(batches.get_next()), [0, 1])
+
+
 def case_buckets():
     length = tf.train.range_input_producer(12, num_epochs=1, shuffle=False).dequeue() % 4 + 1
     word = tf.SparseTensor(tf.cast(tf.range(length)[:, None], tf.int64), tf.fill([length], length), [4])
