@@ -46,6 +46,7 @@ def add_attributes_of_2() -> None:
     """Adds attributes of earlier versions of TensorFlow 2, each as soon as its module is loaded."""
     call_when_loaded("tensorflow.python.framework.ops", _add_last_id_to_graphs)
     call_when_loaded("tensorflow.python.data.ops.options", _accept_old_options_of_data)
+    call_when_loaded("tensorflow.python.distribute.distribute_lib", _add_run_v2_to_strategies)
     call_when_loaded(f"{KERAS}.src.engine.sequential", _add_predict_methods_to_models)
     call_when_loaded(f"{KERAS}.src.optimizers.optimizer", _accept_old_keywords)
 
@@ -87,6 +88,10 @@ def _is_sharded(options: Any) -> bool:
 def _set_sharded(options: Any, is_sharded: bool) -> None:
     policy = type(options.auto_shard_policy)
     options.auto_shard_policy = policy.AUTO if is_sharded else policy.OFF
+
+
+def _add_run_v2_to_strategies(module: types.ModuleType) -> None:
+    _set_if_missing(module.StrategyBase, "experimental_run_v2", lambda self, *args, **named: self.run(*args, **named))
 
 
 def _add_predict_methods_to_models(module: types.ModuleType) -> None:

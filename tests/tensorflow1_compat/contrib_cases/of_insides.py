@@ -166,6 +166,12 @@ def case_old_options_of_input_pipelines_change_no_batch():
     close(value(batches.get_next()), [0, 1])
 
 
+def case_experimental_run_v2_of_a_strategy_is_run():
+    old_attributes.add_attributes_of_2()
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    close(value(strategy.experimental_run_v2(lambda x, y: x * y, args=(tf.constant(3.0),), kwargs={"y": 2.0})), 6.0)
+
+
 def case_buckets():
     length = tf.train.range_input_producer(12, num_epochs=1, shuffle=False).dequeue() % 4 + 1
     word = tf.SparseTensor(tf.cast(tf.range(length)[:, None], tf.int64), tf.fill([length], length), [4])
