@@ -33,6 +33,7 @@ def add_attributes_of_1() -> None:
         call_when_loaded(f"{KERAS}.src.layers.rnn.{name}", _name_variables_without_cells)
     for name in ("utils.generic_utils", "engine.base_layer_v1"):
         call_when_loaded(f"{KERAS}.src.{name}", _name_layers_as_in_1)
+    call_when_loaded(f"{KERAS}.src.utils.losses_utils", _average_losses_over_masked_elements)
     call_when_loaded(f"{KERAS}.src.losses", _reverse_cosine_loss)
     call_when_loaded(f"{KERAS}.src.metrics.regression_metrics", _name_cosine_metric)
     call_when_loaded(f"{KERAS}.src.optimizers.legacy.adagrad", _start_adagrad_of_texts_at_zero)
@@ -145,6 +146,11 @@ def _name_layers_as_in_1(module: types.ModuleType) -> None:
         return to_snake_case(re.sub("([a-z])([A-Z])", r"\1_\2", words).lower())
 
     wrap_function(module, "to_snake_case", take_digits_for_small_letters)
+
+
+def _average_losses_over_masked_elements(module: types.ModuleType) -> None:
+    """Makes the loss of masked sequences a mean over all elements, as in 1.15; newer ones leave out masked elements."""
+    module.apply_valid_mask = lambda losses, weights, mask, reduction: module.apply_mask(losses, weights, mask)
 
 
 def _reverse_cosine_loss(module: types.ModuleType) -> None:

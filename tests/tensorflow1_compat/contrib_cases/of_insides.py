@@ -132,6 +132,16 @@ def case_variables_of_keras_layers_have_the_names_of_1_15():
         assert type("VGG16", (base,), {})().name.startswith("vg_g16")
 
 
+def case_the_loss_of_a_masked_sequence_is_a_mean_over_all_elements():
+    old_attributes.add_attributes_of_1()
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([layers.Masking(input_shape=(4, 1)), layers.Dense(1, kernel_initializer="ones")])
+    for weights, expected in ((None, (1 + 4) / 4), (np.array([[2.0, 1, 1, 1]]), (2 + 4) / 4)):
+        model.compile("sgd", "mse", sample_weight_mode="temporal")
+        x, y = np.array([[[1.0], [2], [0], [0]]]), np.zeros([1, 4, 1])
+        close(model.evaluate(x, y, sample_weight=weights, verbose=0), expected)
+
+
 def case_cosine_similarity_is_positive_as_a_loss_too():
     old_attributes.add_attributes_of_1()
     model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(2,), kernel_initializer="ones")])
