@@ -38,6 +38,7 @@ def add_attributes_of_1() -> None:
     call_when_loaded(f"{KERAS}.src.metrics.regression_metrics", _name_cosine_metric)
     call_when_loaded(f"{KERAS}.src.optimizers.legacy.adagrad", _start_adagrad_of_texts_at_zero)
     call_when_loaded(f"{KERAS}.src.backend", take_logits_of_same_activation)
+    call_when_loaded(f"{KERAS}.src.backend", _shorten_decoded_sequences)
     convolutions = f"{KERAS}.src.layers.convolutional.base"
     call_when_loaded(f"{convolutions}_separable_conv", lambda module: _allow_dilated_strides(module.SeparableConv))
     call_when_loaded(f"{convolutions}_depthwise_conv", lambda module: _allow_dilated_strides(module.DepthwiseConv))
@@ -178,6 +179,18 @@ def _start_adagrad_of_texts_at_zero(module: types.ModuleType) -> None:
 
     stock = module.Adagrad.from_config.__func__
     module.Adagrad.from_config = classmethod(from_config)
+
+
+def _shorten_decoded_sequences(module: types.ModuleType) -> None:
+    """Makes `ctc_decode` pad sequences with -1 to the longest one, as in 1.15; newer ones pad to the input's length."""
+    import tensorflow.compat.v1 as tf
+
+    def shorten(ctc_decode: Callable, *arguments: Any, **options: Any) -> Any:
+        sequences, scores = ctc_decode(*arguments, **options)
+        lengths = [tf.reduce_max(tf.count_nonzero(tf.not_equal(each, -1), 1)) for each in sequences]
+        return [each[:, :length] for each, length in zip(sequences, lengths)], scores
+
+    wrap_function(module, "ctc_decode", shorten)
 
 
 def _shape_of(tensor: Any) -> tuple:

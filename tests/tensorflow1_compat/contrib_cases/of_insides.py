@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
+from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat import old_attributes, proxies
 from tensorflow1_compat.contrib import image, lookup, opt, sparsemax, testing, training
 from tensorflow1_compat.installed import find_missing
@@ -140,6 +141,14 @@ def case_the_loss_of_a_masked_sequence_is_a_mean_over_all_elements():
         model.compile("sgd", "mse", sample_weight_mode="temporal")
         x, y = np.array([[[1.0], [2], [0], [0]]]), np.zeros([1, 4, 1])
         close(model.evaluate(x, y, sample_weight=weights, verbose=0), expected)
+
+
+def case_decoded_sequences_are_as_long_as_the_longest():
+    old_attributes.add_attributes_of_1()
+    outputs = tf.one_hot([[0, 0, 2, 1, 2], [2, 1, 2, 2, 2]], 3)
+    for is_greedy in (True, False):
+        (found,), _ = importlib.import_module(f"{KERAS}.src.backend").ctc_decode(outputs, [5, 5], is_greedy)
+        close(value(found), [[0, 1], [1, -1]])
 
 
 def case_cosine_similarity_is_positive_as_a_loss_too():
