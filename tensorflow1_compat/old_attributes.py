@@ -49,6 +49,8 @@ def add_attributes_of_2() -> None:
     call_when_loaded("tensorflow.python.framework.ops", _add_last_id_to_graphs)
     call_when_loaded("tensorflow.python.data.ops.options", _accept_old_options_of_data)
     call_when_loaded("tensorflow.python.distribute.distribute_lib", _add_run_v2_to_strategies)
+    for name in ("base_layer", "base_layer_v1"):
+        call_when_loaded(f"{KERAS}.src.engine.{name}", _take_inputs_of_updates)
     call_when_loaded(f"{KERAS}.src.engine.sequential", _add_predict_methods_to_models)
     call_when_loaded(f"{KERAS}.src.optimizers.optimizer", _accept_old_keywords)
 
@@ -94,6 +96,15 @@ def _set_sharded(options: Any, is_sharded: bool) -> None:
 
 def _add_run_v2_to_strategies(module: types.ModuleType) -> None:
     _set_if_missing(module.StrategyBase, "experimental_run_v2", lambda self, *args, **named: self.run(*args, **named))
+
+
+def _take_inputs_of_updates(module: types.ModuleType) -> None:
+    """Lets layers call `add_update(updates, inputs)`; newer versions of Keras need no inputs."""
+
+    def add_update(add: Callable, layer: Any, updates: Any, inputs: Any = None) -> None:
+        add(layer, updates)
+
+    wrap_function(module.Layer, "add_update", add_update)
 
 
 def _add_predict_methods_to_models(module: types.ModuleType) -> None:

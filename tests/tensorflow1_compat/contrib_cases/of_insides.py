@@ -151,6 +151,24 @@ def case_decoded_sequences_are_as_long_as_the_longest():
         close(value(found), [[0, 1], [1, -1]])
 
 
+def case_a_layer_names_the_inputs_of_its_updates():
+    class Counter(tf.keras.layers.Layer):
+        def build(self, shape):
+            self.count = self.add_weight("count", (), initializer="zeros", trainable=False)
+            super().build(shape)
+
+        def call(self, inputs):
+            self.add_loss(tf.reduce_mean(inputs), inputs)
+            self.add_update([self.count.assign_add(1.0)], inputs)
+            return inputs
+
+    old_attributes.add_attributes_of_2()
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,)), Counter()])
+    model.compile("sgd", "mse")
+    model.fit(np.ones([4, 1]), np.ones([4, 1]), batch_size=1, verbose=0)
+    assert model.layers[1].get_weights() == [4.0] and len(model.losses) == 1
+
+
 def case_cosine_similarity_is_positive_as_a_loss_too():
     old_attributes.add_attributes_of_1()
     model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(2,), kernel_initializer="ones")])
