@@ -18,6 +18,8 @@ from npu_bridge.base.tf_internals.names import KERAS
 
 __all__ = ["add_attributes_of_1", "add_attributes_of_2"]
 
+_SWAPPED = [1, 0, 2]  # the order of rows and columns in a matrix that transforms images
+
 
 def add_attributes_of_1() -> None:
     """Adds the attributes of TensorFlow 1.15; adds attributes of Keras once Keras is loaded."""
@@ -39,6 +41,7 @@ def add_attributes_of_1() -> None:
     call_when_loaded(f"{KERAS}.src.optimizers.legacy.adagrad", _start_adagrad_of_texts_at_zero)
     call_when_loaded(f"{KERAS}.src.backend", take_logits_of_same_activation)
     call_when_loaded(f"{KERAS}.src.backend", _shorten_decoded_sequences)
+    call_when_loaded(f"{KERAS}.src.preprocessing.image", _transform_images_as_in_1)
     convolutions = f"{KERAS}.src.layers.convolutional.base"
     call_when_loaded(f"{convolutions}_separable_conv", lambda module: _allow_dilated_strides(module.SeparableConv))
     call_when_loaded(f"{convolutions}_depthwise_conv", lambda module: _allow_dilated_strides(module.DepthwiseConv))
@@ -202,6 +205,19 @@ def _shorten_decoded_sequences(module: types.ModuleType) -> None:
         return [each[:, :length] for each, length in zip(sequences, lengths)], scores
 
     wrap_function(module, "ctc_decode", shorten)
+
+
+def _transform_images_as_in_1(module: types.ModuleType) -> None:
+    """Makes a `height_shift_range` of images move their rows, as in 1.15; Keras 2.15 swaps rows and columns afterwards.
+
+    The centre of a rotation is that of 1.15, too.
+    """
+
+    def offset_centre(offset: Callable, matrix: Any, rows: int, columns: int) -> Any:
+        return offset(matrix, rows + 2, columns + 2)[_SWAPPED][:, _SWAPPED]
+
+    if not hasattr(module.transform_matrix_offset_center, "__wrapped__"):
+        wrap_function(module, "transform_matrix_offset_center", offset_centre)
 
 
 def _shape_of(tensor: Any) -> tuple:

@@ -169,6 +169,15 @@ def case_a_layer_names_the_inputs_of_its_updates():
     assert model.layers[1].get_weights() == [4.0] and len(model.losses) == 1
 
 
+def case_a_shift_of_the_height_moves_rows():
+    old_attributes.add_attributes_of_1()
+    images = tf.keras.preprocessing.image
+    generator, image = images.ImageDataGenerator(), np.arange(12.0).reshape(4, 3, 1)
+    for step, expected in (({"tx": 1}, image[[1, 2, 3, 3]]), ({"ty": 1}, image[:, [1, 2, 2]])):
+        close(generator.apply_transform(image, step), expected)
+    close(generator.apply_transform(image, {"zx": 0.5})[:, 0, 0], [3.75, 5.25, 6.75, 8.25])
+
+
 def case_cosine_similarity_is_positive_as_a_loss_too():
     old_attributes.add_attributes_of_1()
     model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(2,), kernel_initializer="ones")])
