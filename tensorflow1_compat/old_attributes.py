@@ -1,24 +1,18 @@
 """Adds attributes that tensors, graphs and models had in older versions of TensorFlow and Keras.
 
-The attributes are set on the real classes, so all code sees them. Existing attributes of a class are kept, except for
-one check in Keras.
+The attributes are set on the real classes, so all code sees them. Existing attributes of a class are kept.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
 import sys
 import types
 from typing import Any, Callable
 
 from npu_bridge.base.after_import import call_when_loaded, wrap_function
-from npu_bridge.base.tf_internals.contrib import take_logits_of_same_activation
 from npu_bridge.base.tf_internals.names import KERAS
 
 __all__ = ["add_attributes_of_1", "add_attributes_of_2"]
-
-_SWAPPED = [1, 0, 2]  # the order of rows and columns in a matrix that transforms images
 
 
 def add_attributes_of_1() -> None:
@@ -31,20 +25,6 @@ def add_attributes_of_1() -> None:
     call_when_loaded(f"{KERAS}.src.engine.base_layer_v1", lambda module: _set_if_missing(module.Layer, "apply", _apply))
     for name in ("keras.backend", f"{KERAS}.api._v2.keras.backend"):  # Horovod's callbacks look for the session here
         call_when_loaded(name, _add_session_functions)
-    for name in ("base_rnn", "stacked_rnn_cells"):
-        call_when_loaded(f"{KERAS}.src.layers.rnn.{name}", _name_variables_without_cells)
-    for name in ("utils.generic_utils", "engine.base_layer_v1"):
-        call_when_loaded(f"{KERAS}.src.{name}", _name_layers_as_in_1)
-    call_when_loaded(f"{KERAS}.src.utils.losses_utils", _average_losses_over_masked_elements)
-    call_when_loaded(f"{KERAS}.src.losses", _reverse_cosine_loss)
-    call_when_loaded(f"{KERAS}.src.metrics.regression_metrics", _name_cosine_metric)
-    call_when_loaded(f"{KERAS}.src.optimizers.legacy.adagrad", _start_adagrad_of_texts_at_zero)
-    call_when_loaded(f"{KERAS}.src.backend", take_logits_of_same_activation)
-    call_when_loaded(f"{KERAS}.src.backend", _shorten_decoded_sequences)
-    call_when_loaded(f"{KERAS}.src.preprocessing.image", _transform_images_as_in_1)
-    convolutions = f"{KERAS}.src.layers.convolutional.base"
-    call_when_loaded(f"{convolutions}_separable_conv", lambda module: _allow_dilated_strides(module.SeparableConv))
-    call_when_loaded(f"{convolutions}_depthwise_conv", lambda module: _allow_dilated_strides(module.DepthwiseConv))
 
 
 def add_attributes_of_2() -> None:
@@ -131,93 +111,6 @@ def _accept_old_keywords(module: types.ModuleType) -> None:
         return object.__new__(kind)
 
     module.Optimizer.__new__ = make
-
-
-def _allow_dilated_strides(layer_class: type) -> None:
-    """Lets a layer class have strides and dilation above 1 at once; 1.15 refused this only in plain convolutions."""
-
-    def check(self: Any) -> None:
-        dilation, self.dilation_rate = self.dilation_rate, (1,)
-        try:
-            super(layer_class, self)._validate_init()
-        finally:
-            self.dilation_rate = dilation
-
-    layer_class._validate_init = check
-
-
-def _name_variables_without_cells(module: types.ModuleType) -> None:
-    """Lets recurrent layers name variables `lstm/kernel`, as in 1.15; newer ones insert the name of the cell."""
-    stock = module.backend
-    module.backend = types.ModuleType(stock.__name__, stock.__doc__)
-    module.backend.__dict__.update(vars(stock), name_scope=lambda name: contextlib.nullcontext())
-
-
-def _name_layers_as_in_1(module: types.ModuleType) -> None:
-    """Makes the default name of a layer `VGG16` or `ConvLSTM2D` `vg_g16` or `conv_lst_m2d`, as in 1.15."""
-
-    def take_digits_for_small_letters(to_snake_case: Callable, name: str) -> str:
-        words = re.sub("(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
-        return to_snake_case(re.sub("([a-z])([A-Z])", r"\1_\2", words).lower())
-
-    wrap_function(module, "to_snake_case", take_digits_for_small_letters)
-
-
-def _average_losses_over_masked_elements(module: types.ModuleType) -> None:
-    """Makes the loss of masked sequences a mean over all elements, as in 1.15; newer ones leave out masked elements."""
-    module.apply_valid_mask = lambda losses, weights, mask, reduction: module.apply_mask(losses, weights, mask)
-
-
-def _reverse_cosine_loss(module: types.ModuleType) -> None:
-    """Gives the loss `cosine_similarity` its name and its sign in 1.15."""
-    if hasattr(module, "cosine_proximity"):
-        return
-    stock = module.cosine_similarity
-
-    def cosine_proximity(y_true: Any, y_pred: Any, axis: int = -1) -> Any:
-        return -stock(y_true, y_pred, axis)
-
-    module.cosine_proximity = module.cosine_similarity = cosine_proximity
-
-
-def _name_cosine_metric(module: types.ModuleType) -> None:
-    """Gives the metric `cosine_similarity` its name in 1.15, which is a key in the history of `fit`."""
-    module.cosine_similarity.__name__ = "cosine_proximity"
-
-
-def _start_adagrad_of_texts_at_zero(module: types.ModuleType) -> None:
-    """Makes the optimizer "adagrad" start its sums at 0, as in 1.15; `Adagrad()` starts them at 0.1 in both."""
-
-    def from_config(kind: type, config: dict, custom_objects: dict | None = None) -> Any:
-        return stock(kind, {"initial_accumulator_value": 0.0, **config}, custom_objects)
-
-    stock = module.Adagrad.from_config.__func__
-    module.Adagrad.from_config = classmethod(from_config)
-
-
-def _shorten_decoded_sequences(module: types.ModuleType) -> None:
-    """Makes `ctc_decode` pad sequences with -1 to the longest one, as in 1.15; newer ones pad to the input's length."""
-    import tensorflow.compat.v1 as tf
-
-    def shorten(ctc_decode: Callable, *arguments: Any, **options: Any) -> Any:
-        sequences, scores = ctc_decode(*arguments, **options)
-        lengths = [tf.reduce_max(tf.count_nonzero(tf.not_equal(each, -1), 1)) for each in sequences]
-        return [each[:, :length] for each, length in zip(sequences, lengths)], scores
-
-    wrap_function(module, "ctc_decode", shorten)
-
-
-def _transform_images_as_in_1(module: types.ModuleType) -> None:
-    """Makes a `height_shift_range` of images move their rows, as in 1.15; Keras 2.15 swaps rows and columns afterwards.
-
-    The centre of a rotation is that of 1.15, too.
-    """
-
-    def offset_centre(offset: Callable, matrix: Any, rows: int, columns: int) -> Any:
-        return offset(matrix, rows + 2, columns + 2)[_SWAPPED][:, _SWAPPED]
-
-    if not hasattr(module.transform_matrix_offset_center, "__wrapped__"):
-        wrap_function(module, "transform_matrix_offset_center", offset_centre)
 
 
 def _shape_of(tensor: Any) -> tuple:

@@ -12,7 +12,7 @@ from npu_bridge.base.tf_internals.contrib import (
     raise_batch_norm_epsilons,
 )
 from npu_bridge.base.tf_internals.sessions import set_deterministic
-from tensorflow1_compat import journal, old_attributes, proxies, spawn
+from tensorflow1_compat import journal, old_attributes, old_keras_rules, proxies, spawn
 from tensorflow1_compat.extensions import UserExtensionLoader
 from tensorflow1_compat.source import UserLoader
 from tensorflow1_compat.tables import OF_1
@@ -96,5 +96,6 @@ def switch_v2_off() -> None:
         raise_batch_norm_epsilons()
         set_deterministic(False)  # TF_DETERMINISTIC_OPS, unknown to 1.15, refuses random operators without a seed
         old_attributes.add_attributes_of_1()
+        old_keras_rules.restore_keras_of_1()
     finally:
         logger.setLevel(level)

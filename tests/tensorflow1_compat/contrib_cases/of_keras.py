@@ -1,0 +1,116 @@
+"""What Keras of TensorFlow 1.15 computed: losses, names of variables, optimizers, images."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from npu_bridge.base.tf_internals.names import KERAS
+from tensorflow1_compat import old_attributes, old_keras_rules
+from tests.tensorflow1_compat.contrib_cases.common import close, names, value
+
+
+def case_cross_entropies_take_logits_of_their_own_activation_only():
+    old_keras_rules.restore_keras_of_1()
+    keras = tf.keras
+    x, labels = tf.constant([[2.0, -1.0]]), np.array([[1.0, 0.0]])
+    for activation, other, expected in (
+        ("softmax", keras.losses.binary_crossentropy, [0.048587]),
+        ("sigmoid", keras.losses.categorical_crossentropy, [0.266463]),
+        ("softmax", keras.losses.categorical_crossentropy, [0.048587]),
+        ("sigmoid", keras.losses.binary_crossentropy, [0.220095]),
+    ):
+        output = keras.layers.Activation(activation)(x)
+        close(value(other(tf.constant(labels, tf.float32), output)), expected)
+
+
+def case_variables_of_keras_layers_have_the_names_of_1_15():
+    old_keras_rules.restore_keras_of_1()
+    layers = tf.keras.layers
+    cells = [layers.LSTMCell(2), layers.GRUCell(2)]
+    for layer in (layers.LSTM(2), layers.RNN(cells, name="pair"), layers.Bidirectional(layers.GRU(2), name="two")):
+        layer(tf.ones([1, 3, 4]))
+    layers.ConvLSTM2D(2, 3)(tf.ones([1, 2, 4, 4, 1]))
+    kernels = [name for name in names() if "/kernel" in name]
+    assert kernels == [
+        "conv_lst_m2d/kernel", "lstm/kernel", "pair/kernel", "pair/kernel_1", "two/backward_gru/kernel",
+        "two/forward_gru/kernel",
+    ]  # fmt: skip
+    for base in (layers.Layer, tf.layers.Layer):
+        assert type("VGG16", (base,), {})().name.startswith("vg_g16")
+
+
+def case_the_loss_of_a_masked_sequence_is_a_mean_over_all_elements():
+    old_keras_rules.restore_keras_of_1()
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([layers.Masking(input_shape=(4, 1)), layers.Dense(1, kernel_initializer="ones")])
+    for weights, expected in ((None, (1 + 4) / 4), (np.array([[2.0, 1, 1, 1]]), (2 + 4) / 4)):
+        model.compile("sgd", "mse", sample_weight_mode="temporal")
+        x, y = np.array([[[1.0], [2], [0], [0]]]), np.zeros([1, 4, 1])
+        close(model.evaluate(x, y, sample_weight=weights, verbose=0), expected)
+
+
+def case_decoded_sequences_are_as_long_as_the_longest():
+    old_keras_rules.restore_keras_of_1()
+    outputs = tf.one_hot([[0, 0, 2, 1, 2], [2, 1, 2, 2, 2]], 3)
+    for is_greedy in (True, False):
+        (found,), _ = importlib.import_module(f"{KERAS}.src.backend").ctc_decode(outputs, [5, 5], is_greedy)
+        close(value(found), [[0, 1], [1, -1]])
+
+
+def case_a_layer_names_the_inputs_of_its_updates():
+    class Counter(tf.keras.layers.Layer):
+        def build(self, shape):
+            self.count = self.add_weight("count", (), initializer="zeros", trainable=False)
+            super().build(shape)
+
+        def call(self, inputs):
+            self.add_loss(tf.reduce_mean(inputs), inputs)
+            self.add_update([self.count.assign_add(1.0)], inputs)
+            return inputs
+
+    old_attributes.add_attributes_of_2()
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,)), Counter()])
+    model.compile("sgd", "mse")
+    model.fit(np.ones([4, 1]), np.ones([4, 1]), batch_size=1, verbose=0)
+    assert model.layers[1].get_weights() == [4.0] and len(model.losses) == 1
+
+
+def case_a_shift_of_the_height_moves_rows():
+    old_keras_rules.restore_keras_of_1()
+    images = tf.keras.preprocessing.image
+    generator, image = images.ImageDataGenerator(), np.arange(12.0).reshape(4, 3, 1)
+    for step, expected in (({"tx": 1}, image[[1, 2, 3, 3]]), ({"ty": 1}, image[:, [1, 2, 2]])):
+        close(generator.apply_transform(image, step), expected)
+    close(generator.apply_transform(image, {"zx": 0.5})[:, 0, 0], [3.75, 5.25, 6.75, 8.25])
+
+
+def case_cosine_similarity_is_positive_as_a_loss_too():
+    old_keras_rules.restore_keras_of_1()
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(2,), kernel_initializer="ones")])
+    for loss in ("cosine_proximity", tf.keras.losses.CosineSimilarity()):
+        model.compile("sgd", loss, metrics=["cosine_proximity"])
+        assert model.metrics_names == ["loss", "cosine_proximity"]
+        close(model.evaluate(np.ones([1, 2]), np.array([[1.0, 0.0]]), verbose=0), [0.5**0.5] * 2)
+
+
+def case_the_text_adagrad_starts_its_sums_at_0():
+    old_keras_rules.restore_keras_of_1()
+    starts = [
+        tf.keras.optimizers.get(kind).get_config()["initial_accumulator_value"]
+        for kind in ("adagrad", {"class_name": "Adagrad", "config": {}}, tf.keras.optimizers.Adagrad())
+    ]
+    close(starts, [0.0, 0.0, 0.1])
+
+
+def case_convolutions_of_single_channels_take_strides_and_dilation():
+    old_keras_rules.restore_keras_of_1()
+    image = tf.reshape(tf.range(128.0), [1, 8, 8, 2])
+    depthwise = tf.keras.layers.DepthwiseConv2D(3, 2, "same", dilation_rate=2, depthwise_initializer="ones")(image)
+    separable = tf.layers.separable_conv2d(image, 3, 3, 2, "same", dilation_rate=2)
+    # The strides are those of every second pixel, as in 1.15.
+    dilated = tf.nn.depthwise_conv2d(image, tf.ones([3, 3, 2, 1]), [1] * 4, "SAME", [2, 2])
+    close(*value([depthwise, tf.gather(tf.gather(dilated, [0, 1, 4, 5], axis=1), [0, 1, 4, 5], axis=2)]))
+    assert separable.shape.as_list() == [1, 4, 4, 3]
