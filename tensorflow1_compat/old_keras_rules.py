@@ -30,6 +30,7 @@ def restore_keras_of_1() -> None:
     call_when_loaded(f"{KERAS}.src.metrics.regression_metrics", _name_cosine_metric)
     call_when_loaded(f"{KERAS}.src.optimizers.legacy.adagrad", _start_adagrad_of_texts_at_zero)
     call_when_loaded(f"{KERAS}.src.backend", take_logits_of_same_activation)
+    call_when_loaded(f"{KERAS}.src.activations", _divide_in_softmax)
     call_when_loaded(f"{KERAS}.src.backend", _shorten_decoded_sequences)
     call_when_loaded(f"{KERAS}.src.preprocessing.image", _transform_images_as_in_1)
     convolutions = f"{KERAS}.src.layers.convolutional.base"
@@ -97,6 +98,19 @@ def _start_adagrad_of_texts_at_zero(module: types.ModuleType) -> None:
 
     stock = module.Adagrad.from_config.__func__
     module.Adagrad.from_config = classmethod(from_config)
+
+
+def _divide_in_softmax(module: types.ModuleType) -> None:
+    """Makes the activation "softmax" of images and sequences divide, as in 1.15, so cross-entropies find no logits."""
+    import tensorflow.compat.v1 as tf
+
+    def softmax(stock: Callable, x: Any, axis: Any = -1) -> Any:
+        if x.shape.rank is None or x.shape.rank <= 2:
+            return stock(x, axis)
+        powers = tf.exp(x - tf.reduce_max(x, axis, keepdims=True))
+        return powers / tf.reduce_sum(powers, axis, keepdims=True)
+
+    wrap_function(module, "softmax", softmax)
 
 
 def _shorten_decoded_sequences(module: types.ModuleType) -> None:

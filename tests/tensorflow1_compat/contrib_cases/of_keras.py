@@ -26,6 +26,18 @@ def case_cross_entropies_take_logits_of_their_own_activation_only():
         close(value(other(tf.constant(labels, tf.float32), output)), expected)
 
 
+def case_a_softmax_of_pixels_is_clipped_before_its_logarithm():
+    old_keras_rules.restore_keras_of_1()
+    layers = tf.keras.layers
+    for shape, layer, expected in (
+        ([1, 2], layers.Activation("softmax"), 50.0),
+        ([1, 1, 1, 2], layers.Activation("softmax"), -np.log(1e-7)),
+        ([1, 1, 1, 2], layers.Softmax(), 50.0),
+    ):
+        output, labels = layer(tf.reshape([50.0, 0.0], shape)), tf.reshape([0.0, 1.0], shape)
+        close(value(tf.keras.losses.categorical_crossentropy(labels, output)), expected)
+
+
 def case_variables_of_keras_layers_have_the_names_of_1_15():
     old_keras_rules.restore_keras_of_1()
     layers = tf.keras.layers
