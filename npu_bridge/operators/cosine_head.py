@@ -61,7 +61,7 @@ class CosineHead(tf.keras.layers.Layer):
 
     def call(self, inputs):
         """Returns the outputs; only the last axis differs from the shape of the inputs."""
-        cosines = tf.tensordot(tf.nn.l2_normalize(inputs, -1), tf.nn.l2_normalize(self.kernel, 0), [[-1], [0]])
+        cosines = tf.tensordot(_normalise(inputs, -1), _normalise(self.kernel, 0), [[-1], [0]])
         return self.activation(self.multiplier * cosines)
 
     def compute_output_shape(self, input_shape):
@@ -77,3 +77,10 @@ class CosineHead(tf.keras.layers.Layer):
             "kernel_constraint": tf.keras.constraints.serialize(self.kernel_constraint),
             "multiplier": self.start,
         }
+
+
+def _normalise(vectors, axis):
+    """Divides vectors by their norms; 16 bits in float32, where a norm neither overflows nor becomes zero."""
+    vectors = tf.convert_to_tensor(vectors)
+    wide = tf.cast(vectors, tf.float32) if vectors.dtype.size < tf.float32.size else vectors
+    return tf.cast(tf.nn.l2_normalize(wide, axis), vectors.dtype)

@@ -259,6 +259,13 @@ def test_cosine_head_is_what_numpy_computes():
     assert [variable.shape.rank for variable in head.trainable_variables] == [2, 0]
 
 
+def test_a_cosine_head_in_float16_takes_zeros_and_long_vectors():
+    head = boost.CosineHead(2, multiplier=1.0, dtype="mixed_float16")
+    outputs = head(np.array([[0.0] * 4, [1000.0] * 4], np.float16)).numpy()
+    expected = head.kernel.numpy().sum(axis=0) / np.linalg.norm(head.kernel.numpy(), axis=0) / 2
+    np.testing.assert_allclose(outputs, [[0.0, 0.0], expected], atol=2e-3)
+
+
 def test_the_last_dense_layer_of_a_model_becomes_a_cosine_head():
     inputs = tf.keras.Input([3])
     model = tf.keras.Model(inputs, layers.Dense(2, name="last")(layers.Dense(4, name="first")(inputs)))
