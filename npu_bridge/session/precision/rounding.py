@@ -59,7 +59,7 @@ class RoundingLayer:
         self.rounded_ops: frozenset[str] = frozenset()
         self.replaced_calls: dict = {}
         self._inputs: dict = {}
-        self._are_rounded: set = set()
+        self._rounded_to: dict = {}
 
     def round_operators(self, ops: Iterable[tf.Operation], rule_of: Callable[[tf.Operation], Rounding | None]) -> None:
         """Adds rounding to operators of a graph open for changes; pass each operator once, in order of creation."""
@@ -123,9 +123,10 @@ class RoundingLayer:
             add_control_inputs(user, [*others, done])
 
     def _add_input_rounding(self, op, position, tensor, dtype):
-        if tensor.ref() in self._are_rounded or _layer_of(tensor.op) == self.name:
+        is_rounded = tensor.ref() in self._rounded_to or _layer_of(tensor.op) == self.name
+        if is_rounded and self._rounded_to.get(tensor.ref(), dtype) == dtype:
             return tensor
-        key = (tensor.ref(), op.device, id(control_flow_context(op)))
+        key = (tensor.ref(), dtype, op.device, id(control_flow_context(op)))
         if key not in self._inputs:
             self._inputs[key] = self._add_casts(tensor, dtype, op, f"input_{position}")
         return self._inputs[key]
@@ -138,9 +139,11 @@ class RoundingLayer:
             if any(_OUTPUT in user.name and _layer_of(user) == self.name for user in consumers):
                 continue  # it is a copy, and so is the rounding after it
             if op.type in EXACT and _rounds_all_inputs(op, rule):
-                self._are_rounded.add(tensor.ref())
+                self._rounded_to[tensor.ref()] = dtype
                 continue
-            self._redirect(tensor, self._add_casts(tensor, dtype, op, f"output_{position}"), consumers)
+            rounded = self._add_casts(tensor, dtype, op, f"output_{position}")
+            self._rounded_to[rounded.ref()] = dtype
+            self._redirect(tensor, rounded, consumers)
 
     def _redirect(self, tensor, replacement, consumers):
         """Makes present and future consumers of a tensor read another tensor."""

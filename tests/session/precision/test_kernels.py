@@ -276,6 +276,22 @@ def test_single_inputs_and_outputs_are_rounded(tmp_path, mode):
     assert graph.finalized
 
 
+def test_two_readers_of_one_tensor_have_it_rounded_to_dtypes_of_their_own(tmp_path):
+    path = rule_file(
+        tmp_path,
+        "first::InputDtype:float16,float32,OutputDtype:float32",
+        "second::InputDtype:bfloat16,float32,OutputDtype:float32",
+    )
+    with tf.Graph().as_default() as graph:
+        fed = tf1.placeholder(tf.float32, [2])
+        both = [tf.raw_ops.Mul(x=fed, y=tf.ones([2]), name=name) for name in ("first", "second")]
+        results = [tf.identity(each) for each in both]
+    with session_of(graph, precision_of(customize_dtypes=path)) as session:
+        half, brain = session.run(results, {fed: [70000.0, 1.001]})
+    np.testing.assert_array_equal(half, np.array([np.inf, np.float16(1.001)], "f"))
+    np.testing.assert_array_equal(brain, tf.cast(tf.cast([70000.0, 1.001], tf.bfloat16), tf.float32))
+
+
 def test_an_output_is_rounded_where_an_input_that_is_handed_on_is_not(tmp_path):
     path = rule_file(tmp_path, "OpType::Maximum:InputDtype:float16,float32,OutputDtype:float16")
     with tf.Graph().as_default() as graph:
