@@ -113,7 +113,8 @@ class _SumVariable(tf.Module):
         super().__init__(name="sum")
         self._owner = owner
         self._name = variable.name.partition(":")[0]
-        dtype = tf.float64 if variable.dtype.base_dtype == tf.float64 else tf.float32
+        own = tf.as_dtype(variable.dtype).base_dtype
+        dtype = tf.float32 if own.size < tf.float32.size else own
         self.sum = variable_like(variable, owner, "accumulated", dtype)
         self.touched = None
         self._is_sparse: bool | None = None

@@ -225,6 +225,14 @@ def test_an_eager_keras_overflow_is_seen_if_only_gradients_of_its_own_loss_were_
     assert manager.get_loss_scale().numpy() == 512
 
 
+def test_accumulated_gradients_keep_their_imaginary_parts():
+    variable = tf.Variable([1 + 2j], dtype=tf.complex64)
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.5), stages=[Accumulate(2)])
+    for _ in range(2):
+        optimizer.minimize(lambda: tf.reduce_sum(tf.abs(variable) ** 2), var_list=[variable])
+    np.testing.assert_allclose(variable.numpy(), [0.0], atol=1e-6)
+
+
 def test_windows_of_lists_with_common_variables_are_warned_of(caplog):
     trunk, *heads = (tf.Variable(1.0) for _ in range(3))
     pipeline = stages.pipeline("heads", stages=[Accumulate(2)])
