@@ -33,9 +33,9 @@ def fast_gelu_by_polynomial(x: Any) -> tf.Tensor:
 
 
 def prelu(x: Any, weight: Any) -> tf.Tensor:
-    """Returns max(x, 0) + weight·min(x, 0), with a weight that broadcasts to x."""
+    """Returns max(x, 0) + weight·min(x, 0), with a weight that broadcasts to x; the gradient at 0 is the weight."""
     x = tf.convert_to_tensor(x)
-    return tf.maximum(x, 0) + tf.cast(weight, x.dtype) * tf.minimum(x, 0)
+    return tf.where(x > 0, x, tf.cast(weight, x.dtype) * x)
 
 
 def centralize(x: Any, axes: Any) -> tf.Tensor:

@@ -32,7 +32,9 @@ def sample_bilinear(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> t
             value = tf.gather(flat, pixel, batch_dims=1)
             weight = tf.where(is_inside, near, 0.0)[..., tf.newaxis]
             sampled += weight * tf.cast(value, tf.float32)
-    return tf.cast(sampled, images.dtype)
+    return (
+        tf.saturate_cast(tf.round(sampled), images.dtype) if images.dtype.is_integer else tf.cast(sampled, images.dtype)
+    )
 
 
 def dense_image_warp(image: Any, flow: Any, where: str) -> tf.Tensor:

@@ -49,6 +49,14 @@ def test_gradient(operator, formula):
     differentiable(operator, np.array([[-2.5, -0.7, 0.3, 1.9]]))
 
 
+def test_the_gradient_of_prelu_at_zero_is_its_weight():
+    x = tf.zeros([2])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = npu_aicore_ops.prelu(x, [0.25, 0.5])
+    assert tape.gradient(y, x).numpy().tolist() == [0.25, 0.5]
+
+
 def test_the_gradient_by_its_own_name_is_that_of_the_operator():
     x, dy = tf.constant(POINTS), tf.constant([[2.0, -1.0, 0.5, 3.0], [1.0, 1.0, -4.0, 0.25]], tf.float64)
     with tf.GradientTape() as tape:

@@ -25,6 +25,12 @@ def test_warp_is_that_of_addons():
     assert npu_cpu_ops.dense_image_warp(image.astype(np.float16), flow).dtype == tf.float16
 
 
+def test_a_warped_image_of_one_integer_keeps_it():
+    flow = RANDOM.uniform(-0.4, 0.4, size=[1, 4, 4, 2]).astype(np.float32)
+    warped = computed(npu_cpu_ops.dense_image_warp, np.full([1, 4, 4, 3], 255, np.uint8), flow)
+    assert (np.asarray(warped) == 255).all()
+
+
 def test_warp_has_gradients():
     flow = RANDOM.uniform(-0.4, 0.4, size=[1, 3, 3, 2]).astype(np.float32) + np.float32(0.5)
     differentiable(npu_cpu_ops.dense_image_warp, RANDOM.normal(size=[1, 3, 3, 2]).astype(np.float32), flow)
