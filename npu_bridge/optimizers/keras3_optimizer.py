@@ -90,7 +90,9 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
             super()._distributed_tf_update_step(distribution, grads_and_vars, learning_rate)
             return
         pending = [
-            PendingUpdate(variable, as_dense(grad), self._slots_of(variable), self._groups.treatment_of(variable))
+            PendingUpdate(
+                variable, as_dense(grad, variable), self._slots_of(variable), self._groups.treatment_of(variable)
+            )
             for grad, variable in grads_and_vars
         ]
         update_variables_together(pending, self._counter, self._settable_rate)

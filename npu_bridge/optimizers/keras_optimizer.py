@@ -228,7 +228,9 @@ class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
         if not self._is_fused or distribution.num_replicas_in_sync > 1:
             return super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **keywords)
         pending = [
-            PendingUpdate(variable, as_dense(grad), self._slots_of(variable), self._groups.treatment_of(variable))
+            PendingUpdate(
+                variable, as_dense(grad, variable), self._slots_of(variable), self._groups.treatment_of(variable)
+            )
             for grad, variable in grads_and_vars
         ]
         update_variables_together(pending, self.iterations, self._settable_rate)
@@ -272,7 +274,7 @@ class KerasLegacyOptimizer(KerasOptimizerBase, tf.keras.optimizers.legacy.Optimi
         return self._update(var, grad)
 
     def _resource_apply_sparse(self, grad, var, indices, apply_state=None):
-        return self._resource_apply_dense(as_dense(tf.IndexedSlices(grad, indices, tf.shape(var))), var)
+        return self._resource_apply_dense(as_dense(tf.IndexedSlices(grad, indices), var), var)
 
     def _current_rate(self):
         return self._decayed_lr(tf.float32)

@@ -116,10 +116,10 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         return self._apply_dense(grad, handle)
 
     def _apply_sparse(self, grad, var):
-        return self._apply_dense(as_dense(grad), var)
+        return self._apply_dense(as_dense(grad, var), var)
 
     def _resource_apply_sparse(self, grad, handle, indices):
-        return self._apply_dense(as_dense(tf.IndexedSlices(grad, indices, tf.shape(handle))), handle)
+        return self._apply_dense(as_dense(tf.IndexedSlices(grad, indices), handle), handle)
 
     def _finish(self, update_ops, name_scope):
         pending, self._pending = self._pending, []

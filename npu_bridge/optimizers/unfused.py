@@ -22,18 +22,19 @@ def update_dtype(variable: Any) -> tf.DType:
     return tf.float32 if dtype.size < tf.float32.size else dtype
 
 
-def as_dense(gradient: Any) -> tf.Tensor:
-    """Returns a gradient as a dense tensor; sums the rows of a sparse gradient that have the same index."""
+def as_dense(gradient: Any, variable: Any) -> tf.Tensor:
+    """Returns a variable's gradient as a dense tensor; sums the rows of a sparse gradient that have the same index."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    shape = tf.get_static_value(tf.convert_to_tensor(gradient.dense_shape))
+    dense_shape = tf.shape(variable) if gradient.dense_shape is None else tf.convert_to_tensor(gradient.dense_shape)
+    shape = tf.get_static_value(dense_shape)
     is_large = shape is not None and np.prod(shape, dtype=np.float64) > _LARGE_ELEMENTS
     say_once(
         logging.WARNING if is_large else logging.INFO,
         "Sparse gradients become dense: update rules such as LAMB need every row of a variable and of its slots."
         + (f" The dense gradient of shape {[*map(int, shape)]} takes memory in every step." if is_large else ""),
     )
-    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, dense_shape[0])
 
 
 def update_variable(variable: Any, gradient: Any, slots: dict, treatment: VariableTreatment, hypers: Any) -> Any:
@@ -47,7 +48,7 @@ def update_variable(variable: Any, gradient: Any, slots: dict, treatment: Variab
     dtype = update_dtype(variable)
     old_slots = {name: tf.convert_to_tensor(slot) for name, slot in slots.items()}
     parameter = tf.cast(tf.convert_to_tensor(variable), dtype)
-    gradient = tf.cast(as_dense(gradient), dtype)
+    gradient = tf.cast(as_dense(gradient, variable), dtype)
     amount, new_slots = treatment.rule.amount_with_decay(parameter, gradient, old_slots, hypers)
     own_dtype = tf.as_dtype(variable.dtype).base_dtype
     # A TF 1 reference variable exposes its own buffer: all reads must precede the first write.
@@ -64,7 +65,7 @@ def apply_norm_factor(rule: Rule, grads_and_vars: list) -> list:
     """Multiplies gradients by the factor of their global norm, for rules that use it; makes these gradients dense."""
     if not rule.uses_global_norm:
         return grads_and_vars
-    dense = [(None if grad is None else as_dense(grad), variable) for grad, variable in grads_and_vars]
+    dense = [(None if grad is None else as_dense(grad, variable), variable) for grad, variable in grads_and_vars]
     norm = tf.linalg.global_norm([tf.cast(grad, tf.float32) for grad, _ in dense if grad is not None])
     factor = rule.gradient_factor(norm)
     return [(None if grad is None else grad * tf.cast(factor, grad.dtype), variable) for grad, variable in dense]

@@ -217,6 +217,13 @@ def test_trials_share_the_batch_the_masks_and_change_no_statistics(graph):
             assert session.run(newton.rate) > 0  # downhill on its own batch, every time
 
 
+def test_a_step_that_moves_nothing_keeps_all_bits_of_a_float64_weight():
+    weight = tf.Variable([1 / 3], dtype=tf.float64)
+    newton = boost.SubspaceNewton(boost.Basis(np.eye(1, dtype=np.float32)), alpha=0.0)
+    newton.minimize(lambda: tf.reduce_sum(0.0 * weight), var_list=[weight])
+    assert weight.numpy().tolist() == [1 / 3]
+
+
 def test_embeddings_and_reference_variables_are_trained(graph):
     with tf1.variable_scope("model", use_resource=False):
         kernel = tf1.get_variable("kernel", initializer=np.ones([2, 2], np.float32))

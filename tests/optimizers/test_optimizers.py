@@ -223,11 +223,12 @@ def test_sixteen_bit_variables_have_slots_of_float32_in_keras_too(module):
 
 
 def test_sparse_gradients_give_what_dense_ones_give():
-    def trained(as_sparse):
+    def trained(as_sparse, has_shape=True):
         with tf.Graph().as_default():
             table = tf.compat.v1.get_variable("t", [4, 2], initializer=tf.compat.v1.ones_initializer())
             rows = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), tf.constant([1, 1, 3]), [4, 2])
             gradient = rows if as_sparse else tf.convert_to_tensor(rows)
+            gradient = gradient if has_shape else tf.IndexedSlices(rows.values, rows.indices)
             step = tf1.LAMB(0.1, use_global_norm=True).apply_gradients([(gradient, table)])
             with tf.compat.v1.Session() as session:
                 session.run(tf.compat.v1.global_variables_initializer())
@@ -235,7 +236,7 @@ def test_sparse_gradients_give_what_dense_ones_give():
                 session.run([step])
                 return session.run(table)
 
-    assert trained(True).tobytes() == trained(False).tobytes()
+    assert trained(True).tobytes() == trained(False).tobytes() == trained(True, has_shape=False).tobytes()
 
 
 def test_large_sparse_gradients_that_become_dense_are_warned_of_once(caplog):

@@ -141,7 +141,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
                 [
                     tf.zeros([variable.shape.num_elements()])
                     if grad is None
-                    else tf.reshape(_as_dense_float32(grad), [-1])
+                    else tf.reshape(_as_dense_float32(grad, variable), [-1])
                     for grad, variable in pairs
                 ],
                 axis=0,
@@ -175,10 +175,8 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
             rest = _split_into_shapes(gradient - inside, variables)
             momentum = [self._gamma * slot.read_value() + part for slot, part in zip(complement, rest)]
             moved = [
-                tf.cast(tf.cast(value, tf.float32) + rate * part - self._alpha * kept, variable.dtype.base_dtype)
-                for value, part, kept, variable in zip(
-                    start, _split_into_shapes(direction, variables), momentum, variables
-                )
+                value + tf.cast(rate * part - self._alpha * kept, value.dtype)
+                for value, part, kept in zip(start, _split_into_shapes(direction, variables), momentum)
             ]
             is_accepted = rate > 0
             kept_or_new = {
@@ -222,7 +220,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
             saved = [_copy_value(variable) for variable in kept]
             with tf.control_dependencies([rate, *saved]):
                 moved = [
-                    variable.assign(tf.cast(tf.cast(value, tf.float32) + rate * step, variable.dtype.base_dtype))
+                    variable.assign(value + tf.cast(rate * step, value.dtype))
                     for variable, value, step in zip(variables, start, steps)
                 ]
             with tf.control_dependencies(_keep_ops_if_graph(moved)):
@@ -293,8 +291,8 @@ def next_inverse_hessian(inverse: tf.Tensor, change: tf.Tensor, step: tf.Tensor)
     return tf.matmul(turned, tf.matmul(inverse, turned), transpose_a=True) + tf.tensordot(step, step, 0) / product
 
 
-def _as_dense_float32(grad):
-    return tf.cast(as_dense(grad) if isinstance(grad, tf.IndexedSlices) else grad, tf.float32)
+def _as_dense_float32(grad, variable):
+    return tf.cast(as_dense(grad, variable), tf.float32)
 
 
 def _copy_value(variable):
