@@ -18,8 +18,8 @@ def current() -> Communicator:
     communicator is a `SingleProcess`.
 
     Raises:
-      RuntimeError: the environment declares another rank or number of ranks than the job has. Training with fewer ranks
-        would give another result.
+      RuntimeError: Horovod does not join the processes of a launcher, or the environment declares another rank or
+        number of ranks than the job has. Training with fewer ranks would give another result.
       ValueError: variables that describe the cluster contradict each other.
       HorovodUnavailableError: several ranks were started, but Horovod cannot be used.
     """
@@ -36,6 +36,12 @@ def current() -> Communicator:
         communicator = HorovodCommunicator()
     else:
         communicator = SingleProcess()
+    if are_several and communicator.size == 1 and not environment.is_flag_on("HOROVOD_ELASTIC"):
+        raise RuntimeError(
+            f"npu_bridge.collective: a launcher has started {launched.size} processes, but Horovod does not join them, "
+            f"as it is built without MPI. Expected {launched.size} ranks; got 1. Write npu-run in place of python after "
+            f"mpirun or srun, or start the job with npu-run alone."
+        )
     _check_declared_place(communicator)
     return communicator
 

@@ -221,3 +221,12 @@ def test_what_is_no_task(variables, monkeypatch):
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
     assert cluster_task() is None
+
+
+@needs_horovod
+def test_processes_of_mpirun_that_horovod_does_not_join_are_refused(warm_python, tmp_path):
+    (tmp_path / "train.py").write_text("from npu_bridge import collective\nprint(collective.current().size)\n")
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    world = {f"OMPI_COMM_WORLD_{name}": str(2 if "SIZE" in name else 1) for name in names}
+    done = warm_python.run([tmp_path / "train.py"], tmp_path, env={**os.environ, **world})
+    assert done.returncode == 1 and "Expected 2 ranks; got 1. Write npu-run in place of python" in done.stderr
