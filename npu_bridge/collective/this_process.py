@@ -39,8 +39,8 @@ def current() -> Communicator:
     if are_several and communicator.size == 1 and not environment.is_flag_on("HOROVOD_ELASTIC"):
         raise RuntimeError(
             f"npu_bridge.collective: a launcher has started {launched.size} processes, but Horovod does not join them, "
-            f"as it is built without MPI. Expected {launched.size} ranks; got 1. Write npu-run in place of python after "
-            f"mpirun or srun, or start the job with npu-run alone."
+            f"as it is built without MPI. Expected {launched.size} ranks; got 1. Write npu-run in place of python, or "
+            f"start the job with npu-run alone."
         )
     _check_declared_place(communicator)
     return communicator
