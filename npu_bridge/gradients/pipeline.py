@@ -13,8 +13,8 @@ from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import exchanges, wire_names
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.arithmetic import are_elements_finite, map_values, unscale_gradient
-from npu_bridge.gradients.graph_mode import choose_tensors, make_tensors_if
+from npu_bridge.gradients.arithmetic import are_elements_finite, map_values, unscale_gradient, unscale_in_float32
+from npu_bridge.gradients.graph_mode import choose_tensors
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import name_of_stage, order_for_hook, sort_stages
 from npu_bridge.gradients.rank_state import RankState
@@ -33,11 +33,13 @@ from npu_bridge.gradients.stage import (
     is_hook_overridden,
     variables_of,
 )
-from npu_bridge.gradients.step import Step, StepUpdate
-from npu_bridge.gradients.step_branches import BranchResults, make_update
+from npu_bridge.gradients.step import Step, StepUpdate, narrow_to_dtypes_of, widen_again
+from npu_bridge.gradients.step_branches import BranchResults, make_update, run_part_if
 
 # Key of a step's notes: operators that must run before the state of stages is read or changed.
 _OPS_TO_AWAIT = object()
+# Key of a step's notes: 16-bit gradients that the caller gets, each with the float32 gradient that was rounded to it.
+_IN_FLOAT32 = object()
 _StageType = TypeVar("_StageType", bound=Stage)
 
 
@@ -243,6 +245,7 @@ class Pipeline:
         Ranks: collective if a stage communicates or checks gradients on all ranks.
         """
         step.grads_and_vars = list(grads_and_vars)
+        given = [grad for grad, _ in step.grads_and_vars]
         self.rank_state.compare_planned_collectives(step.grads_and_vars)
         with wire_names.record_collective_names() as transfers:
             self._prepare(step)
@@ -253,6 +256,7 @@ class Pipeline:
                         stage.each_batch(step)
                 self._reduce_if_due(step)
         self.rank_state.compare_before_first_run(step, transfers)
+        step.notes[_IN_FLOAT32] = narrow_to_dtypes_of(step, given)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
         return list(step.grads_and_vars)
 
@@ -285,7 +289,7 @@ class Pipeline:
         _run_after_reduce(self.stages[:first], step)
         if summing:
             is_last, check = summing[0].add_reduced(step), step.check
-            _run_if(is_last, step, functools.partial(_run_after_reduce, self.stages[first:]))
+            run_part_if(is_last, step, functools.partial(_run_after_reduce, self.stages[first:]))
             step.check = check  # of every batch
 
     def _divide_by_loss_scale(self, step):
@@ -293,7 +297,9 @@ class Pipeline:
         if step.divisor is None:
             return
         if self.combined is None:
-            step.map(lambda grad: unscale_gradient(grad, step.divisor))
+            has_copies = self.inner is not None and self.inner.stand_ins.replace_16_bits
+            unscale = unscale_in_float32 if has_copies else unscale_gradient
+            step.map(lambda grad: unscale(grad, step.divisor))
         else:
             self.combined.unscale(step)
         step.mark_as_unscaled()
@@ -303,7 +309,7 @@ class Pipeline:
         if step.is_due is None:
             self._reduce_group(step)
         else:
-            _run_if(step.is_due, step, self._reduce_group)
+            run_part_if(step.is_due, step, self._reduce_group)
 
     def _reduce_group(self, step):
         """Reduces the gradients of the variables that this step trains; other gradients become zeros."""
@@ -343,6 +349,7 @@ class Pipeline:
             expected, fix = "the result of combine", "Pass the gradients through pipeline.combine first."
             raise ValueError(message("Pipeline.apply", problem, expected, "gradients of the scaled loss", fix))
         step.grads_and_vars = list(grads_and_vars)
+        widen_again(step, step.notes.get(_IN_FLOAT32, []))
         slots = self.rank_state.before_update(step)
         update_of = StepUpdate(
             collections.record_update_operators()(make_update(step, update)),
@@ -374,21 +381,6 @@ class Pipeline:
 def _run_after_reduce(stages, step):
     for stage in stages:
         stage.after_reduce(step)
-
-
-def _run_if(is_run, step, run):
-    """Calls `run` with a copy of `step` if `is_run`; else dense gradients become zeros, sparse ones lose their rows."""
-    if not step.gradients:
-        run(step)
-        return
-    results = BranchResults(step)
-
-    def branch():
-        inside = dataclasses.replace(step, notes=dict(step.notes))
-        run(inside)
-        return results.outputs_of(inside)
-
-    results.unpack(step, make_tensors_if(is_run, branch, results.zero_outputs))
 
 
 def _is_needed_early(stage):

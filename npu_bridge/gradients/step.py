@@ -166,6 +166,36 @@ class Step:
         return tf.not_equal(self.is_due, self.should_apply)  # no step that is not due is applied
 
 
+def narrow_to_dtypes_of(step: Step, given: Sequence) -> list:
+    """Rounds float32 gradients back to the 16 bits that they had, for the caller of `compute_gradients`.
+
+    Args:
+      step: the step, with unscaled gradients.
+      given: the gradients before they went through the pipeline, in the same order.
+    Returns:
+      A list of (rounded gradient, float32 gradient). The loss scale is already divided out of both, so the rounded one
+      can be zero where the other is not.
+    """
+    pairs, rounded = [], []
+    for (grad, variable), before in zip(step.grads_and_vars, given):
+        if grad is not None and before is not None and before.dtype.size < grad.dtype.size:
+            narrow = map_values(grad, functools.partial(tf.cast, dtype=before.dtype))
+            rounded.append((narrow, grad))
+            grad = narrow
+        pairs.append((grad, variable))
+    if rounded:
+        step.grads_and_vars = pairs
+    return rounded
+
+
+def widen_again(step: Step, rounded: Sequence) -> None:
+    """Replaces gradients that the caller has not changed by the float32 gradients of `narrow_to_dtypes_of`."""
+    wide = {id(narrow): grad for narrow, grad in rounded}
+    if wide:
+        step.delivered = [wide.get(id(grad), grad) for grad in step.delivered]
+        step.grads_and_vars = [(wide.get(id(grad), grad), variable) for grad, variable in step.grads_and_vars]
+
+
 def merge_steps(steps: Sequence[Step], owner: str) -> Step:
     """Returns one step for the gradients of several steps that are applied together, newest step first.
 

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import gradient_from_parts, gradient_parts, zero_gradient_like
-from npu_bridge.gradients.graph_mode import run_nth_function
+from npu_bridge.gradients.graph_mode import make_tensors_if, run_nth_function
 from npu_bridge.gradients.step import RankCheck, Step
 
 
@@ -86,6 +86,21 @@ class BranchResults:
 
     def _reference_grads_and_vars(self):
         return self._given if self._made is None else self._made.grads_and_vars
+
+
+def run_part_if(is_run: tf.Tensor, step: Step, run: Callable[[Step], Any]) -> None:
+    """Calls `run` with a copy of `step` if `is_run`; else dense gradients become zeros, sparse ones lose their rows."""
+    if not step.gradients:
+        run(step)
+        return
+    results = BranchResults(step)
+
+    def branch():
+        inside = dataclasses.replace(step, notes=dict(step.notes))
+        run(inside)
+        return results.outputs_of(inside)
+
+    results.unpack(step, make_tensors_if(is_run, branch, results.zero_outputs))
 
 
 def _tensors_of(check):

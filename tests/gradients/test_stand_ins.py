@@ -13,6 +13,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManage
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.optimizers import keras as our_keras
 from npu_bridge.optimizers import tf1 as ours
+from npu_bridge.stages import ClipByGlobalNorm
 
 tf1 = tf.compat.v1
 WIDE, HALF, BRAIN = "float32", "float16", "bfloat16"
@@ -231,3 +232,14 @@ def test_optimizers_that_cannot_be_given_stand_ins_are_refused_by_name():
                 continue
             with pytest.raises(ValueError, match="16-bit variable .* cannot be updated in float32"):
                 optimizer.apply_gradients([(tf.cast(START, HALF), variable)])
+
+
+@pytest.mark.parametrize("stages", [[], [ClipByGlobalNorm(1.0)]], ids=["alone", "clipped"])
+@pytest.mark.parametrize("wrap", [NPUOptimizer, npu_keras_optimizer], ids=["TF 1", "Keras"])
+def test_gradients_that_only_fit_float16_with_their_scale_reach_the_float32_copy(wrap, stages):
+    variable = tf.Variable([1.0], dtype=tf.float16)
+    bare = tf.compat.v1.train.GradientDescentOptimizer if wrap is NPUOptimizer else tf.keras.optimizers.legacy.SGD
+    optimizer = wrap(bare(1e7), FixedLossScaleManager(2.0**16), is_distributed=False, is_loss_scale=True, stages=stages)
+    # The gradient, 1e-8, is 0 in float16.
+    optimizer.minimize(lambda: tf.reduce_sum(tf.cast(variable, tf.float32)) * 1e-8, var_list=[variable])
+    np.testing.assert_allclose(variable.numpy(), [0.9], atol=1e-3)
