@@ -208,4 +208,4 @@ def _replace_by_stand_in(stand_ins_by_variable, grad, variable):
         return grad, variable
     if made is None:  # Keras needs all gradients from one graph, and this code can run inside a branch
         return map_values(grad, tf.identity), variable
-    return map_values(grad, lambda values: tf.cast(values, made.seen.dtype)), made.seen
+    return map_values(grad, lambda values: tf.identity(tf.cast(values, made.seen.dtype))), made.seen
