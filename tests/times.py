@@ -90,4 +90,5 @@ class Times:
 def keep_times(config, table: pathlib.Path = TABLE):
     """Registers the plugin in the process that gets all reports."""
     if not hasattr(config, "workerinput") and not config.option.collectonly:
-        config.pluginmanager.register(Times("not slow" in config.option.markexpr, table), "times")
+        # Not in a run inside of another one, which has its own choice of cases, and shares the processor.
+        config.pluginmanager.register(Times(config.option.markexpr == "not slow", table), "times")

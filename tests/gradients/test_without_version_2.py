@@ -91,7 +91,7 @@ def run_cases(*arguments: str) -> None:
 
 
 def test_some_cases_with_shapes_of_version_1():
-    run_cases("-m", "not slow", "-k", "bfgs or unwrapped", "tests/boost/test_subspace_newton.py")
+    run_cases("-m", "not slow and not ranks", "-k", "bfgs or unwrapped", "tests/boost/test_subspace_newton.py")
 
 
 @pytest.mark.slow("all cases of some rooms again")
