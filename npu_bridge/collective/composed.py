@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +25,22 @@ def sum_over_ranks(communicator: Communicator, tensor: tf.Tensor, name: str) -> 
         return communicator.reduce(value, "sum", name), gradient
 
     return sum_with_gradient(tensor)
+
+
+def sum_together(communicator: Communicator, tensors: Sequence[tf.Tensor], name: str) -> list:
+    """Sums a list of dense tensors over the ranks in one all-reduce; names and gradient are as for `sum_over_ranks`."""
+    places = [place for place, tensor in enumerate(tensors) if tensor.dtype.is_floating]  # integers have no gradient
+
+    @tf.custom_gradient
+    def sum_with_gradient(*values):
+        def gradient(*upstream):
+            given = [tf.convert_to_tensor(upstream[place]) for place in places]
+            gradients = dict(zip(places, sum_together(communicator, given, f"{name}_grad")))
+            return [gradients.get(place) for place in range(len(values))]
+
+        return communicator.all_reduce(values, name, average=False), gradient
+
+    return sum_with_gradient(*tensors)
 
 
 def forbid_gradient(result: Any, collective_name: str) -> Any:

@@ -11,7 +11,7 @@ from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import agreement, groups, wire_names
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
-from npu_bridge.collective.composed import forbid_gradient, sum_over_ranks
+from npu_bridge.collective.composed import forbid_gradient, sum_over_ranks, sum_together
 from npu_bridge.gradients.arithmetic import gather_sparse_rows, map_values
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import is_building_graph
@@ -86,7 +86,7 @@ def _reduce(values, reduction, fusion, communicator, group):
     }
     for positions in _split_into_all_reduces(values, fusion, group):
         tensors = [values[position] for position in positions]
-        sums = communicator.all_reduce(tensors, f"{name}_{positions[0]}", average=False)
+        sums = sum_together(communicator, tensors, f"{name}_{positions[0]}")
         results.update(zip(positions, (_divide_for_mean(total, is_mean, communicator) for total in sums)))
     return [results[position] for position in range(len(values))]
 

@@ -80,3 +80,22 @@ def test_what_ranks_exchange(on_ranks):
             "legacy": [trained, trained],
             "grouped": [(0.5, "variable"), (None, "other")],
         }
+
+
+def gradients_through_a_sum():
+    """On a rank: the gradients of a loss of sums over the ranks, in a function; one of the sums is of integers."""
+    import npu_device as npu
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            tape.watch([x, y])
+            first, _, second = npu.distribute.all_reduce([x * x, tf.constant(1), tf.gather(y, [0])], "sum")
+            loss = tf.reduce_sum(first) * (1.0 + collective.current().rank) + tf.gather(second, 0)
+        return tape.gradient(loss, [x, y])
+
+    return [np.asarray(tf.convert_to_tensor(each)).tolist() for each in step(tf.constant([2.0, 3.0]), tf.ones([2]))]
+
+
+def test_a_function_differentiates_sums_of_a_list_over_the_ranks(on_ranks):
+    assert on_ranks(2, gradients_through_a_sum) == [[[12.0, 18.0], [2.0, 0.0]]] * 2
