@@ -7,8 +7,20 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.tf_internals.graphs import is_branch_or_body, run_in_any_order
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.collective.transfer_tensors import move_as_bits
+from npu_bridge.collective.transfer_tensors import move_as_bits, prevent_pruning
+
+
+def keep_in_function(communicator: Communicator, result: tf.Tensor) -> tf.Tensor:
+    """Returns the result of a collective; a function being built runs the collective even if nothing uses the result.
+
+    Otherwise, TensorFlow would remove the collective on a rank that alone does not use the result, and the other ranks
+    would wait forever. `prevent_op_merging` does the same in branches and bodies of loops.
+    """
+    if communicator.size > 1 and tf.inside_function() and not is_branch_or_body(result.graph):
+        run_in_any_order(prevent_pruning(result))
+    return result
 
 
 def sum_over_ranks(communicator: Communicator, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -22,7 +34,7 @@ def sum_over_ranks(communicator: Communicator, tensor: tf.Tensor, name: str) -> 
         def gradient(upstream):
             return sum_over_ranks(communicator, upstream, f"{name}_grad")
 
-        return communicator.reduce(value, "sum", name), gradient
+        return keep_in_function(communicator, communicator.reduce(value, "sum", name)), gradient
 
     return sum_with_gradient(tensor)
 
@@ -38,7 +50,10 @@ def sum_together(communicator: Communicator, tensors: Sequence[tf.Tensor], name:
             gradients = dict(zip(places, sum_together(communicator, given, f"{name}_grad")))
             return [gradients.get(place) for place in range(len(values))]
 
-        return communicator.all_reduce(values, name, average=False), gradient
+        sums = communicator.all_reduce(values, name, average=False)
+        for total in {total.dtype: total for total in sums}.values():  # there is one all-reduce for each dtype
+            keep_in_function(communicator, total)
+        return sums, gradient
 
     return sum_with_gradient(*tensors)
 

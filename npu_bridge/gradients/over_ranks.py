@@ -11,7 +11,7 @@ from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import agreement, groups, wire_names
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
-from npu_bridge.collective.composed import forbid_gradient, sum_over_ranks, sum_together
+from npu_bridge.collective.composed import forbid_gradient, keep_in_function, sum_over_ranks, sum_together
 from npu_bridge.gradients.arithmetic import gather_sparse_rows, map_values
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import is_building_graph
@@ -34,7 +34,9 @@ def mean_or_sum(value: Any, is_mean: bool, communicator: Communicator, name: str
       A dense tensor or `tf.IndexedSlices`, like `value`, of the same dtype.
     """
     if isinstance(value, tf.IndexedSlices):
-        gathered = gather_sparse_rows(value, communicator.all_gather, name)
+        gathered = gather_sparse_rows(
+            value, lambda part, of: keep_in_function(communicator, communicator.all_gather(part, of)), name
+        )
         return map_values(gathered, lambda values: _divide_for_mean(values, is_mean, communicator))
     return _divide_for_mean(sum_over_ranks(communicator, tf.convert_to_tensor(value), name), is_mean, communicator)
 
@@ -94,7 +96,7 @@ def _reduce(values, reduction, fusion, communicator, group):
 def _reduce_value(value, reduction, communicator, name):
     if isinstance(value, tf.IndexedSlices):
         return mean_or_sum(value, False, communicator, name)
-    reduced = communicator.reduce(tf.convert_to_tensor(value), reduction, name)
+    reduced = keep_in_function(communicator, communicator.reduce(tf.convert_to_tensor(value), reduction, name))
     return forbid_gradient(reduced, f"npu_allreduce with {reduction!r}")
 
 

@@ -12,6 +12,7 @@ from npu_bridge.base.arguments import is_integer
 from npu_bridge.base.errors import did_you_mean, message
 from npu_bridge.collective import groups
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
+from npu_bridge.collective.composed import forbid_gradient, keep_in_function
 from npu_bridge.operators.unavailable import not_available_error
 
 REDUCIBLE = (tf.int8, tf.int16, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64)
@@ -38,6 +39,10 @@ class CollectiveCall:
     def error(self, problem: str, expected: str, got: Any, fix: str, kind: type = ValueError) -> Exception:
         """Returns an exception with a five-part message."""
         return kind(message(self.where, problem, expected, str(got), fix))
+
+    def finish(self, result: tf.Tensor, arguments: str = "") -> tf.Tensor:
+        """Returns the result of a collective that has no gradient; `arguments` are words for messages."""
+        return forbid_gradient(keep_in_function(self.communicator, result), f"{self.op}{arguments}")
 
     def dense_tensor(self, value: Any, dtypes: Sequence[tf.DType], name: str = "tensor") -> tf.Tensor:
         """Returns the value as a dense tensor of one of the dtypes; raises TypeError if that is not possible."""

@@ -7,6 +7,8 @@ work in a TF 1 graph, in a `tf.function` and eagerly; with one rank they copy no
 `fusion` and `fusion_id` are checked and otherwise left to Horovod, which joins transfers that are ready together; no
 result depends on them. Only `allreduce` with "sum" has a gradient (the sum of the incoming gradients over the same
 group); differentiating any other function raises LookupError.
+
+In a `tf.function`, a collective runs even if this rank does not use its result.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import tensorflow as tf
 
 from npu_bridge.base.arguments import is_integer
 from npu_bridge.base.tf_internals import keras3
-from npu_bridge.collective.composed import exchange_blocks, forbid_gradient, receive_from, send_to, sum_over_ranks
+from npu_bridge.collective.composed import exchange_blocks, receive_from, send_to, sum_over_ranks
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.collective.plan_of_transfers import announce_collective
 from npu_bridge.hccl.checks import BROADCASTABLE, MOVABLE, REDUCIBLE, CollectiveCall, device_address_error
@@ -66,7 +68,7 @@ def allreduce(tensor, reduction, fusion=1, fusion_id=-1, group=WORLD):
     if reduction == "sum":
         return sum_over_ranks(call.communicator, value, name)
     reduced = call.communicator.reduce(value, reduction, name)
-    return forbid_gradient(reduced, f"{call.op} with {reduction!r}")
+    return call.finish(reduced, f" with {reduction!r}")
 
 
 def reduce(tensor, reduction, root_rank, fusion=0, fusion_id=-1, group=WORLD):
@@ -83,7 +85,7 @@ def reduce(tensor, reduction, root_rank, fusion=0, fusion_id=-1, group=WORLD):
     call.check_group_rank(root_rank, "root_rank")
     value = call.dense_tensor(tensor, REDUCIBLE)
     name = announce_collective(call.communicator, f"reduce to {root_rank} with {reduction!r}", value)
-    return forbid_gradient(call.communicator.reduce(value, reduction, name), "hccl_ops.reduce")
+    return call.finish(call.communicator.reduce(value, reduction, name))
 
 
 def allgather(tensor, rank_size, group=WORLD, fusion=0, fusion_id=-1):
@@ -106,7 +108,7 @@ def allgather(tensor, rank_size, group=WORLD, fusion=0, fusion_id=-1):
     gathered = call.communicator.all_gather(value, announce_collective(call.communicator, "allgather", value))
     rows, *others = value.shape.as_list()
     gathered = tf.ensure_shape(gathered, [rows and rows * rank_size, *others])
-    return forbid_gradient(gathered, "hccl_ops.allgather")
+    return call.finish(gathered)
 
 
 def broadcast(tensor, root_rank, fusion=2, fusion_id=0, group=WORLD):
@@ -153,7 +155,7 @@ def reduce_scatter(tensor, reduction, rank_size, group=WORLD, fusion=0, fusion_i
     name = announce_collective(call.communicator, f"reduce_scatter with {reduction!r}", value)
     part = call.communicator.reduce_scatter(value, reduction, name)
     part = tf.ensure_shape(part, [rows and rows // rank_size, *others])
-    return forbid_gradient(part, "hccl_ops.reduce_scatter")
+    return call.finish(part)
 
 
 def send(tensor, sr_tag, dest_rank, group=WORLD):
@@ -200,7 +202,7 @@ def receive(shape, data_type, sr_tag, src_rank, group=WORLD):
     if not tf.TensorShape(shape).is_fully_defined():
         raise call.error("shape is not fully known", "a list of integers", shape, "Give every dimension.")
     pair = call.find_pair(src_rank, "src_rank", sr_tag)
-    return forbid_gradient(receive_from(pair, shape, dtype, sr_tag), "hccl_ops.receive")
+    return call.finish(receive_from(pair, shape, dtype, sr_tag))
 
 
 def all_to_all_v(send_data, send_counts, send_displacements, recv_counts, recv_displacements, group=WORLD):
@@ -231,7 +233,7 @@ def all_to_all_v(send_data, send_counts, send_displacements, recv_counts, recv_d
     )
     name = announce_collective(call.communicator, "all_to_all_v", flat, may_differ=True)
     received = exchange_blocks(call.communicator, flat, (counts, displacements), expected, name, call.op)
-    return forbid_gradient(received, "hccl_ops.all_to_all_v")
+    return call.finish(received)
 
 
 def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, group=WORLD):
@@ -270,7 +272,7 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
     call.check_blocks_fit(flat, *blocks)
     name = announce_collective(communicator, "all_to_all_v_c", flat, may_differ=True)
     received = exchange_blocks(communicator, flat, blocks, places, name, call.op)
-    return forbid_gradient(received, "hccl_ops.all_to_all_v_c")
+    return call.finish(received)
 
 
 alltoallv = all_to_all_v
@@ -316,7 +318,7 @@ def _broadcast_item(call, item, root_rank):
         assigned = item.assign(sent, read_value=False)
         with tf.control_dependencies([] if assigned is None else [assigned]):
             sent = tf.identity(sent)
-    return forbid_gradient(sent, "hccl_ops.broadcast")
+    return call.finish(sent)
 
 
 def _consecutive_displacements(counts):

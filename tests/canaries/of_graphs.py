@@ -158,6 +158,20 @@ def _():
     expect(found == [False, True, True], f"functions and branches are {found}")
 
 
+@canary_of(graphs.run_in_any_order, eagerly=True)
+def _():
+    @tf.function(autograph=False)
+    def step():
+        first, _ = [tf.raw_ops.Assert(condition=True, data=[tf.constant(number)]) for number in (1, 2)]
+        graphs.run_in_any_order(first)
+        return tf.constant(1.0)
+
+    graph = step.get_concrete_function().graph
+    first, second = (op for op in graph.get_operations() if op.type == "Assert")
+    expect({first, second} <= set(graph.control_outputs), "an operator is not run")
+    expect(first not in second.control_inputs, "the operators run in an order")
+
+
 @canary_of(graphs.is_compiled_by_xla, eagerly=True)
 def _():
     found = []

@@ -423,6 +423,26 @@ def test_npu_allreduce_takes_single_gradients_lists_and_sparse_ones(on_ranks):
         }
 
 
+def results_that_one_rank_uses():
+    """On a rank: results of collectives in a function that is called in a function; only rank 0 uses the results."""
+
+    @tf.function
+    def exchanged(value):
+        rows = tf.IndexedSlices(value, tf.constant([0, 1]), [2])
+        combined = [hccl_ops.allreduce(value, "sum"), hccl_ops.reduce(value, "max", 0), npu_allreduce([rows])[0].values]
+        sums = npu_allreduce([value, tf.cast(value, tf.int32)])
+        results = [*combined, *sums, *hccl_ops.broadcast([value], 0), hccl_ops.allgather(value[:1], 2)]
+        return results if current().rank == 0 else [value]
+
+    return [value.numpy().tolist() for value in tf.function(lambda value: exchanged(value))(tf.ones([2]))]
+
+
+def test_a_function_runs_collectives_whose_results_only_another_rank_uses(on_ranks):
+    first, second = on_ranks(2, results_that_one_rank_uses, time_limit_secs=60.0)
+    assert first == [[2.0, 2.0], [1.0, 1.0], [0.5] * 4, [1.0, 1.0], [1, 1], [1.0, 1.0], [1.0, 1.0]]
+    assert second == [[1.0, 1.0]]
+
+
 # Ranks send gradients, and whatever a script sends, in every iteration of a loop.
 BATCHES_OF_BODIES = [[[1.0, 2.0], [2.0, 1.0]], [[4.0, 1.0], [8.0, 3.0]], [[0.5, 3.0], [1.5, 2.0]]]
 

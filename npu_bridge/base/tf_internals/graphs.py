@@ -147,6 +147,15 @@ def call_when_function_is_built(graph: tf.Graph, call: Callable[[], Any]) -> boo
     return True
 
 
+def run_in_any_order(op: tf.Operation) -> None:
+    """Makes the function that is being built run a stateful operator, without an order among its stateful operators.
+
+    Without effect in other graphs (`FuncGraph.experimental_acd_manager`, TF 2.15).
+    """
+    if op.graph.experimental_acd_manager is not None:
+        op.graph.experimental_acd_manager.run_independently(op)
+
+
 def is_compiled_by_xla(graph: tf.Graph) -> bool:
     """Returns whether XLA compiles the code being built (`control_flow_util.GraphOrParentsInXlaContext`, TF 2.15)."""
     from tensorflow.python.ops import control_flow_util
