@@ -64,6 +64,32 @@ def test_two_ranks(on_ranks, tmp_path):
     assert on_ranks(2, train, str(tmp_path)) == [([0, 2], 2, -4.0), ([1, 3], 2, -4.0)]
 
 
+def sharded_by_context(folder):
+    """On a rank: its rows in a loop, the weight after two steps of an Estimator, and rank 0's loss."""
+
+    def rows(input_context):
+        shard = tf.data.Dataset.range(6).shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
+        return shard.batch(input_context.get_per_replica_batch_size(4))
+
+    def input_fn(input_context=None):
+        return rows(input_context).map(lambda row: (tf.cast(row, tf.float32), 0.0))
+
+    strategy, rank, at_end = NPUStrategy(), collective.current().rank, AtEnd()
+    seen = [batch.numpy().tolist() for batch in strategy.distribute_datasets_from_function(rows)]
+    own = os.path.join(folder, f"rank_{rank}")
+    config = NPURunConfig(model_dir=own, train_distribute=strategy, eval_distribute=strategy)
+    estimator = NPUEstimator(model_fn, config=config)
+    estimator.train(input_fn, hooks=[at_end])
+    return seen, at_end.values["weight:0"], estimator.evaluate(input_fn, steps=1)["loss"] if rank == 0 else None
+
+
+def test_functions_that_shard_by_their_input_context_get_the_rows_of_their_rank(on_ranks, tmp_path):
+    for rank, (seen, weight, loss) in enumerate(on_ranks(2, sharded_by_context, str(tmp_path))):
+        assert seen == [[rank, rank + 2], [rank + 4]]
+        assert weight == -(2 + 4) / 2 - (4 + 5) / 2
+        assert loss == (None if rank else weight * (0 + 1 + 2 + 3))  # rank 0 alone evaluates all rows
+
+
 def fit(in_scope):
     """On a rank: the steps that `fit` has made in three epochs of four batches, and the weights."""
     with NPUStrategy().scope() if in_scope else contextlib.nullcontext():

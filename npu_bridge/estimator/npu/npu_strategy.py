@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -9,6 +10,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.errors import message, shown
 from npu_bridge.base.tf_internals.callers import is_called_by_keras
+from npu_bridge.collective import wire_names
 
 __all__ = ["NPUStrategy"]
 
@@ -19,7 +21,8 @@ class NPUStrategy(tf.compat.v1.distribute.OneDeviceStrategy):
     Pass it as `RunConfig(train_distribute=NPUStrategy())` or use its `scope()`. The strategy does not reduce gradients:
     wrap the optimizer with `npu_distributed_optimizer_wrapper`. The wrapper averages gradients, so neither Estimators
     nor Keras divide the loss by the number of ranks: inside a replica, this number is 1. In a loop of your own,
-    `experimental_distribute_dataset` shards the data. For Estimators and `fit`, shard the data in the script.
+    `experimental_distribute_dataset` shards the data. For Estimators and `fit`, shard the data in the script. A
+    `tf.distribute.InputContext`, which functions that make datasets can take, has the number of ranks and this rank.
 
     Args:
       device: must be "/cpu:0".
@@ -53,3 +56,21 @@ class NPUStrategy(tf.compat.v1.distribute.OneDeviceStrategy):
         del options
         ranks = collective.current()
         return dataset if is_called_by_keras() else dataset.shard(ranks.size, ranks.rank)
+
+    def distribute_datasets_from_function(self, dataset_fn: Callable, options: Any = None) -> Any:
+        """Returns the dataset that `dataset_fn` makes for this rank; its context has a pipeline for each rank."""
+        return super().distribute_datasets_from_function(lambda _: dataset_fn(_context_of_rank()), options)
+
+    def make_input_fn_iterator(self, input_fn: Callable, *arguments: Any, **keywords: Any) -> Any:
+        """Returns an iterator for a TF 1 graph; its context is as in `distribute_datasets_from_function`.
+
+        When an Estimator evaluates, there is only one pipeline, because each rank evaluates all rows.
+        """
+        if wire_names.current_collectives_label() == wire_names.UNTRAINED:
+            return super().make_input_fn_iterator(input_fn, *arguments, **keywords)
+        return super().make_input_fn_iterator(lambda _: input_fn(_context_of_rank()), *arguments, **keywords)
+
+
+def _context_of_rank():
+    ranks = collective.current()
+    return tf.distribute.InputContext(ranks.size, ranks.rank, ranks.size)
