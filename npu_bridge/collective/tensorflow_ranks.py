@@ -2,8 +2,9 @@
 
 TensorFlow matches collectives by numbers. Ranks can build graphs in any order, so the number of a collective is a hash
 of its name, operator, dtype and shape. All collectives of one number must have one shape. So a tensor whose shape is
-known only at run time is padded to one of a few sizes, and the size becomes part of the number. Collectives of
-different numbers can start in any order on each rank.
+known only at run time is padded to one of a few sizes, and the size becomes part of the number. Broadcasts need no
+padding: their numbers always have the exact size, because perhaps one rank alone knows the shape before the run.
+Collectives of different numbers can start in any order on each rank.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from npu_bridge.collective import rendezvous, tensorflow_server, wire_names
 from npu_bridge.collective.first_run import collectives_in
 from npu_bridge.collective.key_value_store import KeyValueStore
 from npu_bridge.collective.several_ranks import SeveralRanks
-from npu_bridge.collective.transfer_tensors import move_as_bits, prevent_op_merging
+from npu_bridge.collective.transfer_tensors import element_count, move_as_bits, prevent_op_merging
 from npu_bridge.collective.wire_names import name_collective
 from npu_bridge.graph.run import run_of, run_of_call
 
@@ -96,10 +97,10 @@ class TensorFlowCommunicator(SeveralRanks):
 
     def _broadcast_numbers(self, tensor, root_rank, name):
         def send(value):
-            (vector, number), shape = _pad_to_size(value), tf.shape(value)
+            vector, number = tf.reshape(value, [-1]), element_count(value)
             operator = "CollectiveBcastSendV2" if self.rank == root_rank else "CollectiveBcastRecvV2"
             sent = self._add_collective(operator, name, vector, number, root_rank)
-            return _remove_padding(sent, value, shape)
+            return tf.ensure_shape(tf.reshape(sent, tf.shape(value)), value.shape)
 
         return _copy_any_dtype(tensor, send)
 
@@ -152,7 +153,7 @@ class TensorFlowCommunicator(SeveralRanks):
         """Adds a collective operator with the same name and numbers on every rank, and returns the operator's result.
 
         Args:
-          size_number: integer tensor that identifies the padded size; None if all ranks have the same static shape.
+          size_number: number for the size of `tensor`, a vector; None if all ranks have the same static shape.
           reduction_or_root: the reduction of a reduce, or the root of a broadcast.
         """
         with wire_names.record_collective_names() as full_names, name_collective(name) as named:
@@ -165,7 +166,7 @@ class TensorFlowCommunicator(SeveralRanks):
             common = {
                 "group_size": self.size,
                 "group_key": group_key,
-                "instance_key": key if size_number is None else tf.bitwise.bitwise_xor(key, size_number),
+                "instance_key": _add_size(key, size_number),
                 "name": named["name"],
             }
             if operator == "CollectiveReduceV2":
@@ -275,7 +276,18 @@ def _synchronise_run_numbers(key):
 def _hash_to_number(*parts):
     """Returns a positive 31-bit hash of texts and numbers, the same on all ranks."""
     text = "|".join(map(str, parts))
-    key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1 or 1
+    return _claim_number(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1 or 1, text)
+
+
+def _add_size(key, size_number):
+    """Returns the number of a collective that has the hash `key` and tensors of a size; None stands for any size."""
+    if isinstance(size_number, int):
+        return _claim_number(key ^ size_number, f"{_KEYS[key]}|{size_number}")
+    return key if size_number is None else tf.bitwise.bitwise_xor(key, size_number)
+
+
+def _claim_number(key, text):
+    """Returns `key`; raises RuntimeError if another collective has this number."""
     if _KEYS.setdefault(key, text) != text:
         raise RuntimeError(
             f"npu_bridge.collective: two collectives have the same number. Expected a number for each collective; "

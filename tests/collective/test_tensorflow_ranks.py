@@ -13,6 +13,7 @@ from npu_bridge import collective
 from npu_bridge.collective import engine_of_ranks
 from npu_bridge.collective.key_value_store import KeyValueStore
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from npu_bridge.hccl import hccl_ops
 from tests.npu_run.launching import ONE, OTHER, npu_run, write_script, write_ssh
 from tests.rank_pool import RankPools
 from tests.ranks.test_hccl_ops import gradients_of_a_list
@@ -82,6 +83,21 @@ def test_keras_fit_and_the_documented_collectives_are_those_of_horovod(on_two, o
     for function, *arguments in ((fit_with_an_overflow_on_rank_1, "current", "dynamic"), (gradients_of_a_list,)):
         for own, right in zip(on_two(function, *arguments), on_ranks(2, function, *arguments)):
             tf.nest.map_structure(np.testing.assert_array_equal, own, right)
+
+
+def send_without_a_known_shape():
+    """Sends rows from rank 0, which learns their number at the run, to rank 1, which always knows it; and back."""
+    rank = collective.current().rank
+    with tf.Graph().as_default(), tf1.Session() as session:
+        rows = tf1.placeholder_with_default(tf.ones([3, 2]), [None, 2])
+        message = hccl_ops.receive([3, 2], tf.float32, 5, 0) if rank else hccl_ops.send(rows, 5, 1)
+        back = hccl_ops.broadcast([tf.fill([3, 2], 4.0) if rank else rows], 1)[0]
+        return [None if value is None else value.tolist() for value in session.run([message, back])]
+
+
+def test_one_of_two_ranks_may_learn_the_shape_of_a_tensor_at_the_run(on_two):
+    rows = np.ones([3, 2])
+    assert on_two(send_without_a_known_shape) == [[None, (4 * rows).tolist()], [rows.tolist(), (4 * rows).tolist()]]
 
 
 def share_the_update():
