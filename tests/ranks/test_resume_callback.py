@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 
 import numpy as np
 import pytest
@@ -59,6 +60,21 @@ def test_a_resumed_fit_ends_as_one_that_was_not_interrupted(on_ranks, tmp_path):
         for resumed, expected in zip(cut[1], whole[1], strict=True):
             np.testing.assert_array_equal(resumed, expected)
     assert os.listdir(tmp_path / "cut") == ["model.keras"]
+
+
+def _weights_of_the_last_file(path):
+    """On a rank: whether the file after `fit` has the last weights, though rank 0 takes long to end the training."""
+    model, pause = _model(), 2.0 if collective.current().rank == 0 else 0.0
+    slow = tf.keras.callbacks.LambdaCallback(on_train_end=lambda logs: time.sleep(pause))
+    callbacks = npu_callbacks_append([slow, ResumeCallback(path, every_n_steps=5)])
+    model.fit(_dataset(), verbose=0, callbacks=callbacks)
+    other = _model()
+    other.load_weights(path)
+    return all(map(np.array_equal, model.get_weights(), other.get_weights()))
+
+
+def test_after_fit_every_rank_can_load_the_last_file(on_ranks, tmp_path):
+    assert on_ranks(2, _weights_of_the_last_file, str(tmp_path / "model.keras")) == [True, True]
 
 
 def _ends_of_restores(path):

@@ -18,7 +18,7 @@ from npu_bridge.base.files import UNFINISHED, flush_to_disk, rename_unfinished, 
 from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.base.tf_internals.callers import callbacks_in_training
 from npu_bridge.collective.apart import run_in_separate_graph
-from npu_bridge.collective.exchanges import gather_values
+from npu_bridge.collective.exchanges import gather_values, wait_for_ranks
 from npu_bridge.gradients.checkpoints.sync import batch_counters, reset_restarting_state, sync_if_needed
 from npu_bridge.gradients.first_step.start_values import send_restored_state
 from npu_bridge.session.elastic.background_saves import BackgroundWriter
@@ -45,8 +45,9 @@ class ResumeCallback(tf.keras.callbacks.Callback):
     process ends with exit code 75. With several ranks this needs `npu-run`.
 
     The model is saved to memory, and copied to the disk in the background; the new file is read back before it replaces
-    the old file. In a job that `npu-run` restarts (`--min-np`, `--restarts`), rank 0 also keeps a copy in memory every
-    N batches; N is chosen so that copies take 0.5 % of the time. `restore` uses this copy if it is newer than the file.
+    the old file. At the end of `fit`, all ranks wait for the file of rank 0. In a job that `npu-run` restarts
+    (`--min-np`, `--restarts`), rank 0 also keeps a copy in memory every N batches; N is chosen so that copies take
+    0.5 % of the time. `restore` uses this copy if it is newer than the file.
 
     Args:
       path: path of the saved model, ending in ".keras".
@@ -179,6 +180,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
     def _end_training(self, logs):
         self._save_to_disk()
         self._finish_saving()
+        wait_for_ranks("resume_callback_end")
 
     def _finish_saving(self):
         """Waits until the model is on the disk, and removes the copies in memory."""
