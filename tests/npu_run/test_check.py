@@ -166,7 +166,7 @@ def test_stars_aliases_calls_packages_and_variables_are_looked_at(tmp_path, monk
     assert set(stops) == {"tf.contrib.layers.nosuch", "tf.nn.nosuch", "tf.nn.nosuch2", "tf.scalar_summary"}
 
 
-def test_what_a_script_takes_of_os_is_no_part_of_the_interface(tmp_path):
+def test_names_that_a_script_takes_of_os_are_no_part_of_the_interface(tmp_path):
     write_script(tmp_path, "from npu_bridge.npu_init import *\nprint(os.path.exists('x'), get_rank_id())\n")
     code, output = checked(tmp_path)
     assert code == 0 and "train.py:2: npu_bridge.npu_init.get_rank_id" in output and "npu_init.os" not in output
