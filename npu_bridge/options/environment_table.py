@@ -73,7 +73,11 @@ _DOCUMENTED = (
 _OTHERS = (
     ("TF_CONFIG", "Cluster and task of this process.", works("tf.estimator reads it, and NPURunConfig checks it.")),
     ("DEVICE_ID", "Old name of the device.", works("Set like ASCEND_DEVICE_ID.")),
-    ("DEVICE_INDEX", "Number of the device in the cluster.", works("Set from the launcher's rank if it is missing.")),
+    (
+        "DEVICE_INDEX",
+        "Number of the device in the cluster.",
+        works("Set from the launcher's rank if it is missing, and always on several ranks."),
+    ),
     ("AOE_MODE", "Value of aoe_mode if that is not set.", _FALLBACK),
     (
         "PROFILING_MODE",

@@ -246,6 +246,7 @@ def test_defaults_of_the_process_are_those_of_the_options(caplog):
     "given, error",
     [
         ({"graph_run_mode": 2}, ValueError),
+        ({"graph_run_mode": True}, TypeError),
         ({"op_debug_level": None, "enable_exception_dump": "2"}, TypeError),
         ({"enable_profiling": 1}, TypeError),
         ({"enable_profiling": True}, ValueError),

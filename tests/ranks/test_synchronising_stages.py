@@ -183,7 +183,7 @@ def state_of(model):
 
 
 def saved_and_loaded(path):
-    """On a rank: what an update makes of a training, and of the same training in a file."""
+    """On a rank: trains one update further, in memory and from a file; returns both results."""
     rank, (first, update), (second, update_second) = collective.current().rank, built_model(), built_model()
     for seed in (rank, rank + 2):
         update(seed)

@@ -74,7 +74,8 @@ def npu_resource_init(
         expected = OPTIONS["profiling_options"].kind.expected
         raise ValueError(message(owner, "profiling_options is missing", expected, "None", fix))
     defaults = inspect.signature(npu_resource_init).parameters
-    given = {name: value for name, value in given.items() if value != defaults[name].default}
+    # Compared as text, so that True, which equals 1, is still checked.
+    given = {name: value for name, value in given.items() if repr(value) != repr(defaults[name].default)}
     read_option_keywords(owner, given)
     for name, value in given.items():
         option = OPTIONS[name]
