@@ -13,16 +13,13 @@ from npu_bridge import collective
 from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine, add_engine
 from npu_bridge.base.tf_internals.sessions import is_remote, run_without_engines
+from npu_bridge.collective.lost_rank import tells_of_lost_rank
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting import page  # its modules are loaded when a page is made
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.output import choose_output
 
 _PLAIN_ENDS = (StopIteration, tf.errors.OutOfRangeError)  # these end a MonitoredSession and `fit` normally
-_SECONDARY_ERRORS = (
-    *("HorovodInternalError", "Horovod has been shut down", "Connection closed by peer"),
-    *("Collective ops is aborted", "Socket closed"),
-)
 
 
 class FailureHook(tf.estimator.SessionRunHook):
@@ -104,8 +101,8 @@ def report_failure(
     rank = collective.current().rank
     if rank > 0 and isinstance(error, KeyboardInterrupt):
         return  # rank 0 is interrupted too
-    is_secondary = any(words in f"{type(error).__name__} {error}" for words in _SECONDARY_ERRORS)
-    if page.note_failure(folder, page.describe_failure(error, step, rank, is_secondary)) or rank == 0:
+    failure = page.describe_failure(error, step, rank, is_secondary=tells_of_lost_rank(error))
+    if page.note_failure(folder, failure) or rank == 0:
         made = page.write_page(folder, history=None if rank else history)
         if stream is not None and rank == 0:
             choose_output(stream).note(f"report, with the error: {pathlib.Path(made).absolute().as_uri()}")

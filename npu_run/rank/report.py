@@ -7,23 +7,12 @@ import time
 import traceback
 from typing import Any
 
+from npu_bridge.collective.lost_rank import tells_of_lost_rank
 from npu_run.rank.trace import format_traceback
 
 # A report fits into the link's buffer, so that sending it never waits for the launcher.
 _TRACE_CHARACTERS = 16_000
 _SUMMARY_CHARACTERS = 1_000
-# Phrases of Horovod on the remaining ranks when another rank is gone or silent (0.28, Gloo).
-_SECONDARY = (
-    "HorovodInternalError",
-    "Horovod has been shut down",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Timed out waiting",
-    "gloo/transport/tcp",
-    "Collective ops is aborted",  # a phrase of TensorFlow 2.15, as the next two
-    "collective ops already aborted",
-    "Socket closed",
-)
 # How TensorFlow 2.15 names the op that failed: in graphs below the reason, in eager code after it.
 _NODE = re.compile(r"\[\[\{?\{?(?:node )?([^\s{}\]]+)")
 _EAGER_OP = re.compile(r"\s*\[Op:\w+\](?: name: ?(\S*))?\s*$")
@@ -51,7 +40,7 @@ def describe_exception(error: BaseException, script: str, code: int) -> dict[str
         "summary": summary[:_SUMMARY_CHARACTERS],
         "tensor": tensor[:_SUMMARY_CHARACTERS],
         "trace": format_traceback(error, script)[-_TRACE_CHARACTERS:],
-        "secondary": _is_secondary(error),
+        "secondary": tells_of_lost_rank(error),
     }
 
 
@@ -93,16 +82,3 @@ def _reason_in_function(lines: list[str]) -> str:
         elif frame_indent is None or indent <= frame_indent:
             return line.strip()
     return lines[0].strip()
-
-
-def _is_secondary(error: BaseException) -> bool:
-    """Returns whether an error, or one of its causes, only says that another rank is gone."""
-    seen: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in seen:
-        seen.append(cause)
-        names = " ".join(base.__name__ for base in type(cause).__mro__)
-        if any(words in f"{names} {cause}" for words in _SECONDARY):
-            return True
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    return False

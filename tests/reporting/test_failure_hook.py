@@ -110,6 +110,15 @@ def test_keras_has_it_too(tmp_path):
     assert report_of(tmp_path)[0] is None and callback._train_and_report != model.train_function
 
 
+def test_an_error_about_a_rank_that_is_gone_says_so(tmp_path):
+    lost = "[/gloo/transport/tcp/pair.cc:547] Read error [127.0.0.1]:80: Connection reset by peer"
+    with pytest.raises(tf.errors.UnknownError):
+        run_steps(
+            [ReportHook(str(tmp_path))], LOSSES, between=failing(lambda text: tf.errors.UnknownError(None, None, lost))
+        )
+    assert report_of(tmp_path)[0]["secondary"] and "Another rank has ended before" in report_of(tmp_path)[1]
+
+
 def test_the_first_error_with_a_cause_of_its_own_stays(tmp_path):
     run_steps([ReportHook(str(tmp_path))], LOSSES)
     lost, own, late = (
