@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from npu_bridge.base.tf_internals.names import KERAS
-from tensorflow1_compat.eras import ONLY_1, ONLY_2
+from tensorflow1_compat.eras import names_only_in
 from tensorflow1_compat.installed import is_installed
 from tensorflow1_compat.old_python.calls import numpy_version
 from tensorflow1_compat.old_python.removed_names import OLD_ANYWHERE, OLD_BESIDE_NUMPY_2, REUSED
@@ -201,16 +201,17 @@ def _find_era_of_name(name: str) -> int:
         return 1
     for prefix in _VERSION_1:
         if name.startswith(prefix):
-            return 1 if _has_name_or_part(ONLY_1, name[len(prefix) :]) else 0
+            return 1 if _is_only_in(1, name[len(prefix) :]) else 0
     name = name.replace("tensorflow_core.", "tensorflow.", 1)
     if not name.startswith("tensorflow."):
         return 0
     rest = name[len("tensorflow.") :]
     if rest.startswith("compat."):
         return 0
-    return 1 if _has_name_or_part(ONLY_1, rest) else 2 if _has_name_or_part(ONLY_2, rest) else 0
+    return 1 if _is_only_in(1, rest) else 2 if _is_only_in(2, rest) else 0
 
 
-def _has_name_or_part(table: dict[str, frozenset[str]], name: str) -> bool:
+def _is_only_in(era: int, name: str) -> bool:
+    """Returns whether only this era has a name below `tf`, or a namespace that the name is in."""
     parts = name.split(".")
-    return any(part in table.get(".".join(parts[:number]), ()) for number, part in enumerate(parts))
+    return any(part in names_only_in(era, ".".join(parts[:number])) for number, part in enumerate(parts))

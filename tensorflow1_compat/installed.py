@@ -27,6 +27,7 @@ __all__ = [
     "is_installed",
     "locate_name",
     "locate_definition",
+    "names_defined_in",
     "names_of_same_module",
 ]
 
@@ -64,7 +65,7 @@ def find_missing(name: str) -> str | None:
 
 def names_of_same_module(missing_name: str) -> frozenset[str]:
     """Returns all names of the module that should contain a missing name."""
-    return _list_names_defined_in(_locate_name_part_by_part(missing_name).module)
+    return names_defined_in(_locate_name_part_by_part(missing_name).module)
 
 
 def locate_name(name: str) -> NameLocation | None:
@@ -92,7 +93,7 @@ def is_installed(name: str) -> bool:
     found = locate_definition(name)
     if found is None or not found.inside:
         return found is not None
-    return not _list_names_defined_in(found.module).isdisjoint((found.inside[0], _ANYTHING))
+    return not names_defined_in(found.module).isdisjoint((found.inside[0], _ANYTHING))
 
 
 @functools.cache
@@ -118,17 +119,17 @@ def _locate_name_part_by_part(dotted_name: str) -> NameLocation:
             real = f"{KERAS}.src.{'.'.join(parts[1 : number + 1])}"
         elif old.startswith(INSIDES) and _file_of_module(old):
             real = old
-        elif _is_below_listed_name(old, MODULES) and parts[number] not in _list_names_defined_in(real):
+        elif _is_below_listed_name(old, MODULES) and parts[number] not in names_defined_in(real):
             continue
-        elif parts[number] not in _list_names_defined_in(real) and (inner := find_replacement_of_inner_module(old)):
+        elif parts[number] not in names_defined_in(real) and (inner := find_replacement_of_inner_module(old)):
             real = inner
         else:
             parts_of_real = SPLIT.get((real or "").removeprefix("tensorflow.python."), "").split()
-            defined = _list_names_defined_in(real).union(
-                *(_list_names_defined_in(f"tensorflow.python.{part}") for part in parts_of_real)
+            defined = names_defined_in(real).union(
+                *(names_defined_in(f"tensorflow.python.{part}") for part in parts_of_real)
             )
             if parts[1:4:2] == ["contrib", "python"]:
-                defined |= _list_names_defined_in(find_replacement_of_contrib(old))
+                defined |= names_defined_in(find_replacement_of_contrib(old))
             if parts[number] in defined or _ANYTHING in defined or parts[number].startswith("__"):
                 return NameLocation(real, rest)  # a class, a function or an object, whose attributes are not in files
             if _is_below_listed_name(old, NAMES) or _is_of_version_2(parts):
@@ -140,9 +141,7 @@ def _locate_name_part_by_part(dotted_name: str) -> NameLocation:
 def _is_of_version_2(parts: list[str]) -> bool:
     """Returns whether TensorFlow 2 has a name, given by its parts; scripts of TensorFlow 1 find such names, too."""
     return (
-        len(parts) > 2
-        and parts[0] == "tensorflow"
-        and parts[2] in _list_names_defined_in(f"tensorflow._api.v2.{parts[1]}")
+        len(parts) > 2 and parts[0] == "tensorflow" and parts[2] in names_defined_in(f"tensorflow._api.v2.{parts[1]}")
     )
 
 
@@ -174,7 +173,7 @@ def _file_of_module(module: str) -> str | None:
 
 
 @functools.cache
-def _list_names_defined_in(module: str) -> frozenset[str]:
+def names_defined_in(module: str) -> frozenset[str]:
     """Returns the names that a module defines at its top level, also in conditions.
 
     The result includes "*" if the module can define names that its text does not show.

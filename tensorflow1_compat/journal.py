@@ -26,8 +26,9 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _MODULES = ("proxies.py", "imports.py", "journal.py", "missing.py", os.path.join("old_python", ""))
 _NOT_OF_USER = (*(os.path.join(_FOLDER, name) for name in _MODULES), "<frozen")
 _ENTRIES: dict[tuple[str, str], OldNameUse] = {}
-# A byte for each printed line, by its checksum, in memory that forked children share.
-_PRINTED = mmap.mmap(-1, mmap.PAGESIZE)
+# A byte for each printed line, by its checksum, in memory that forked children share. Memory that is never written
+# costs nothing, and of a thousand subjects two seldom share a byte.
+_PRINTED = mmap.mmap(-1, 1 << 24)
 _PRINTS = True
 
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tensorflow1_compat.era import find_evidence_of_script
-from tensorflow1_compat.eras import ONLY_1, ONLY_2
+from tensorflow1_compat.eras import NAMESPACES, names_only_in
 from tests.npu_run.launching import write_script
 
 OF_1 = {
@@ -84,17 +84,19 @@ def test_the_first_use_is_named_with_its_line(tmp_path):
     assert (use.place.file, use.place.line, use.call is not None, use.is_guarded) == (script, 3, True, False)
 
 
-@pytest.mark.parametrize("table, there, not_there", [(ONLY_1, tf.compat.v1, tf), (ONLY_2, tf, tf.compat.v1)])
-def test_tables_say_what_tensorflow_has(table, there, not_there):
+@pytest.mark.parametrize("era, there, not_there", [(1, tf.compat.v1, tf), (2, tf, tf.compat.v1)])
+def test_names_of_one_era_are_those_that_tensorflow_has(era, there, not_there):
     def below(module: types.ModuleType, path: str):
         for part in path.split(".") if path else ():
             module = getattr(module, part, None)
         return module
 
-    for path, names in table.items():
-        wrong = {name for name in names - {"contrib"} if not hasattr(below(there, path), name)}
-        assert not wrong, path
+    for path in NAMESPACES[era]:
+        names = names_only_in(era, path)
+        assert names, path
+        assert not {name for name in names - {"contrib"} if not hasattr(below(there, path), name)}, path
         assert not {name for name in names if hasattr(below(not_there, path), name)}, path
+    assert not names_only_in(era, "nowhere")
 
 
 IS_NUMPY_2, IS_3_12 = int(numpy.__version__.partition(".")[0]) > 1, sys.version_info >= (3, 12)

@@ -9,7 +9,7 @@ import unittest
 
 import pytest
 
-from tensorflow1_compat import proxies
+from tensorflow1_compat import journal, proxies
 from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.tree import SourceTree
 from tests.npu_run.launching import ROOT, npu_run, write_script
@@ -248,3 +248,10 @@ def test_the_script_of_the_page_prints_what_the_page_says(tmp_path):
     code, output = npu_run("--tf1", "train.py", cwd=tmp_path, PYTHONWARNINGS="ignore")
     lines = [line for line in output.splitlines() if not line.startswith("npu-run: ")]
     assert code == 0 and lines == printed.splitlines()
+
+
+def test_each_of_many_subjects_is_printed_once(monkeypatch, capfd):
+    monkeypatch.setattr(journal, "_ENTRIES", {})
+    for number in (*range(300), *range(300)):
+        journal.say_once(f"subject {number}", "is told")
+    assert len(capfd.readouterr().err.splitlines()) == 300
