@@ -253,5 +253,5 @@ def test_the_script_of_the_page_prints_what_the_page_says(tmp_path):
 def test_each_of_many_subjects_is_printed_once(monkeypatch, capfd):
     monkeypatch.setattr(journal, "_ENTRIES", {})
     for number in (*range(300), *range(300)):
-        journal.say_once(f"subject {number**5}", "is told")
+        journal.say_once(f"name.{number**5}", "is told")
     assert len(capfd.readouterr().err.splitlines()) == 300
