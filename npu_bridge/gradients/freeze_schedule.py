@@ -19,6 +19,7 @@ from npu_bridge.base.arguments import (
     is_number,
 )
 from npu_bridge.base.errors import KeywordChecksMixin, did_you_mean, message, shown
+from npu_bridge.base.tf_internals import keras3
 
 KINDS = ("interval", "continuous", "explicit")
 _OWNER = "FreezeSchedule"
@@ -210,7 +211,8 @@ def _make_patterns(groups):
 
 def _make_pattern(entry, expected):
     if not isinstance(entry, str) and hasattr(entry, "name") and hasattr(entry, "shape"):
-        return f"^{re.escape(entry.name.partition(':')[0])}$"
+        name = keras3.tensorflow_variable_of(entry).name
+        return f"^{re.escape(name.partition(':')[0])}$"
     fix, what = "Write a part of a variable's name.", "a variable or a regular expression"
     check_instance(_OWNER, "an element of a list of groups", entry, str, what, fix, expected)
     return check_pattern(_OWNER, "an element of a list of groups", entry)

@@ -336,7 +336,7 @@ class _Keras3Optimizer(_KerasFamily):
         if not self.optimizer.built:
             for value, stand_in in zip(variables, seen):
                 if stand_in is not value:
-                    keras3.copy_constraint(stand_in, self._known.get(value.ref()))
+                    keras3.copy_constraint_and_path(stand_in, self._known.get(value.ref()))
             # Slots get their values at once, for ranks to compare, unless the weights are made by the first batch.
             with tf.init_scope() if _are_initialised(seen) else contextlib.nullcontext():
                 self.optimizer.build(self.keras_variables_of(seen))
@@ -363,14 +363,19 @@ class _Keras3Optimizer(_KerasFamily):
 
     def _slots_by_name(self):
         """Returns slots by slot name and variable: a slot of `dense/kernel` is named `dense_kernel_momentum`."""
-        prefixes = {keras3.prefix_of_slots(known): known for known in keras3.variables_built_with(self.optimizer)}
+        prefixes = {}
+        for known in keras3.variables_built_with(self.optimizer):
+            updated = original_variable_of(keras3.tensorflow_variable_of(known)).ref()
+            prefixes.setdefault(keras3.prefix_of_slots(known), []).append(updated)
         slots = {}
         for held in self.optimizer.variables:
             fitting = [prefix for prefix in prefixes if held.name.startswith(prefix)]
             if fitting:
                 prefix = max(fitting, key=len)
-                updated = original_variable_of(keras3.tensorflow_variable_of(prefixes[prefix]))
-                slots.setdefault(held.name[len(prefix) :], {})[updated.ref()] = keras3.tensorflow_variable_of(held)
+                of_name = slots.setdefault(held.name[len(prefix) :], {})
+                # Variables of one name have slots of one name, in the same order.
+                updated = next((each for each in prefixes[prefix] if each not in of_name), None)
+                of_name[updated] = keras3.tensorflow_variable_of(held)
         return slots
 
 

@@ -75,14 +75,15 @@ def _():
     expect(f"{keras3.prefix_of_slots(own)}momentum" in [each.name for each in optimizer.variables], "there is no slot")
 
 
-@canary_of(keras3.copy_constraint, eagerly=True)
+@canary_of(keras3.copy_constraint_and_path, eagerly=True)
 def _():
     standing, variable = tf.Variable([3.0, 4.0]), keras.Variable([3.0, 4.0])
     variable.constraint = keras.constraints.MaxNorm(1.0)
-    keras3.copy_constraint(standing, variable)
+    keras3.copy_constraint_and_path(standing, variable)
     optimizer = keras.optimizers.SGD(0.0)
     optimizer.apply([tf.zeros([2])], [standing])
     expect(abs(float(tf.norm(standing)) - 1.0) < 1e-5, "it is not constrained")
+    expect(standing.path == variable.path, "it has another path")
 
 
 @canary_of(keras3.watch_optimizers, eagerly=True)

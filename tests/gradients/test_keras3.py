@@ -21,7 +21,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     NPUOptimizer,
     npu_distributed_optimizer_wrapper,
 )
-from npu_bridge.stages import Accumulate, CentralizeGradients, ClipByGlobalNorm
+from npu_bridge.stages import Accumulate, CentralizeGradients, ClipByGlobalNorm, Freeze, FreezeSchedule
 from tests.goldens.keras3_models import OPTIMIZERS, Trace, beside_keras3, dynamic, fit, loop, make_model, state_of
 from tests.goldens.keras_models import make_data
 from tests.goldens.two_layers import assert_same_bits
@@ -305,10 +305,6 @@ def save_and_load(model, path, way):
         return keras.models.load_model(path / "model.keras")
     fresh = make_model()
     fresh.compile(type(model.optimizer).from_config(model.optimizer.get_config()), "mse")
-    if way == "weights":
-        model.save_weights(path / "model.weights.h5")
-        fresh.load_weights(path / "model.weights.h5")  # which builds no optimizer
-        return fresh
     fresh.optimizer.build(fresh.trainable_variables)
     saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(path / "checkpoint"))
     tf.train.Checkpoint(model=fresh, optimizer=fresh.optimizer).restore(saved).assert_existing_objects_matched()
@@ -352,6 +348,64 @@ def test_a_file_of_other_stages_or_of_the_bare_optimizer_is_read_where_it_fits(t
         match="saved with another optimizer. Expected the 7 variables of this optimizer; got 7 other variables",
     ):
         fresh.load_weights(tmp_path / "bare.keras")
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_file_is_loaded_whole_into_an_optimizer_or_not_at_all(wrapper, tmp_path, caplog):
+    """Not the count of steps without the slots, into one that is not built; and of no step, into one that has slots."""
+    path = tmp_path / "model.weights.h5"
+    model = make_model()
+    model.compile(WRAPPERS[wrapper](keras.optimizers.Adam()), "mse")
+    model.save_weights(path)
+    model.fit(*make_data(3), batch_size=8, verbose=0)
+    model.load_weights(path)
+    assert int(model.optimizer.iterations) == 3 and "the file has no slots" in caplog.text
+    model.save_weights(path)
+    fresh = make_model()
+    fresh.compile(WRAPPERS[wrapper](keras.optimizers.Adam()), "mse")
+    fresh.load_weights(path)
+    assert int(fresh.optimizer.iterations) == 0 and "it is not built" in caplog.text
+    fresh.optimizer.build(fresh.trainable_variables)
+    fresh.load_weights(path)
+    assert_same_bits(state_of(fresh), state_of(model))
+    assert int(fresh.optimizer.iterations) == 3
+
+
+def test_the_bare_optimizer_reads_the_file_of_one_that_keeps_no_state(tmp_path):
+    model, _ = fit(KerasDistributeOptimizer(sgd()), make_data(3))
+    model.save_weights(tmp_path / "model.weights.h5")
+    bare = make_model()
+    bare.compile(sgd(), "mse")
+    bare.optimizer.build(bare.trainable_variables)
+    bare.load_weights(tmp_path / "model.weights.h5")
+    assert_same_bits(state_of(bare), state_of(model))
+
+
+@pytest.mark.parametrize("make", [sgd, lambda: keras.optimizers.Muon(0.05)], ids=["sgd", "muon"])
+def test_gradients_alone_update_variables_of_16_bits(make):
+    variable = keras.Variable([[1.0, 2.0], [3.0, 4.0]], dtype="bfloat16", name="kernel")
+    optimizer = npu_keras_optimizer(make())
+    optimizer.build([variable])
+    optimizer.apply([tf.ones([2, 2], tf.bfloat16)])
+    assert float(variable[0, 0]) < 1.0
+
+
+def test_each_of_two_variables_of_one_name_has_its_slot():
+    variables = [tf.Variable([1.0]), tf.Variable([2.0, 3.0])]
+    optimizer = npu_keras_optimizer(keras.optimizers.Adam())
+    optimizer.apply([tf.constant([0.5]), tf.constant([0.25, 0.125])], variables)
+    slots = [optimizer._pipeline.inner._slot(variable, "momentum").numpy() for variable in variables]
+    np.testing.assert_allclose(np.concatenate(slots), np.array([0.5, 0.25, 0.125]) * 0.1, rtol=1e-6)
+
+
+def test_parts_to_freeze_are_lists_of_variables():
+    model, data = make_model(), make_data(2)
+    layers = [layer.trainable_variables for layer in model.layers if layer.trainable_variables]
+    schedule = FreezeSchedule(groups=layers, kind="explicit", sequence=[len(layers) - 1])
+    before = [variable.numpy() for variable in model.trainable_variables]
+    fit(npu_keras_optimizer(sgd(), stages=[Freeze(schedule)]), data, model)
+    moved = [not np.array_equal(one, other) for one, other in zip(before, model.trainable_variables)]
+    assert moved == [variable.path in {each.path for each in layers[-1]} for variable in model.trainable_variables]
 
 
 def test_an_optimizer_that_was_built_before_is_wrapped_with_its_slots():

@@ -125,9 +125,11 @@ def prefix_of_slots(variable: Any) -> str:
     return f"{variable.name.replace('/', '_').replace(':', '_')}_"
 
 
-def copy_constraint(stand_in: Any, variable: Any) -> None:
-    """Copies the constraint of a Keras 3 variable to its float32 stand-in (`tf.Variable.constraint`, Keras 3.15)."""
+def copy_constraint_and_path(stand_in: Any, variable: Any) -> None:
+    """Copies what optimizers read of a Keras 3 variable to its stand-in (`tf.Variable.constraint`, Keras 3.15)."""
     stand_in._constraint = getattr(variable, "constraint", None)
+    if hasattr(variable, "path"):
+        stand_in.path = variable.path
 
 
 def watch_optimizers(after_creation: Callable[[Any], Any], before_update: Callable[[Any, list], Any]) -> None:

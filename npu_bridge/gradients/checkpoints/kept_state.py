@@ -72,6 +72,11 @@ def warn_about_missing_state(checkpoint: str, names: Sequence[str], slots: Itera
         _warn_on_rank_0(f"{checkpoint}: missing in the checkpoint: {listed}; they start from their initial values.")
 
 
+def warn_about_unloaded_optimizer(file: str, reason: str) -> None:
+    """Warns that nothing of a file is loaded into an optimizer."""
+    _warn_on_rank_0(f"{file}: nothing is loaded into the optimizer, which stays as it is, {reason}.")
+
+
 def warn_about_dropped_state(checkpoint: str, names: Sequence[str]) -> None:
     """Warns which state of the checkpoint is dropped, because no stage uses it."""
     if names:

@@ -11,12 +11,22 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import to_python_numbers
 from npu_bridge.base.tf_internals import keras3
+from npu_bridge.base.tf_internals.graphs import original_variable_of
 from npu_bridge.base.tf_internals.keras3 import variables_built_with
 from npu_bridge.collective import wire_names
+from npu_bridge.gradients.checkpoints.kept_state import warn_about_unloaded_optimizer
 from npu_bridge.gradients.inner import adapt_optimizer
-from npu_bridge.gradients.keras.own_variables import NAMES_KEY, all_shapes_fit, load_matching_values, numbered_names
+from npu_bridge.gradients.keras.own_variables import (
+    CHECKPOINT_LABEL,
+    NAMES_KEY,
+    all_shapes_fit,
+    load_matching_values,
+    numbered_names,
+)
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, make_forwarding_method
+
+_COUNT_BEFORE_BUILD = 2  # the step count and the learning rate
 
 keras = keras3.load_keras3(__name__)
 
@@ -84,7 +94,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         Ranks: collective where the pipeline communicates.
         """
         if trainable_variables is None:
-            trainable_variables = variables_built_with(self._optimizer)
+            trainable_variables = map(original_variable_of, variables_built_with(self._optimizer))
         grads, variables = list(grads), list(trainable_variables)
         if len(grads) != len(variables):
             problem, expected = "there are not as many variables as gradients", f"{len(grads)} variables"
@@ -146,20 +156,29 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         for number, variable in enumerate(self._all_variables()):
             store[str(number)] = variable.numpy()
         names = "\n".join(numbered_names(len(self._inner_variables()), self._own_variables()))
-        store[NAMES_KEY] = np.frombuffer(names.encode(), np.uint8)  # Keras 3 stores arrays only
+        if names:  # otherwise the bare optimizer can read the file
+            store[NAMES_KEY] = np.frombuffer(names.encode(), np.uint8)  # Keras 3 stores arrays only
 
     def load_own_variables(self, store):
         """Reads the variables from a `.keras` or `.weights.h5` file, even if the file was saved with other stages.
+
+        As usual in Keras, an optimizer that is not built stays as it is, with a warning. The same happens if the file
+        has no slots, because the model was saved before its first step.
 
         Raises:
           ValueError: the file was saved with another inner optimizer.
         """
         values = {name: store[name] for name in store.keys()}  # noqa: SIM118 - a file is no mapping
         noted = bytes(values.pop(NAMES_KEY, b"")).decode().splitlines()
+        inner_count = int(noted[0].partition("=")[0]) if noted else len(values)
+        if not self.built or inner_count <= _COUNT_BEFORE_BUILD:
+            reason = "because the file has no slots" if self.built else "because it is not built (optimizer.build)"
+            warn_about_unloaded_optimizer(CHECKPOINT_LABEL, reason)
+            return
         if load_matching_values(values, self._inner_variables(), self._own_variables(), noted):
             return
         variables, arrays = self._all_variables(), [values[number] for number in map(str, range(len(values)))]
-        if not all_shapes_fit(variables, arrays):
+        if len(variables) != len(arrays) or not all_shapes_fit(variables, arrays):
             problem, expected = (
                 "the file was saved with another optimizer",
                 f"the {len(variables)} variables of this optimizer",

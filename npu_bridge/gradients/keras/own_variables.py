@@ -15,7 +15,7 @@ import numpy as np
 from npu_bridge.gradients.checkpoints import kept_state
 
 NAMES_KEY = "npu_bridge_names"  # under which a file holds the names of the stages' variables
-_CHECKPOINT_LABEL = "the loaded file"
+CHECKPOINT_LABEL = "the loaded file"
 _REPLICAS = (f"{kept_state.OF_RANKS}weights_", f"{kept_state.OF_RANKS}slots_")
 
 
@@ -65,9 +65,9 @@ def load_matching_values(
             variable.assign(found.pop(name))
         else:
             begun.append(name)
-    kept_state.warn_about_missing_state(_CHECKPOINT_LABEL, _names_without_numbers(begun), ())
+    kept_state.warn_about_missing_state(CHECKPOINT_LABEL, _names_without_numbers(begun), ())
     rows = [name.partition("#")[0] for name, value in found.items() if name.startswith(_REPLICAS) and value.size]
-    kept_state.warn_about_dropped_state(_CHECKPOINT_LABEL, [*_names_without_numbers(found), *rows])
+    kept_state.warn_about_dropped_state(CHECKPOINT_LABEL, [*_names_without_numbers(found), *rows])
     return True
 
 
