@@ -7,6 +7,7 @@ from typing import Any, Callable
 
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message, shown
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.gradients.losses import sum_gradients_by_variable
 from npu_bridge.gradients.open_steps import UnappliedSteps
 from npu_bridge.gradients.pipeline import Pipeline
@@ -50,7 +51,8 @@ class BackwardPasses:
           delays_unscale: keep the gradients scaled, and add them to the gradients of the next pass of this `loss_id`.
         """
         delayed = self._delayed_gradients(step)
-        pairs = sum_gradients_by_variable(delayed.pop(loss_id, []), grads_and_vars)
+        added = [(grad, keras3.tensorflow_variable_of(variable)) for grad, variable in grads_and_vars]
+        pairs = sum_gradients_by_variable(delayed.pop(loss_id, []), added)
         if delays_unscale:
             delayed[loss_id] = pairs
         else:

@@ -318,7 +318,9 @@ class _Keras3Optimizer(_KerasFamily):
     def values_of(self, variables):
         """Returns the TensorFlow variables behind variables of Keras; other variables are returned unchanged."""
         values = list(map(keras3.tensorflow_variable_of, variables))
-        self._known.update((value.ref(), variable) for value, variable in zip(values, variables))
+        for value, variable in zip(values, variables):
+            if variable is not value or value.ref() not in self._known:
+                self._known[value.ref()] = variable
         return values
 
     def keras_variables_of(self, values, wrap=lambda value: value):

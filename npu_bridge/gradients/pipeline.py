@@ -11,6 +11,7 @@ from typing import Any, Callable, TypeVar
 
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.collective import exchanges, wire_names
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import are_elements_finite, map_values, unscale_gradient, unscale_in_float32
@@ -274,6 +275,7 @@ class Pipeline:
     def _prepare(self, step):
         """Creates the state of stages, and makes later operators wait until this rank has restored its values."""
         trained = [pair for pair in step.grads_and_vars if pair[0] is not None]
+        keras3.reject_keras_variables("Pipeline.combine", [variable for _, variable in trained])
         self.create_variables([variable for _, variable in trained], [grad for grad, _ in trained])
         step.notes[_OPS_TO_AWAIT] = self.rank_state.restore_own_values()
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import amp
-from npu_bridge.amp import GroupLossScaleManager, scale_boundary
+from npu_bridge.amp import DynamicLossScaleManager, GroupLossScaleManager, scale_boundary
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
@@ -21,7 +21,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     NPUOptimizer,
     npu_distributed_optimizer_wrapper,
 )
-from npu_bridge.stages import Accumulate, CentralizeGradients, ClipByGlobalNorm, Freeze, FreezeSchedule
+from npu_bridge.stages import Accumulate, CentralizeGradients, ClipByGlobalNorm, Freeze, FreezeSchedule, pipeline
 from tests.goldens.keras3_models import OPTIMIZERS, Trace, beside_keras3, dynamic, fit, loop, make_model, state_of
 from tests.goldens.keras_models import make_data
 from tests.goldens.two_layers import assert_same_bits
@@ -479,6 +479,42 @@ def test_groups_of_loss_scales_are_layers_and_variables():
     bounded = keras.Sequential([model, keras.layers.Lambda(lambda outputs: scale_boundary(outputs, 2, 0, manager))])
     bounded, _ = fit(npu_keras_optimizer(sgd(), manager), make_data(1), bounded)
     assert bounded.optimizer.loss_scale.numpy().tolist() == [2.0**13] * 2
+
+
+@pytest.mark.parametrize("stages", [(), (Accumulate(2),)], ids=["plain", "accumulate"])
+@pytest.mark.parametrize("decorate", [tf.function, lambda function: function], ids=["function", "eager"])
+def test_passes_of_scale_loss_train_the_variables_of_a_model(decorate, stages, caplog):
+    """Clipped, as `unscaled_gradients` is for; two losses, of which one overflows at first."""
+    managers = [DynamicLossScaleManager.apex(2.0**4, scale_window=100), DynamicLossScaleManager.apex(2.0**4)]
+    model = keras.Sequential(
+        [keras.layers.Input([2]), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
+    )
+    optimizer = npu_keras_optimizer(keras.optimizers.SGD(0.5), managers, stages=stages)
+    optimizer.build(model.trainable_variables)
+
+    @decorate
+    def step(factor):
+        for position in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(tf.ones([1, 2]))) * (factor if position else 1.0)
+            with amp.scale_loss(loss, optimizer, loss_id=position) as scaled:
+                scaled.backward(tape, model.trainable_variables)
+        pairs = [(tf.clip_by_value(grad, -1.0, 1.0), variable) for grad, variable in amp.unscaled_gradients(optimizer)]
+        optimizer.apply_gradients(pairs)
+
+    for factor in (np.inf, np.inf, 1.0, 1.0):
+        step(tf.constant(factor))
+    scales = [float(manager.get_loss_scale()) for manager in managers]
+    assert scales[0] == 16.0 and scales[1] < 16.0 and "the loss was not scaled" not in caplog.text
+    updates = 1 if stages else 2
+    assert model.get_weights()[0].tolist() == [[1.0 - 0.5 * updates]] * 2
+
+
+def test_a_pipeline_of_a_loop_names_the_way_for_variables_of_keras_3():
+    made, variable = pipeline("mine"), keras.Variable(1.0, name="kernel")
+    with pytest.raises(TypeError, match=r"Pipeline.combine: .* the keras.Variable kernel\. Use npu_keras_optimizer"):
+        made.combine(made.begin(), [(tf.constant(1.0), variable)])
+    made.combine(made.begin(), [(tf.constant(1.0), variable.value)])
 
 
 def test_levels_name_the_policy_for_models_of_keras_3():

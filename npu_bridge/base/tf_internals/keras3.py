@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any, Callable
 
 from npu_bridge.base.after_import import call_when_loaded, wrap_function
@@ -116,6 +117,21 @@ def tensorflow_variable_of(variable: Any) -> Any:
     """Returns a Keras 3 variable's TensorFlow variable; any other variable unchanged (`Variable.value`, Keras 3.15)."""
     keras = loaded_keras3()
     return variable.value if keras is not None and isinstance(variable, keras.Variable) else variable
+
+
+def reject_keras_variables(owner: str, variables: Iterable) -> None:
+    """Refuses variables of Keras 3, for code that needs TensorFlow variables and returns what it got.
+
+    Raises:
+      TypeError: a variable is of Keras 3; the message names `owner`.
+    """
+    for variable in variables:
+        if tensorflow_variable_of(variable) is not variable:
+            problem, got = "a variable is of Keras 3", f"the keras.Variable {variable.path}"
+            fix = (
+                "Use npu_keras_optimizer(optimizer, stages=[...]), or pass the value of each variable: variable.value."
+            )
+            raise TypeError(message(owner, problem, "variables of TensorFlow", got, fix))
 
 
 def prefix_of_slots(variable: Any) -> str:
