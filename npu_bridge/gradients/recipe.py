@@ -89,6 +89,7 @@ def build_pipeline(settings: PipelineSettings) -> Pipeline:
     if inner is not None and not isinstance(inner, InnerOptimizer):
         inner = adapt_optimizer(inner, settings.owner, applies_updates=False)
     _check_uses_loss_of_step(inner, added, settings.owner)
+    _check_accumulation_of_keras(inner, added, settings)
     exchanging = next((stage for stage in added if isinstance(stage, ExchangingStage)), None)
     if exchanging is not None:
         _check_communicating_stage(exchanging, settings)
@@ -118,6 +119,19 @@ def _check_uses_loss_of_step(inner, added, owner):
             )
             expected, fix = "stages that only transform gradients", f"Leave {type(stage).__name__} or {name} out."
             raise ValueError(message(owner, problem, expected, repr(stage), fix))
+
+
+def _check_accumulation_of_keras(inner, added, settings):
+    """Rejects what needs updates that leave variables out, or steps that it can count, if Keras 3 sums up batches."""
+    steps = getattr(getattr(inner, "optimizer", None), "gradient_accumulation_steps", None)
+    counts_steps = getattr(settings.record, "counts_skipped_steps", False)
+    if steps and (counts_steps or any(isinstance(stage, SelectingStage) for stage in added)):
+        what = (
+            "this optimizer counts skipped steps itself" if counts_steps else "a stage leaves variables out of updates"
+        )
+        problem, got = f"Keras accumulates gradients, and {what}", f"gradient_accumulation_steps={steps}"
+        fix = f"Leave gradient_accumulation_steps out, and pass the stage Accumulate({steps})."
+        raise ValueError(message(settings.owner, problem, "no gradient_accumulation_steps", got, fix))
 
 
 def _make_combined_gradients(settings, inner):

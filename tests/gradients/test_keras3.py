@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import npu_device
 from npu_bridge import amp
 from npu_bridge.amp import DynamicLossScaleManager, GroupLossScaleManager, scale_boundary
 from npu_bridge.base.tf_internals import keras3
@@ -515,6 +516,19 @@ def test_a_pipeline_of_a_loop_names_the_way_for_variables_of_keras_3():
     with pytest.raises(TypeError, match=r"Pipeline.combine: .* the keras.Variable kernel\. Use npu_keras_optimizer"):
         made.combine(made.begin(), [(tf.constant(1.0), variable)])
     made.combine(made.begin(), [(tf.constant(1.0), variable.value)])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda opt: npu_keras_optimizer(opt, stages=[Freeze(FreezeSchedule(2))]),
+        npu_device.train.optimizer.NpuLossScaleOptimizer,
+    ],
+    ids=["freeze", "counts"],
+)
+def test_accumulation_of_keras_is_refused_where_updates_are_told_apart(make):
+    with pytest.raises(ValueError, match=r"got gradient_accumulation_steps=4. .* the stage Accumulate\(4\)"):
+        make(keras.optimizers.Adam(gradient_accumulation_steps=4))
 
 
 def test_levels_name_the_policy_for_models_of_keras_3():

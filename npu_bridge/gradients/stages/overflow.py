@@ -221,6 +221,7 @@ class SkipRecord(Stage):
 
     def __init__(self, optimizer: Any = None):
         self._optimizer = optimizer
+        self.counts_skipped_steps = optimizer is not None
         self.report = LastStepReport()
         with tf.init_scope():
             self.skipped_steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="skipped_steps")
@@ -239,7 +240,7 @@ class SkipRecord(Stage):
         counted = self.skipped_steps.assign_add(tf.cast(is_skipped, tf.int64))
         noted = self.last_step_skipped.assign(is_skipped)
         changed = [counted, noted]
-        if self._optimizer is not None:
+        if self.counts_skipped_steps:
             iterations = self._optimizer.iterations
             changed.append(iterations.assign_add(tf.cast(is_skipped, iterations.dtype)))
         return group_in_graph(*changed)
