@@ -25,7 +25,7 @@ pytestmark = pytest.mark.ranks(2)
 
 
 @pytest.fixture(scope="module")
-def on_two(tmp_path_factory):
+def on_two(tmp_path_factory, rank_pools):
     """Runs a function of a module on two such ranks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NPU_COLLECTIVES", "tensorflow")
