@@ -110,14 +110,20 @@ class TensorFlowChoice(NamedTuple):
                 echo(f"npu-run: {use.place}: {remark}; --as-installed keeps the installed Keras", err=True)
         return True
 
-    def write_report(self, script: str, rank: int) -> None:
-        """Writes and prints the migration report, if requested; called in a rank after the script."""
+    def write_report(self, script: str, path: str, rank: int) -> None:
+        """Writes and prints the migration report, if requested; called in a rank after the script.
+
+        Args:
+          script: the script's name in the report.
+          path: its absolute path.
+          rank: number of the rank; only rank 0 writes a report.
+        """
         if self.report is None or rank > 0:
             return
         from npu_run.check_page import findings_as_facts, format_findings
         from tensorflow1_compat.journal import list_old_name_uses
 
-        found = self.survey_script(script, checks_calls=False)  # the script has run, so its calls need no checks
+        found = self.survey_script(path, checks_calls=False)  # the script has run, so its calls need no checks
         facts = json.dumps(findings_as_facts(script, found, list_old_name_uses()), indent=1)
         if self.report:
             NonFatalOutput(f"the report {self.report}").attempt(write_atomically, self.report, facts, REPORT_FILES)

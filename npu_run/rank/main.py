@@ -58,8 +58,9 @@ def main(arguments: list[str]) -> None:
     if arguments[0] == "--devices":
         _set_device(arguments[1].split(",")[place.rank])
         arguments = arguments[2:]
+    script, path = arguments[0], os.path.abspath(arguments[0])  # kept: a script can change its folder
     fill_rank_variables(place)
-    _show_only_own_gpu(place, arguments[0])
+    _show_only_own_gpu(place, script)
     report_exit = watch_input(link.send) if link is not None and place.size > 1 else None
     if "tensorflow" not in sys.modules:
         call_after_import(
@@ -75,12 +76,12 @@ def main(arguments: list[str]) -> None:
     choice = take_choice_from_environment()
     try:
         tensorflow_server.announce_server_if_needed()
-        _run_script(arguments[0], arguments, choice, place.rank)
+        _run_script(script, arguments, choice, place.rank)
         _warn_about_unread_settings()
         _report_finish(link, report_exit)
     except SystemExit as stop:
         if stop.code not in (None, 0):
-            _report_error(link, stop, arguments[0], stop.code & 0xFF if isinstance(stop.code, int) else 1)
+            _report_error(link, stop, script, stop.code & 0xFF if isinstance(stop.code, int) else 1)
         else:
             _warn_about_unread_settings()
             _report_finish(link, report_exit)
@@ -88,18 +89,18 @@ def main(arguments: list[str]) -> None:
     except KeyboardInterrupt as interrupt:
         # One rank's stack is enough to show where an interrupted job was.
         if place.rank == 0:
-            _print_exception(interrupt, arguments[0])
+            _print_exception(interrupt, script)
         sys.exit(_INTERRUPTED)
     except BaseException as error:
-        _report_error(link, error, arguments[0], 1)
+        _report_error(link, error, script, 1)
         # The launcher shows the traceback of the first rank to fail, and one line about the others.
         if link is None or sys.excepthook is not sys.__excepthook__:
-            _print_exception(error, arguments[0])
+            _print_exception(error, script)
         sys.exit(1)
     finally:
         if end_trial is not None:
             end_trial()
-        choice.write_report(arguments[0], place.rank)
+        choice.write_report(script, path, place.rank)
 
 
 def _warn_about_unread_settings() -> None:
@@ -160,7 +161,7 @@ def _run_script(script: str, arguments: list[str], choice: TensorFlowChoice, ran
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", module.__file__)
     module.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = module
-    sys.argv = arguments
+    sys.argv = list(arguments)  # the script can change it
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     for name in _HIDEABLE if rank == 0 else ():

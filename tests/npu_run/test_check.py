@@ -228,6 +228,12 @@ def test_arguments_are_for_the_run_whose_exit_code_it_is(tmp_path):
     assert code == 2 and "Use --run --out FILE." in output
 
 
+def test_a_script_may_change_its_folder_and_its_arguments(tmp_path):
+    write_script(tmp_path, "import os, sys\nsys.argv.clear()\nos.chdir('/')\n")
+    code, output = finish(start("check", "--run", "train.py", cwd=tmp_path))
+    assert code == 0 and output.endswith("Nothing was found that cannot work.\n")
+
+
 def test_modules_that_a_script_finds_above_itself_are_read(tmp_path, monkeypatch):
     project = folder_with(tmp_path / "project")
     text = "import os, sys\nsys.path.append(os.path.join(os.path.dirname(__file__), '..'))\nfrom package import old\n"
