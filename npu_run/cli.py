@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
 
         CompletionGroup(run_script).main(arguments, prog_name="npu-run", complete_var=_COMPLETION)
     name = arguments[0] if arguments else ""
-    if name in COMMANDS and not Path(name).exists():
+    if name in COMMANDS and not Path(name).is_file():
         find_command(name).main(arguments[1:], prog_name=f"npu-run {name}")
     run_script.main(arguments, prog_name="npu-run")
 

@@ -135,6 +135,16 @@ def test_a_file_wins_over_a_sub_command_of_the_same_name(tmp_path, monkeypatch, 
         cli.main(["doctor"])
 
 
+def test_a_folder_of_its_name_hides_no_sub_command(tmp_path, monkeypatch, capsys):
+    stub = click.Command("bisect", callback=lambda: click.echo("the sub-command"))
+    monkeypatch.setattr("npu_run.bisect.bisect", stub)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bisect").mkdir()  # where a search that was interrupted resumes
+    with pytest.raises(SystemExit):
+        cli.main(["bisect"])
+    assert capsys.readouterr().out == "the sub-command\n"
+
+
 def test_help_and_version():
     lines = CliRunner().invoke(cli.run_script, ["--help"]).output.splitlines()
     assert max(map(len, lines)) <= 80 and len(lines) < 66
