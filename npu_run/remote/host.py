@@ -199,9 +199,17 @@ class RemoteHost:
             self.send_message()
 
     def _handle_events(self, text: bytes) -> None:
-        self.last_sign_of_life, self._limit_secs = time.monotonic(), self._silence_secs
+        self.last_sign_of_life = time.monotonic()
         *lines, self._unread = (self._unread + text).split(b"\n")
-        for event in map(json.loads, lines):
+        for line in lines:
+            event = None
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+            if not isinstance(event, dict):  # printed by the remote shell as it starts, in a .bashrc for example
+                if said := line.decode(errors="replace").strip():
+                    self._errors.write_line(escape_controls(f"{self.host}: {said}").encode())
+                continue
+            self._limit_secs = self._silence_secs
             if "stopped" in event:
                 self.stopped = event["stopped"]
             elif "received_signal" in event:
@@ -262,7 +270,8 @@ def _agent_command() -> str:
     path = environment.read_variable("PYTHONPATH")
     python_path = f"PYTHONPATH={shlex.quote(path)} " if path else ""
     agent = f"{python_path}exec {shlex.quote(sys.executable)} -m npu_run.remote.host_agent"
-    return f"cd {shlex.quote(os.getcwd())} && {agent}"
+    # The empty line ends what the remote shell printed as it started.
+    return f"echo; cd {shlex.quote(os.getcwd())} && {agent}"
 
 
 def _is_local_variable(name: str) -> bool:

@@ -26,6 +26,7 @@ from tests.npu_run.launching import (
     ONE,
     OTHER,
     ROOT,
+    SSH,
     finish,
     is_alive,
     needs_horovod,
@@ -140,6 +141,14 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_reason(tmp_path, ssh):
         "npu-run: rank 1 of 2 was lost: the connection to 192.0.2.9 has ended (ssh, exit code 255: ssh: connect to "
         "host 192.0.2.9 port 22: Connection refused); exit code 255."
     )
+
+
+def test_what_a_remote_shell_prints_as_it_starts_is_passed_on(tmp_path, ssh):
+    write_script(tmp_path, "print('trained')")
+    talking = SSH.replace("exec env", "echo 'Welcome,'; printf '2 users'\nexec env")
+    (tmp_path / "bin" / "ssh").write_text(talking)
+    code, output = npu_run("-H", f"{ONE}:1", "train.py", cwd=tmp_path, **ssh)
+    assert (code, output) == (0, f"{ONE}: Welcome,\n{ONE}: 2 users\ntrained\n")
 
 
 def test_missing_ssh_is_told_in_one_line(tmp_path):
