@@ -36,7 +36,9 @@ class StopAfterStep:
         return bool(self._ranks) and all(rank.is_running and rank.can_stop_after_step for rank in self._ranks)
 
     def request_stop(self, now: float) -> None:
-        """Asks all ranks to begin no further training run, and to report how many runs they have begun."""
+        """Asks all ranks to begin no further training run, and to report how many runs they have begun; asks once."""
+        if self.is_asked:
+            return
         self.is_asked, self._asked_at = True, now
         for rank in self._ranks:
             rank.process.send_order("hold")

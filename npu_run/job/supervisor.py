@@ -238,23 +238,24 @@ class _Job:
 
     def _must_stop_at_once(self) -> bool:
         """Returns whether a signal must stop the ranks at once. A first SIGTERM, or a resize of the job, only asks the
-        ranks to end after the current step."""
-        if not self._stop_after_step.is_asked and self._stop_after_step.is_stop_possible:
+        ranks to end after the current step; a first SIGTERM during the resize makes the job end after that step."""
+        can_ask = not self._stop_after_step.is_asked and self._stop_after_step.is_stop_possible
+        if can_ask or self._resize:
             told = [rank.rank for rank in self.ranks if rank.received_signal]
             if self._signals == [signal.SIGTERM] or (told and not self._signals):
                 self._is_told = not self._signals
                 by = f" (rank {told[0]} received it)" if self._is_told else ""
+                self._resize = ""
                 self._signals.clear()
                 self.say(f"SIGTERM{by}: the ranks end after this step and save; a second signal stops them at once")
                 self._stop_after_step.request_stop(time.monotonic())
-            elif not self._signals:
+            elif can_ask and not self._signals:
                 self._resize = self._is_out_of_date()
                 if self._resize:
                     self.say(f"{self._resize}; the ranks end after this step and save")
                     self._stop_after_step.request_stop(time.monotonic())
         if not self._stop_after_step.announce_if_ready(time.monotonic()):
-            silent = [rank.rank for rank in self.ranks if rank.begun is None]
-            self.say(f"{format_ranks(silent)} did not answer")
+            self.say(f"{format_ranks([rank.rank for rank in self.ranks if rank.begun is None])} did not answer")
             self._signals.append(signal.SIGTERM)
         return bool(self._signals)
 

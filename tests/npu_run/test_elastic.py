@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import signal
 import threading
@@ -325,6 +326,35 @@ def test_a_rank_alone_ends_after_a_step_for_ranks_that_come(tmp_path, monkeypatc
     assert run_ranks("train.py", [], JobPlan(1, {}), is_out_of_date=why) == Outcome(
         75, has_failed=False, was_resized=True, has_trained=True
     )
+
+
+def test_a_signal_while_a_job_ends_for_other_slots_lets_it_save(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_script(
+        tmp_path,
+        """
+        import pathlib, time
+        from npu_bridge.session.elastic.stop_request import stop_request_of_process
+        request = stop_request_of_process()
+        with request.handle_requests(1):
+            while not request.is_due:
+                request.begin_run()
+            pathlib.Path("saving").touch()
+            while not pathlib.Path("signalled").exists():
+                time.sleep(0.01)
+            time.sleep(0.5)  # longer than the launcher takes to stop a rank
+        request.exit_after_save(1)
+        """,
+    )
+
+    def send_signal():
+        wait_for((tmp_path / "saving").exists, "the rank to save")
+        os.kill(os.getpid(), signal.SIGTERM)
+        (tmp_path / "signalled").touch()
+
+    threading.Thread(target=send_signal).start()
+    outcome = run_ranks("train.py", [], JobPlan(1, {}), is_out_of_date=lambda: "there are other slots")
+    assert outcome == Outcome(75, has_failed=False, has_trained=True)
 
 
 @pytest.mark.few_fast(1, "two ranks are started twice")
