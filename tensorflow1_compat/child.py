@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from npu_bridge.base.environment import probable_rank, read_variable, write_variable
 from npu_bridge.base.files import temporary_folder
+from npu_bridge.base.module_command import module_command
 from npu_bridge.base.secondary_files import NonFatalOutput
 from tensorflow1_compat import journal, spawn, start
 from tensorflow1_compat.source import compile_source, prepare_namespace
@@ -44,14 +45,17 @@ def _put_first_on_path(roots: Sequence[str]) -> None:
     own = temporary_folder("npu_run_python_")
     atexit.register(own.cleanup)
     folder = own.name
-    command = os.fsencode(shlex.join([sys.executable, "-m", __name__, *roots, "--"]))  # file names can hold any bytes
+    command = os.fsencode(shlex.join(module_command(__name__, *roots, "--")))  # file names can hold any bytes
     for name in _NAMES:
         with open(os.path.join(folder, name), "wb", opener=functools.partial(os.open, mode=0o755)) as file:
             file.write(b'#!/bin/sh\nexec %b "$@"\n' % command)
     write_variable("PATH", folder + os.pathsep + (read_variable("PATH") or os.defpath))
 
 
-def _main(roots: list[str], arguments: list[str]) -> None:
+def main() -> None:
+    """Runs the file or the code on the command line (`sys.argv`), which begins with the user's folders and `--`."""
+    end = sys.argv.index("--")
+    roots, arguments = sys.argv[1:end], sys.argv[end + 1 :]
     given = arguments[arguments[:1] == ["-u"] :]
     is_code = given[:1] == ["-c"] and len(given) > 1
     is_file = given[:1] != [] and given[0].endswith(".py") and SourceTree(roots).contains_file(given[0])
@@ -61,7 +65,7 @@ def _main(roots: list[str], arguments: list[str]) -> None:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = ["-c", *given[2:]] if is_code else given
-    sys.path[0] = "" if is_code else os.path.dirname(os.path.realpath(given[0]))
+    sys.path.insert(0, "" if is_code else os.path.dirname(os.path.realpath(given[0])))
     journal.stop_printing()  # the parent has printed it
     start.prepare_process(roots, sys.path[1:])
     if is_code:
@@ -82,7 +86,3 @@ def _wait_for_threads() -> None:
     while others := [each for each in threading.enumerate() if not each.daemon and each not in left_out]:
         others[0].join(0.1)  # this can be a thread of an executor that still gets work
         left_out.update(executors._threads_queues)
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :])

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.install import CHOSEN, FIX_HOROVOD, INSTALL_HOROVOD
+from npu_bridge.base.module_command import module_command
 from npu_run.doctor.page import FoundProblem, PageSection
 from npu_run.doctor.trial import MARK
 
@@ -66,7 +66,7 @@ class RunningTrial:
         script = Path(self._folder.name) / "trial.py"
         script.write_text(_SCRIPT, encoding="utf-8")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "npu_bridge.run", "-np", str(size), str(script), *arguments],
+            module_command("npu_bridge.run", "-np", str(size), str(script), *arguments),
             env=_trial_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -11,12 +11,12 @@ import os
 import selectors
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any, Callable
 
 from npu_bridge.base.machine import usable_cores
+from npu_bridge.base.module_command import module_command
 from npu_run.errors import LaunchError
 from npu_run.job.limits import Limit, describe_process_limit, restore_open_file_limit
 
@@ -36,7 +36,7 @@ def rank_command(script: str, arguments: list[str], devices: Sequence[int] = (),
     """
     options = [] if link is None else ["--link", str(link)]
     options += ["--devices", ",".join(map(str, devices))] if devices else []
-    return [sys.executable, "-m", "npu_run.rank.main", *options, script, *arguments]
+    return module_command("npu_run.rank.main", *options, script, *arguments)
 
 
 def default_rank_environment(ranks_on_host: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Runs every rank: `python -m npu_run.rank.main [--link FD] [--devices N,N,...] script.py args...`.
+"""Runs every rank; the words of its command line are `[--link FD] [--devices N,N,...] script.py args...`.
 
 Sets the rank variables that scripts read, then runs the script as `python script.py args...` does: as `__main__`, with
 its own `sys.argv`, and with its folder first on `sys.path`. A script for TensorFlow 1 sees TensorFlow 1.15
@@ -48,9 +48,9 @@ _HIDEABLE = ("horovod", "keras", "npu_bridge", "npu_run", "numpy", "tensorflow",
 _INTERRUPTED = 128 + signal.SIGINT
 
 
-def main(arguments: list[str]) -> None:
-    """Runs the script named in `arguments` (all words after the module name on the command line)."""
-    link = None
+def main() -> None:
+    """Runs the script named on the command line (`sys.argv`)."""
+    link, arguments = None, sys.argv[1:]
     if arguments[0] == "--link":
         link = RankLink(int(arguments[1]))
         arguments = arguments[2:]
@@ -163,7 +163,7 @@ def _run_script(script: str, arguments: list[str], choice: TensorFlowChoice, ran
     sys.modules["__main__"] = module
     sys.argv = list(arguments)  # the script can change it
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = os.path.dirname(os.path.realpath(script))
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     for name in _HIDEABLE if rank == 0 else ():
         if os.path.isfile(os.path.join(sys.path[0], f"{name}.py")):
             echo(f"npu-run: {name}.py beside the script hides the package {name}. Rename that file.", err=True)
@@ -202,7 +202,3 @@ def _print_exception(error: BaseException, script: str) -> None:
         sys.excepthook(type(error), error.with_traceback(frames), frames)
     else:
         echo(format_traceback(error, script).rstrip("\n"), err=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -8,13 +8,13 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npu_bridge.base import environment
+from npu_bridge.base.module_command import module_command
 from npu_bridge.base.terminal import escape_controls
 from npu_run.errors import LaunchError
 from npu_run.job.output import JointStream
@@ -269,7 +269,7 @@ class RemoteProcess:
 def _agent_command() -> str:
     path = environment.read_variable("PYTHONPATH")
     python_path = f"PYTHONPATH={shlex.quote(path)} " if path else ""
-    agent = f"{python_path}exec {shlex.quote(sys.executable)} -m npu_run.remote.host_agent"
+    agent = f"{python_path}exec {shlex.join(module_command('npu_run.remote.host_agent'))}"
     # The empty line ends what the remote shell printed as it started.
     return f"echo; cd {shlex.quote(os.getcwd())} && {agent}"
 

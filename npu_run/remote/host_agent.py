@@ -192,7 +192,3 @@ def _rank_environment(job: dict[str, Any]) -> dict[str, str]:
         variables.setdefault("HOROVOD_GLOO_IFACE", interface)
         variables.setdefault("NCCL_SOCKET_IFNAME", interface)
     return variables
-
-
-if __name__ == "__main__":
-    main()

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from npu_bridge.base.environment import IMPOSED_OPTIONS
+from npu_bridge.base.module_command import module_command
 from npu_bridge.base.secondary_files import GrowingFile
 
 SEED = 20150  # for scripts that set no seed; an arbitrary number
@@ -89,7 +90,7 @@ def run_trial(
     """
     os.makedirs(trial.folder, exist_ok=True)
     environment = {**os.environ, **make_trial_environment(trial, imposed)}
-    whole = [sys.executable, "-m", "npu_bridge.run", *fill_in_out_folder(command, trial.folder)]
+    whole = module_command("npu_bridge.run", *fill_in_out_folder(command, trial.folder))
     if log is None:
         return subprocess.run(
             whole, env=environment, stdout=sys.stderr if uses_stderr else None, check=False

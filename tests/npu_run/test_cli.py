@@ -79,6 +79,14 @@ def test_one_rank_runs_without_horovod_and_as_python_would_run_it(tmp_path):
     assert (code, output) == (5, "helper 0 1 0\n")
 
 
+def test_files_of_the_current_folder_hide_no_module_that_ranks_need(tmp_path):
+    for name in ("random.py", "secrets.py", "npu_bridge/__init__.py"):
+        write_script(tmp_path, "raise SystemExit('a file of the current folder')", name)
+    write_script(tmp_path, "from neighbour import WORD\nprint(WORD)", "src/train.py")
+    write_script(tmp_path, "import random\nWORD = random.__name__", "src/neighbour.py")
+    assert npu_run("src/train.py", cwd=tmp_path, prepare=f"import sys; sys.path[0] = {str(ROOT)!r}") == (0, "random\n")
+
+
 def test_one_rank_shows_only_the_scripts_own_frames(tmp_path):
     write_script(tmp_path, "def f():\n    raise ValueError('boom')\nf()\n")
     code, output = npu_run("train.py", cwd=tmp_path)

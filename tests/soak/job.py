@@ -151,7 +151,10 @@ class Job:
         found = {}
         for process in self.processes().values():
             with contextlib.suppress(psutil.Error, OSError):
-                if "npu_run.rank.main" in process.cmdline() and os.getsid(process.pid) == process.pid:
+                if (
+                    any("npu_run.rank.main" in word for word in process.cmdline())
+                    and os.getsid(process.pid) == process.pid
+                ):
                     found[int(process.environ().get("HOROVOD_RANK", "0"))] = process.pid
         return found
 
