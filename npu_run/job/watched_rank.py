@@ -136,9 +136,8 @@ class WatchedRank:
                 self._report = message["ending"]
                 self._report["when"] += clock_lead_secs
                 if self._log is not None:
-                    self._log.receive_output(
-                        "stderr", self._report["trace"].encode()
-                    )  # the rank itself has not printed it
+                    # The rank itself has not printed it.
+                    self._log.receive_output("stderr", self._report["trace"].encode(errors="backslashreplace"))
 
     def poll(self) -> RankEnding | None:
         """Returns how the rank ended, or None; a reported failure counts even while the process still runs."""

@@ -260,6 +260,14 @@ def test_times_of_another_clock_become_the_launchers():
     assert rank.stuck is None
 
 
+def test_a_log_takes_an_error_that_names_a_file_of_another_encoding():
+    logged = []
+    log = types.SimpleNamespace(receive_output=lambda *words: logged.append(words))
+    ending = {"ending": {"when": 1.0, "code": 1, "trace": "ValueError: bad picture \udce9.png"}}
+    WatchedRank(0, streams={}, log=log).receive("link", json.dumps(ending).encode() + b"\n")
+    assert logged == [("stderr", b"ValueError: bad picture \\udce9.png")]
+
+
 def test_the_keeper_needs_neither_tensorflow_nor_horovod(tmp_path):
     code = "import sys, npu_run.remote.host_agent; print({'tensorflow', 'horovod'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], cwd=pathlib.Path(ROOT), text=True) == "set()\n"
