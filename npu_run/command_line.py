@@ -11,6 +11,7 @@ import json
 import os
 import re
 import resource
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, NoReturn
@@ -62,15 +63,21 @@ class Command(click.Command):
             code = super().main(args, prog_name, complete_var, False, **extra)
             sys.exit(code if isinstance(code, int) else 0)
         except click.ClickException as error:
-            if "--json" in args and any("--json" in option.opts for option in self.params):
-                _print_facts(self, error.exit_code, {"problem": error.format_message()})
+            self._print_problem_if_json(args, error.format_message(), error.exit_code)
             text = io.StringIO()
             error.show(text)
             exit_with_message(text.getvalue().rstrip("\n"), error.exit_code)
-        except click.Abort:
-            exit_with_message("Aborted!", 1)
+        except click.Abort as stop:  # click's name for Ctrl-C, and for an EOFError
+            is_signal = isinstance(stop.__cause__, KeyboardInterrupt)
+            problem = "stopped by SIGINT" if is_signal else repr(stop.__cause__)
+            self._print_problem_if_json(args, problem, 2)
+            exit_with_message(f"{name}: {problem}", 128 + signal.SIGINT if is_signal else 2)
         finally:
             flush_or_silence()
+
+    def _print_problem_if_json(self, args: Sequence[str], problem: str, code: int) -> None:
+        if "--json" in args and any("--json" in option.opts for option in self.params):
+            _print_facts(self, code, {"problem": problem})
 
     def make_context(self, info_name, args, parent=None, **extra):
         """Parses the words as click does; prints help through `echo`."""

@@ -245,6 +245,9 @@ def become_launcher_of_tasks(
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         raise
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
         tasks.close(code)

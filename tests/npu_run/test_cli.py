@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from npu_run import cli
-from npu_run.command_line import add_launcher_options
+from npu_run.command_line import Command, add_json_option, add_launcher_options
 from npu_run.commands import COMMANDS, GROUPS, find_command
 from tests.npu_run.launching import ROOT, needs_horovod, npu_run, write_script
 
@@ -151,6 +151,15 @@ def test_a_folder_of_its_name_hides_no_sub_command(tmp_path, monkeypatch, capsys
     with pytest.raises(SystemExit):
         cli.main(["bisect"])
     assert capsys.readouterr().out == "the sub-command\n"
+
+
+def test_a_command_that_is_interrupted_gives_no_answer():
+    def wait(as_json):
+        raise KeyboardInterrupt
+
+    result = CliRunner().invoke(add_json_option(click.command(cls=Command)(wait)), ["--json"])
+    assert result.exit_code == 130 and result.stderr.endswith("wait: stopped by SIGINT\n")
+    assert json.loads(result.stdout)["verdict"] == "unknown"
 
 
 def test_help_and_version():
