@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import pathlib
 import re
@@ -14,6 +15,11 @@ _CPU_DESCRIPTION = pathlib.Path("/proc/cpuinfo")
 
 # Processor features that compute in a dtype, as Linux names them.
 LOW_PRECISION_UNITS = {"float16": ("amx_fp16", "avx512_fp16"), "bfloat16": ("amx_bf16", "avx512_bf16")}
+
+# The limit and the use of a control group's memory, in version 2 and in version 1.
+_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+_CACHED = re.compile(r"^(?:total_)?(?:in)?active_file (\d+)$", re.MULTILINE)
+_ROOT = pathlib.Path("/")
 
 
 def project_package_folders() -> list[str]:
@@ -59,6 +65,29 @@ def current_memory_bytes() -> int | None:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return peak_memory()
+
+
+def available_memory_bytes() -> float:
+    """Returns how much memory this process can still use: that of the machine or of its job; infinity if unknown.
+
+    A job's limit is that of a control group, or of a group around it. Files that are only cached leave room.
+    """
+    found = [math.inf]
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        found.append(int((_ROOT / "proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) * 1024)
+    with contextlib.suppress(OSError, ValueError):
+        for line in (_ROOT / "proc/self/cgroup").read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            is_v1 = "memory" in kinds.split(",")
+            if is_v1 or not kinds:
+                top = _ROOT / "sys/fs/cgroup" / ("memory" if is_v1 else "")
+                group = top / path.strip("/")
+                for folder in (group, *group.parents)[: 1 + len(group.parts) - len(top.parts)]:
+                    with contextlib.suppress(OSError, ValueError):  # no limit
+                        limit, used = (int((folder / name).read_text()) for name in _LIMITS[is_v1])
+                        cached = _CACHED.findall((folder / "memory.stat").read_text())
+                        found.append(limit - used + sum(map(int, cached[-2:])))
+    return min(found)
 
 
 def cpu_description() -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.base import memory_folders
+from npu_bridge.base import machine, memory_folders
 from npu_bridge.base.environment import MEMORY_FOLDER, RESTARTS
 from npu_bridge.base.memory_folders import make_memory_folder, memory_folder_name
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook
@@ -160,6 +160,29 @@ def test_no_copy_is_made_where_memory_is_short(tmp_path):
 
     assert copies.write(save, 1, 10) is None
     assert not os.listdir(tmp_path), "what there was no room for takes none"
+
+
+@pytest.mark.parametrize(
+    ("group", "names"),
+    [
+        ("0::/job/step", ("memory.max", "memory.current")),
+        ("4:memory:/job/step", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+    ],
+)
+def test_no_copy_is_made_beyond_the_memory_of_the_job(tmp_path, monkeypatch, group, names):
+    folder = tmp_path / "sys/fs/cgroup" / ("memory" if "memory" in group else "") / "job"
+    for path, text in {
+        tmp_path / "proc/self/cgroup": f"3:cpu:/\n{group}\n",
+        **{folder / name: f"{size}\n" for name, size in zip(names, (1000, 980))},
+        folder / "memory.stat": "shmem 9\ninactive_file 6\nactive_file 3\n",
+        folder / "step" / names[0]: "max\n",
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(machine, "_ROOT", tmp_path, raising=False)
+    copies = MemoryCheckpoints(str(tmp_path / "copies"))
+    assert write(copies, "of the first step", 1, size_bytes=10) is None
+    assert write(copies, "of the first step", 1, size_bytes=9) is not None
 
 
 def test_copies_are_made_as_seldom_as_they_cost_little(only_of_job, monkeypatch, tmp_path):

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.files import UNFINISHED, remove_own_files, rename_unfinished
+from npu_bridge.base.machine import available_memory_bytes
 from npu_bridge.base.memory_folders import MemoryFolder, folder_of_job, free_bytes, make_memory_folder
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective.apart import SeparateGraph
@@ -104,7 +105,7 @@ class MemoryCheckpoints:
             return path
         try:
             os.makedirs(self._folder, 0o700, exist_ok=True)
-            if free_bytes(self._folder) < _TIMES_FREE * size_bytes:
+            if min(free_bytes(self._folder), available_memory_bytes()) < _TIMES_FREE * size_bytes:
                 return None
             _remove_copy(unfinished)
             os.mkdir(unfinished)
