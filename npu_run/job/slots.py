@@ -92,6 +92,12 @@ def connect_slots(
         server.stop()
 
 
+def find_peer(plan: JobPlan, host: str) -> str:
+    """Returns a host or an address with other ranks, as another host knows it; that host if it has all ranks."""
+    peer = next((other for other in plan.slots if other != host), host)
+    return (is_this_machine(peer) and address_towards(host)) or peer  # localhost is another machine there
+
+
 def _slots_of_horovod(plan: JobPlan) -> list[Any]:
     """Returns the slots that Horovod's launcher assigns to the ranks of a plan."""
     try:

@@ -48,7 +48,7 @@ from npu_run.job.hosts import JobPlan
 from npu_run.job.limits import Limit, allow_open_files_of_job
 from npu_run.job.output import TAIL_LINES, JointStream, OutputReaderGoneError, RankLog
 from npu_run.job.rank_process import OutputWatch, RankProcess, default_rank_environment, rank_command
-from npu_run.job.slots import Slot, connect_slots
+from npu_run.job.slots import Slot, connect_slots, find_peer
 from npu_run.job.stop_after_step import StopAfterStep
 from npu_run.job.watched_rank import WatchedRank
 from npu_run.remote.host import RemoteHost, RemoteProcess
@@ -192,7 +192,7 @@ class _Job:
         for rank in ranks:
             rank.process = RemoteProcess(rank.rank, connection)
         self.ranks += ranks
-        peer = next((other for other in plan.slots if other != host), host)
+        peer = find_peer(plan, host) if self._tasks is None else ""
         connection.start(ranks, [slot.variables for slot in slots], script, arguments, plan.devices, peer)
 
     @contextlib.contextmanager

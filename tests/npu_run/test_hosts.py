@@ -10,9 +10,11 @@ import time
 
 import pytest
 
+from npu_bridge.base.address import address_towards
 from npu_run.errors import LaunchError
 from npu_run.job.hosts import JobPlan, is_this_machine, plan_job
 from npu_run.job.slots import _slots_in_order as slots_in_order
+from npu_run.job.slots import find_peer
 
 FAR = "192.0.2.7"  # an address of documentation: no host has it
 
@@ -46,6 +48,12 @@ def test_names_of_this_machine():
     assert all(map(is_this_machine, ["localhost", "127.0.0.1", "127.0.0.9", socket.gethostname()]))
     assert not is_this_machine(FAR)
     assert not is_this_machine("no such host")
+
+
+def test_another_host_hears_of_an_address_of_this_machine_and_not_of_localhost():
+    plan = JobPlan(3, {"localhost": 1, FAR: 2})
+    assert find_peer(plan, FAR) == (address_towards(FAR) or "localhost")
+    assert find_peer(JobPlan(2, {FAR: 1, "192.0.2.8": 1}), FAR) == "192.0.2.8"
 
 
 def test_hosts_and_hostfile_say_the_same(tmp_path):
