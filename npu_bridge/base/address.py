@@ -9,9 +9,9 @@ _ANY_PORT, _FAR = 9, "192.0.2.1"  # nothing is sent to them
 
 
 def address_towards(host: str) -> str:
-    """Returns this machine's IPv4 address on the route to a host; "" without a route."""
+    """Returns this machine's IPv4 address on the route to a host, which can be `user@host`; "" without a route."""
     with contextlib.suppress(OSError, UnicodeError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, _ANY_PORT))
+        probe.connect((host.rpartition("@")[2], _ANY_PORT))
         return str(probe.getsockname()[0])
     return ""
 

@@ -56,6 +56,10 @@ def test_another_host_hears_of_an_address_of_this_machine_and_not_of_localhost()
     assert find_peer(JobPlan(2, {FAR: 1, "192.0.2.8": 1}), FAR) == "192.0.2.8"
 
 
+def test_the_user_in_the_name_of_a_host_does_not_hide_the_route():
+    assert address_towards("me@127.0.0.1") == address_towards("127.0.0.1") == "127.0.0.1"
+
+
 def test_hosts_and_hostfile_say_the_same(tmp_path):
     file = tmp_path / "hosts"
     file.write_text(f"# two of them\n{FAR} slots=4\n\n  192.0.2.8 : 2   # the small one\n")
