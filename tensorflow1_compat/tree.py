@@ -9,11 +9,10 @@ from __future__ import annotations
 import importlib.machinery
 import os
 import sys
-import sysconfig
 from collections.abc import Iterable
 from typing import Any
 
-from npu_bridge.base.machine import project_package_folders
+from npu_bridge.base.machine import library_folders, project_package_folders
 
 __all__ = ["SourceTree"]
 
@@ -35,10 +34,7 @@ class SourceTree:
         self.roots = [os.path.realpath(root) for root in roots]
         known = sys.path if known_paths is None else known_paths
         self.known_paths = [os.path.realpath(path or os.curdir) for path in known]
-        standard = sysconfig.get_paths()
-        self._libraries = tuple(
-            os.path.realpath(standard[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")
-        )
+        self._libraries = tuple(map(os.path.realpath, library_folders()))
 
     def contains_file(self, path: str) -> bool:
         """Returns whether a file or folder belongs to the user."""

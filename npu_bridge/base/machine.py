@@ -28,9 +28,15 @@ def project_package_folders() -> list[str]:
     return [os.path.join(root, name) for name in ("npu_bridge", "npu_run", "npu_device", "hccl", "tensorflow1_compat")]
 
 
+def library_folders() -> list[str]:
+    """Returns the folders of Python's own modules and of installed packages."""
+    found = sysconfig.get_paths()
+    return [found[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+
+
 @functools.cache
 def _package_folders() -> tuple[str, ...]:
-    return (*(os.path.join(path, "") for path in {*project_package_folders(), *sysconfig.get_paths().values()}), "<")
+    return (*(os.path.join(path, "") for path in {*project_package_folders(), *library_folders()}), "<")
 
 
 def is_installed_code(file: str) -> bool:

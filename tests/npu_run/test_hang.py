@@ -12,12 +12,14 @@ import operator
 import os
 import re
 import subprocess
+import sys
 import threading
 import time
 import weakref
 
 import pytest
 
+from npu_bridge.base.machine import is_installed_code
 from npu_bridge.collective import rendezvous
 from npu_run.job.first_failure import InputEnd, RankEnding
 from npu_run.job.hang import (
@@ -478,3 +480,8 @@ def test_processor_time_is_that_of_all_threads_but_horovods():
         assert least <= processor_secs() - before <= most
         stop.set()
         thread.join()
+
+
+def test_a_script_beside_its_virtual_environment_is_no_installed_code():
+    assert not is_installed_code(os.path.join(sys.prefix, "model.py"))
+    assert is_installed_code(os.__file__) and is_installed_code(pytest.__file__)
