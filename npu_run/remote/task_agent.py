@@ -10,7 +10,6 @@ import re
 import secrets
 import signal
 import socket
-import stat
 import time
 from collections.abc import Sequence
 from typing import Callable, NoReturn
@@ -25,6 +24,7 @@ from npu_run.remote.tasks import (
     address_file_name,
     compute_proof,
     core_numbers,
+    explain_distrust,
     read_line,
     remove_timeout,
 )
@@ -99,6 +99,9 @@ def _find_task_0(task: ClusterTask, wait_secs: float) -> socket.socket:
     where = (
         f"at {first} ({environment.FIRST_TASK})" if first else f"by the file {address_file_name(task)} in {os.getcwd()}"
     )
+    with contextlib.suppress(OSError):
+        problem = explain_distrust(os.stat(address_file_name(task)))
+        where += f", which {problem}" if problem and not first else ""
     raise LaunchError(
         f"task {task.number} of {task.count} has not found task 0 within {wait_secs:.0f} s. Expected task 0 {where}. "
         f"Start the same command in the same folder in every task, or use -np 1 for a separate training in each task."
@@ -115,12 +118,7 @@ def _addresses_of_task_0(task: ClusterTask) -> list[tuple[tuple[str, int], str]]
         with open_file(address_file_name(task), "rb") as file:
             found = os.fstat(file.fileno())
             text = file.read(_MOST_BYTES)
-        # A user who can write this file could make this process run any program.
-        if (
-            found.st_uid == os.geteuid()
-            and not stat.S_IMODE(found.st_mode) & 0o077
-            and re.match(ADDRESS_FILE_START, text)
-        ):
+        if not explain_distrust(found) and re.match(ADDRESS_FILE_START, text):
             facts = json.loads(text)
             here = ["127.0.0.1"] if facts["host"] == socket.gethostname() else []
             addresses = dict.fromkeys([*here, *map(str, facts["addresses"])])

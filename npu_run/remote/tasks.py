@@ -18,6 +18,7 @@ import secrets
 import select
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -99,10 +100,15 @@ class ConnectedTasks:
                 self._text = json.dumps({"made_by": "npu-run", **place, "secret": self._secret})
                 with new_file(self._path, own_content_pattern=ADDRESS_FILE_START, permissions=0o600) as file:
                     file.write(self._text)
+                problem = explain_distrust(os.stat(self._path))
+                if problem:
+                    remove_file_with_text(self._path, self._text)
+                    raise PermissionError(f"{self._path} {problem}, so they would not trust it")
         except (OSError, ValueError, OverflowError) as error:
             raise LaunchError(
-                f"the other tasks cannot find task 0 of {task.count} ({error}). Expected a writable current folder, or "
-                f"{environment.FIRST_TASK}=host:port of this host. Change folder or variable, or start one task."
+                f"the other tasks cannot find task 0 of {task.count} ({error}). Expected a writable current folder "
+                f"with private files, or {environment.FIRST_TASK}=host:port of this host. Change folder or variable, "
+                f"or start one task."
             ) from error
         threading.Thread(target=self._accept_connections, name="npu-run tasks", daemon=True).start()
 
@@ -256,6 +262,17 @@ def become_launcher_of_tasks(
 def address_file_name(task: ClusterTask) -> str:
     """Returns the name of the file in the current folder that holds the address of task 0."""
     return f".npu-run-{task.job}"
+
+
+def explain_distrust(found: os.stat_result) -> str:
+    """Returns why a file with the address of task 0 cannot be trusted; "" if only this user can have written it.
+
+    A user who can write this file could make the reader run any program.
+    """
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}"
+    mode = stat.S_IMODE(found.st_mode)
+    return f"is open to other users (mode {mode:o})" if mode & 0o077 else ""
 
 
 def compute_proof(secret: str, *words: str) -> str:

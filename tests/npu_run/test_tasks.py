@@ -154,9 +154,18 @@ def test_a_file_that_leads_elsewhere_is_not_trusted(tmp_path, permissions, is_tr
         code, output = npu_run(*words, cwd=tmp_path, **variables_of(1))
         server.shutdown(socket.SHUT_RDWR)
     assert code == 2 and "has not found task 0 within 2 s" in output
-    assert bool(heard) == is_tried
+    assert bool(heard) == is_tried == ("which is open to other users (mode 644)" not in output)
     assert all(text.startswith(b'{"nonce"') for text in heard[::2]) and not any(heard[1::2])
     assert path.exists()  # it is not this task's
+
+
+def test_task_0_does_not_wait_for_tasks_that_would_not_trust_its_file(tmp_path):
+    write_script(tmp_path, SAYS)
+    public = "import os\nfrom npu_run.remote import tasks\nos.umask(0o022)\n"
+    public += "tasks.new_file = lambda path, **words: open(path, 'w')"  # as in a folder whose files are never private
+    code, output = npu_run("--wait", 1, "train.py", cwd=tmp_path, prepare=public, **variables_of(0))
+    assert code == 2 and "is open to other users (mode 644), so they would not trust it" in output, output
+    assert not list(tmp_path.glob(".npu-run-*"))
 
 
 @needs_horovod
