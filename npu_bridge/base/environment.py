@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple
@@ -180,7 +181,7 @@ def launcher_placement() -> Placement | None:
     """Returns the rank that a launcher gave this process, with the number of ranks.
 
     Reads the variables of Horovod's launcher first, then of Open MPI, then of PMI launchers (MPICH, Intel MPI). Without
-    variables for the local rank, all processes count as being on one machine.
+    variables for the local rank, in Slurm either, all processes count as being on one machine.
 
     Returns:
       The ranks and sizes, or None if no launcher started this process.
@@ -193,7 +194,7 @@ def launcher_placement() -> Placement | None:
             continue
         local_rank, local_size = read_integer(local_rank_name), read_integer(local_size_name)
         if local_rank is None or local_size is None:
-            local_rank, local_size = rank, size
+            local_rank, local_size = _local_place_in_slurm(rank, size) or (rank, size)
         if rank >= size or local_rank >= local_size:
             got = f"rank {rank} of {size}, local rank {local_rank} of {local_size}"
             fix = "Start the job again through its launcher."
@@ -201,6 +202,16 @@ def launcher_placement() -> Placement | None:
                 f"{rank_name} does not fit {size_name}", "ranks below their sizes", got, fix
             )
         return Placement(rank, size, local_rank, local_size)
+    return None
+
+
+def _local_place_in_slurm(rank: int, size: int) -> tuple[int, int] | None:
+    """Returns the local rank and size of a task of srun, whose PMI variables lack them; None for other processes."""
+    with contextlib.suppress(ValueError, LookupError):
+        if (read_integer("SLURM_PROCID"), read_integer("SLURM_STEP_NUM_TASKS")) == (rank, size):
+            groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ["SLURM_STEP_TASKS_PER_NODE"])  # 4(x2),3
+            counts = [int(count) for count, times in groups for _ in range(int(times or 1))]
+            return int(os.environ["SLURM_LOCALID"]), counts[int(os.environ["SLURM_NODEID"])]
     return None
 
 

@@ -23,6 +23,8 @@ _HOROVOD = {"HOROVOD_RANK": "3", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1",
 _OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
 _OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
 _PMI = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+_SLURM = {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "11", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}
+_SLURM |= {"SLURM_LOCALID": "2", "SLURM_NODEID": "1"}
 
 
 @pytest.mark.parametrize(
@@ -33,9 +35,11 @@ _PMI = {"PMI_RANK": "1", "PMI_SIZE": "2"}
         (_OPEN_MPI, Placement(2, 4, 0, 1)),
         ({**_PMI, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, Placement(1, 2, 0, 1)),
         (_PMI, Placement(1, 2, 1, 2)),  # silent about machines: one machine
+        ({"PMI_RANK": "6", "PMI_SIZE": "11", **_SLURM}, Placement(6, 11, 2, 4)),
+        ({**_PMI, **_SLURM}, Placement(1, 2, 1, 2)),  # what srun started is the launcher
         ({**_OPEN_MPI, **_HOROVOD}, Placement(3, 4, 1, 2)),
     ],
-    ids=["none", "Horovod", "Open MPI", "PMI", "silent PMI", "Horovod before Open MPI"],
+    ids=["none", "Horovod", "Open MPI", "PMI", "silent PMI", "Slurm", "PMI in Slurm", "Horovod before Open MPI"],
 )
 def test_the_launcher_places_us(monkeypatch, variables, placement):
     _set(monkeypatch, **variables)
