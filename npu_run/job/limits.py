@@ -51,7 +51,7 @@ def raise_open_file_limit(count: int, purpose: str) -> Iterator[Limit | None]:
 
 def restore_open_file_limit(process: int, limit: Limit | None) -> None:
     """Restores the user's original limit in a new process; `limit` is the result of `raise_open_file_limit`."""
-    if limit is not None:
+    if limit is not None and hasattr(resource, "prlimit"):  # only Linux has it; elsewhere the higher limit stays
         with contextlib.suppress(OSError):  # it can have ended already
             resource.prlimit(process, resource.RLIMIT_NOFILE, limit)
 

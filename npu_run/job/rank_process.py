@@ -220,16 +220,17 @@ class OutputWatch:
         self._files[source] = left
 
     def _collect_ended_processes(self) -> list[RankProcess]:
-        """Returns the processes that have ended; the system names them, so the others need not be checked."""
+        """Returns the processes that have ended; where the system names them, the others need not be checked."""
         ended = []
+        names_ended = hasattr(os, "waitid")  # not on macOS before Python 3.13
         with contextlib.suppress(ChildProcessError):
-            while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            while names_ended and (child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
                 if child.si_pid not in self._running:
                     self._round_at = 0.0  # another process, which can hide one of these
                     break
                 ended.append(self._running.pop(child.si_pid))
                 ended[-1].collect()
-        if self._running and time.monotonic() >= self._round_at + _ROUND_SECS:
+        if self._running and (not names_ended or time.monotonic() >= self._round_at + _ROUND_SECS):
             self._round_at = time.monotonic()
             missed = [process for process in self._running.values() if process.collect()]
             ended += [self._running.pop(process.pid) for process in missed]

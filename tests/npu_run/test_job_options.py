@@ -48,6 +48,14 @@ def test_one_rank_alone_has_a_log_too_and_needs_no_horovod(tmp_path):
     assert log_lines(tmp_path, 0)[1] == "0 False"
 
 
+def test_a_system_that_names_no_ended_processes_runs_jobs_too(tmp_path):
+    """As macOS before Python 3.13, with a low limit on open files."""
+    write_script(tmp_path, "print('ran')")
+    other = "import os, resource\ndel os.waitid, resource.prlimit\n"
+    other += "resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))"
+    assert npu_run("--logs", "train.py", cwd=tmp_path, prepare=other) == (0, "ran\n")
+
+
 def test_restarts_end_with_success_a_stop_or_when_they_are_used_up():
     failed, done, stopped = Outcome(7, has_failed=True), Outcome(0, has_failed=False), Outcome(143, has_failed=False)
     used_up = [failed, failed, Outcome(9, has_failed=True)]
