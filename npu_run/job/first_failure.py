@@ -167,11 +167,11 @@ def describe_input_end(rank: int, input_ends: Mapping[int, InputEnd], size: int,
 
 
 def _describe_ending(ending: RankEnding) -> str:
-    if ending.signal_number is not None:
-        by_whom = (
-            " (by hand, or by the system because memory ran out)" if ending.signal_number == signal.SIGKILL else ""
-        )
-        return f"was killed by {signal.Signals(ending.signal_number).name}{by_whom}"
+    number = ending.signal_number
+    if number is not None:
+        by_whom = " (by hand, or by the system because memory ran out)" if number == signal.SIGKILL else ""
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        return f"was killed by {name}{by_whom}"
     if ending.disconnect_reason:
         return f"was lost: {ending.disconnect_reason}"
     if ending.summary:

@@ -72,6 +72,7 @@ MISMATCH = RAISED._replace(summary="UnknownError: Mismatched data types: One ran
     ("cause", "others", "size", "part"),
     [
         (KILLED, [], 4, "rank 2 of 4 was killed by SIGKILL"),
+        (KILLED._replace(signal_number=40), [], 4, "rank 2 of 4 was killed by signal 40"),  # it has no name
         (RankEnding(0, 1.0, 3), [], 2, "ended without an exception; exit code 3"),
         (RAISED._replace(summary="ValueError: wrong. Fix it."), [], 2, "wrong. Fix it; exit code 1."),
         (SECONDARY, [DONE], 5, "Rank 4 had ended normally by then"),
