@@ -66,6 +66,20 @@ def apply_norm_factor(rule: Rule, grads_and_vars: list) -> list:
     if not rule.uses_global_norm:
         return grads_and_vars
     dense = [(None if grad is None else as_dense(grad, variable), variable) for grad, variable in grads_and_vars]
-    norm = tf.linalg.global_norm([tf.cast(grad, tf.float32) for grad, _ in dense if grad is not None])
+    given = [grad for grad, _ in dense if grad is not None]
+    norm = tf.linalg.global_norm([tf.cast(grad, tf.float32) for grad in given])
+
+    def multiply_in_float64():
+        # The squares of finite gradients overflow float32 from 1.8e19 on, and the factor would be 0.
+        wide = [tf.cast(grad, tf.float64) for grad in given]
+        factor = rule.gradient_factor(tf.linalg.global_norm(wide))
+        return tuple(tf.cast(grad * factor, own.dtype) for grad, own in zip(wide, given))
+
     factor = rule.gradient_factor(norm)
-    return [(None if grad is None else grad * tf.cast(factor, grad.dtype), variable) for grad, variable in dense]
+    made = tf.cond(
+        tf.math.is_finite(norm),
+        lambda: tuple(grad * tf.cast(factor, grad.dtype) for grad in given),
+        multiply_in_float64,
+    )
+    multiplied = iter(made if isinstance(made, (list, tuple)) else [made])  # the classic tf.cond unpacks a single one
+    return [(None if grad is None else next(multiplied), variable) for grad, variable in dense]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -255,6 +257,24 @@ def test_global_norm_bounds_all_gradients_together():
     optimizer = keras.BertAdam(1.0, beta_1=0.0, beta_2=0.0, epsilon=1.0, weight_decay=0.0, max_grad_norm=0.5)
     optimizer.apply_gradients(zip([tf.constant([3.0]), tf.constant([4.0])], variables))
     np.testing.assert_allclose([v.numpy()[0] for v in variables], [-0.3 / 1.3, -0.4 / 1.4], rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e20, 8e37])
+@pytest.mark.parametrize("face", ["keras", "keras_legacy", "tf1"])
+def test_a_global_norm_above_float32_bounds_gradients_and_does_not_remove_them(face, size):
+    arguments = {"beta_1": 0.0, "beta_2": 0.0, "epsilon": 1.0, "weight_decay": 0.0, "max_grad_norm": 0.5}
+    with tf.Graph().as_default() if face == "tf1" else contextlib.nullcontext():
+        variables = [tf.Variable([0.0]), tf.Variable([0.0])]
+        gradients = [tf.constant([3.0 * size]), tf.constant([4.0 * size])]
+        step = getattr(optimizers, face).BertAdam(1.0, **arguments).apply_gradients(zip(gradients, variables))
+        if face == "tf1":
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                session.run(step)
+                values = session.run(variables)
+        else:
+            values = [variable.numpy() for variable in variables]
+    np.testing.assert_allclose(np.ravel(values), [-0.3 / 1.3, -0.4 / 1.4], rtol=1e-6)
 
 
 @pytest.mark.parametrize("module", [keras, keras_legacy])
