@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from npu_bridge.npu_init import ExponentialUpdateLossScaleManager, NPUOptimizer, npu_keras_optimizer
@@ -36,6 +39,26 @@ def test_a_count_that_a_checkpoint_lacks_goes_on_from_its_steps(tmp_path):
     assert train_session(folder, BATCHES.stages(), 12) == 7
     assert train_session(folder, BATCHES.stages(), 15) == 12
     assert updates_dealt(folder) == 15
+
+
+@pytest.mark.parametrize("has_two", [False, True])
+def test_lists_of_variables_that_are_trained_on_one_batch_count_it_once(tmp_path, has_two):
+    with tf.Graph().as_default():
+        optimizers = [
+            NPUOptimizer(tf.compat.v1.train.AdamOptimizer(), stages=BATCHES.stages(), name=name) for name in "ab"
+        ]
+        trains = []
+        with contextlib.nullcontext() if has_two else pytest.raises(ValueError, match=r"optimizer with .* each list"):
+            for number, name in enumerate("uv"):
+                weights = tf.compat.v1.get_variable(name, [4, 1])
+                optimizer = optimizers[number if has_two else 0]
+                trains.append(optimizer.minimize(tf.reduce_sum(weights**2), var_list=[weights]))
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            for _ in range(3 * BATCHES.batches_per_update):
+                session.run(trains)
+            tf.compat.v1.train.Saver().save(session, str(tmp_path / "model"))
+    assert updates_dealt(str(tmp_path)) == 3
 
 
 def train_keras(file, stages, updates):

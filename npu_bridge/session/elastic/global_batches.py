@@ -75,7 +75,10 @@ class GlobalBatches:
         return -(-(self.batch // self.micro) // collective.current().size)
 
     def stages(self) -> list:
-        """Returns new stages for an optimizer: they make one update from every `batch` rows, and count the updates."""
+        """Returns new stages for an optimizer: they make one update from every `batch` rows, and count the updates.
+
+        The optimizer can train one list of variables: a second list is a ValueError.
+        """
         share = _RankShare(self.batch // self.micro, collective.current().size, collective.current().rank)
         return [*([] if share.is_whole else [_AccumulateShares(share)]), _CountUpdates()]
 
@@ -231,10 +234,14 @@ class _AccumulateShares(Accumulate, RestartingStage):
 
 
 class _CountUpdates(Stage):
-    """A stage that counts updates, including skipped ones; the count is saved with the model."""
+    """A stage that counts updates, including skipped ones; the count is saved with the model.
+
+    Raises ValueError for a second list of variables: their updates can use the rows of the same batch, or of another.
+    """
 
     def __init__(self):
         self._module: tf.Module | None = None
+        self._trained: set = set()
 
     def __copy__(self):
         return type(self)()
@@ -247,6 +254,15 @@ class _CountUpdates(Stage):
 
     def create_variables(self, variables, gradients=None):
         self.state()
+        if gradients is None or not variables:
+            return
+        trained = {variable.ref() for variable in variables}
+        if self._trained and not self._trained & trained:
+            problem, expected = "an update of each list of variables would count as a batch", "one list of variables"
+            got = f"one optimizer for several lists; the last begins with {variables[0].name}"
+            fix = "Make an optimizer with stages=batches.stages() for each list, and train all lists on one batch."
+            raise ValueError(message(_OWNER, problem, expected, got, fix))
+        self._trained |= trained
 
     def after_update(self, step):
         one = 1 if step.is_due is None else tf.cast(step.is_due, tf.int64)
