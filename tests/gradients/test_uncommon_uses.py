@@ -139,6 +139,28 @@ def test_every_part_of_variables_trained_in_turn_is_averaged(on_ranks, shares):
     assert synced == also_synced == [-1.0] * 4
 
 
+def move_one_scale_by_two_losses():
+    """Trains two lists with one optimizer, one after the other and then in one run; returns the error of this run."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), falling_scale(8.0), True, is_loss_scale=True)
+        variables = [tf1.get_variable(name, initializer=[1.0]) for name in "ab"]
+        steps = [optimizer.minimize(tf.reduce_sum(each), var_list=[each]) for each in variables]
+        session.run(tf1.global_variables_initializer())
+        for step in steps:
+            session.run(step)
+        try:
+            session.run(steps)
+        except ValueError as error:
+            return str(error)
+
+
+@pytest.mark.ranks(2)
+def test_two_updates_of_one_scale_in_one_run_are_refused_on_ranks_and_warned_of_on_one(on_ranks, caplog):
+    for error in on_ranks(2, move_one_scale_by_two_losses):
+        assert "one run changes a loss scale twice" in error and "Run the steps one after the other" in error
+    assert move_one_scale_by_two_losses() is None and "one run changes a loss scale twice" in caplog.text
+
+
 @pytest.mark.parametrize("changed", [False, True], ids=["as returned", "clipped"])
 def test_gradients_of_two_losses_keep_their_scales_if_both_are_computed_first(graph, changed):
     variable = tf1.get_variable("variable", initializer=[1.0])

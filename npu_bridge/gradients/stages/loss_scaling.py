@@ -6,13 +6,17 @@ import logging
 import weakref
 from typing import Any
 
+from npu_bridge import collective
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.base.tf_internals.graphs import current_control_flow_context
+from npu_bridge.collective import first_run
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.graph_mode import group_in_graph, is_building_graph, value_before_update
 from npu_bridge.gradients.losses import smallest_scale
 from npu_bridge.gradients.stage import ScalingStage
 
+_UPDATES = ("npu_bridge", "updates_of_scales")  # graph collection: the id of a manager, and an operator that updates it
 _first_users = weakref.WeakKeyDictionary()  # the stage that used each manager first
 
 
@@ -88,11 +92,12 @@ class LossScaling(ManagedScaling):
         if step.losses.usable:
             right = step.losses.find_scales_without_overflow(step.should_apply, step.is_due)
             moved = [self.managers[number].update_loss_scale(is_right) for number, is_right in right.items()]
-            return group_in_graph(*moved)
+            return _record_update([self.managers[number] for number in right], group_in_graph(*moved))
         manager, is_unchecked = self.managers[step.losses.latest], step.should_apply is None
-        return step.run_when_due(
+        updated = step.run_when_due(
             lambda: manager.update_loss_scale(tf.constant(True) if is_unchecked else step.should_apply)
         )
+        return _record_update([manager], updated)
 
     def _warn_of_sharing(self):
         for manager in self.state().values() if is_building_graph() else ():
@@ -107,3 +112,39 @@ class LossScaling(ManagedScaling):
                 fix = "Make a manager for each optimizer."
                 kind = type(manager).__name__
                 say_once(logging.WARNING, message("loss_scale_manager", problem, expected, f"one {kind} for both", fix))
+
+
+def _record_update(managers, updated):
+    """Checks runs of the session from the second update of a moving scale on; returns the update."""
+    graph = tf.compat.v1.get_default_graph()
+    # Updates in branches of one condition never run together.
+    if is_building_graph() and current_control_flow_context(graph) is None:
+        updates = graph.get_collection_ref(_UPDATES)
+        updates += [(id(each), getattr(updated, "op", updated)) for each in managers if getattr(each, "variables", ())]
+        if len(dict(updates)) < len(updates):
+            first_run.find_or_add_check(graph, _UPDATES, lambda: _OneUpdateCheck(updates))
+    return updated
+
+
+class _OneUpdateCheck(first_run.FirstRunCheck):
+    """Refuses runs that update one moving scale twice, as nothing orders the updates; with one rank, warns of them."""
+
+    def __init__(self, updates: list):
+        super().__init__()
+        self._updates = updates
+
+    def is_due(self, session):
+        return True
+
+    def is_needed_for(self, run):
+        managers = [manager for manager, updated in self._updates if updated in run.op_set]
+        return len(set(managers)) < len(managers)
+
+    def make_check(self, session, run):
+        problem = "one run changes a loss scale twice, in no fixed order, so an overflow can be forgotten"
+        expected, got = "one step in a run for each moving scale", f"two steps in the run of {run.name}"
+        fix = "Run the steps one after the other, or make an optimizer and a manager for each."
+        text = message("loss_scale_manager", problem, expected, got, fix)
+        if collective.current().size > 1:  # the scales of ranks would differ
+            raise ValueError(text)
+        say_once(logging.WARNING, text)
