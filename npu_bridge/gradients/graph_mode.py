@@ -169,6 +169,12 @@ def value_before_update(variable: Any) -> tf.Tensor:
     return tf.raw_ops.DeepCopy(x=value) if is_building_graph() else tf.identity(value)
 
 
+def assign_constrained(variable: Any, value: tf.Tensor) -> Any:
+    """Assigns a value of all ranks to a trained variable, and applies the variable's constraint to it, if any."""
+    constraint = getattr(variable, "constraint", None)
+    return variable.assign(value if constraint is None else constraint(value))
+
+
 def group_in_graph(*ops: Any) -> Any:
     """Returns one op that runs all ops which are not None; None in eager execution, where they have run."""
     return None if tf.executing_eagerly() else tf.group(*(op for op in ops if op is not None))

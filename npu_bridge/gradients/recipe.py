@@ -92,7 +92,7 @@ def build_pipeline(settings: PipelineSettings) -> Pipeline:
     _check_accumulation_of_keras(inner, added, settings)
     exchanging = next((stage for stage in added if isinstance(stage, ExchangingStage)), None)
     if exchanging is not None:
-        _check_communicating_stage(exchanging, settings)
+        _check_communicating_stage(exchanging, settings, getattr(inner, "optimizer", None))
     combined = _make_combined_gradients(settings, inner)
     made = _make_scaling_stages(settings)
     if settings.is_distributed and exchanging is None:
@@ -193,7 +193,7 @@ def _dropped_step_warning(settings):
     )
 
 
-def _check_communicating_stage(stage, settings):
+def _check_communicating_stage(stage, settings, optimizer):
     name, owner = type(stage).__name__, settings.owner
     if not settings.is_distributed:
         problem, got = f"{name} exchanges values between ranks", "is_distributed=False"
@@ -202,6 +202,10 @@ def _check_communicating_stage(stage, settings):
     if settings.wire_dtype is not None:
         problem, got = f"{name} sends values of 32 bits", f"wire={settings.wire_dtype.name!r}"
         raise ValueError(message(owner, problem, "wire='none'", got, f"Leave wire or {name} out."))
+    if REDUCED_GRADIENTS not in stage.gives and getattr(optimizer, "use_ema", False):
+        problem = f"each rank would average its own weights over steps, before {name} combines the weights of all ranks"
+        fix = f"Leave use_ema or {name} out."
+        raise ValueError(message(owner, problem, "an optimizer without use_ema", "use_ema=True", fix))
     if settings.is_sharded and REDUCED_GRADIENTS not in stage.gives:
         problem, got = f"with {name} every rank updates with its own gradients", "is_weight_update_sharding=True"
         fix = f"Leave is_weight_update_sharding or {name} out."

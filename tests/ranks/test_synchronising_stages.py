@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -135,6 +138,31 @@ def train_in_bfloat16(stage):
 def test_weights_of_16_bits_are_not_combined(on_ranks, stage):
     for said in on_ranks(2, train_in_bfloat16, stage):
         assert "ranks would combine the rounded weights of narrow" in said and "O2" in said
+
+
+def constrained_lengths(stage):
+    """On a rank: the lengths of two variables of length 1, after an update in another direction on each rank."""
+    variables = [tf.Variable([[0.6], [0.8]], constraint=tf.keras.constraints.UnitNorm()) for _ in range(2)]
+    gradient = tf.one_hot([collective.current().rank], 2, axis=0)
+    wrappers = (NPUOptimizer, tf1.train.GradientDescentOptimizer), (npu_keras_optimizer, keras.optimizers.SGD)
+    for (wrap, inner), each in zip(wrappers, variables):
+        loss = functools.partial(lambda variable: tf.reduce_sum(variable * gradient), each)
+        wrap(inner(1.0), is_distributed=True, stages=[stage]).minimize(loss, var_list=[each])
+    return [float(tf.norm(variable)) for variable in variables]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("stage", [stages.PartialSync(), stages.Adasum(on="weights")], ids=repr)
+def test_a_constraint_holds_for_weights_that_ranks_have_combined(on_ranks, stage):
+    for lengths in on_ranks(2, constrained_lengths, stage):
+        np.testing.assert_allclose(lengths, 1.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("stage", [stages.PartialSync(), stages.Adasum(on="weights")], ids=repr)
+def test_moving_averages_of_weights_that_ranks_combine_later_are_refused(stage):
+    for averaging in (tf.keras.optimizers.SGD(use_ema=True), keras.optimizers.SGD(use_ema=True)):
+        with pytest.raises(ValueError, match=f"Leave use_ema or {type(stage).__name__} out"):
+            npu_keras_optimizer(averaging, is_distributed=True, stages=[stage])
 
 
 def three_kinds_of_updates():

@@ -14,7 +14,12 @@ from npu_bridge.collective.adasum_tree import AdasumTree
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.gradients.arithmetic import average_sparse_rows, gradient_values, unscale_in_float32
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
-from npu_bridge.gradients.graph_mode import group_with_update, is_building_graph, value_before_update
+from npu_bridge.gradients.graph_mode import (
+    assign_constrained,
+    group_with_update,
+    is_building_graph,
+    value_before_update,
+)
 from npu_bridge.gradients.stage import FROZEN_UNCHANGED, VERDICT
 from npu_bridge.gradients.stages.all_reduce import (
     AllReduce,
@@ -136,7 +141,7 @@ class Adasum(AllReduce):
         cut = [range(len(finite))] if finite else []
         combined = _combine_dense_gradients(finite, cut, tree.combine_groups, f"{self.transfer_name}_adasum_weights")
         return [
-            variable.assign(tf.cast(old - combined[position], variable.dtype.base_dtype))
+            assign_constrained(variable, tf.cast(old - combined[position], variable.dtype.base_dtype))
             for position, (variable, old) in enumerate(zip(variables, old_values))
         ]
 

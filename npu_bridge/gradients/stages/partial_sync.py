@@ -11,7 +11,13 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
-from npu_bridge.gradients.graph_mode import group_in_graph, group_with_update, is_building_graph, run_if
+from npu_bridge.gradients.graph_mode import (
+    assign_constrained,
+    group_in_graph,
+    group_with_update,
+    is_building_graph,
+    run_if,
+)
 from npu_bridge.gradients.stage import VERDICT, SynchronisingStage, synced_too_early_error
 from npu_bridge.gradients.trained_apart import CountersByVariables
 
@@ -97,7 +103,7 @@ class PartialSync(SynchronisingStage):
     def _average_variables(self, variables, partition):
         values = [variable.read_value() for variable in variables]
         means = collective.current().all_reduce(values, f"{self.transfer_name}_partition_{partition}")
-        assigned = [variable.assign(mean) for variable, mean in zip(variables, means)]
+        assigned = [assign_constrained(variable, mean) for variable, mean in zip(variables, means)]
         return group_in_graph(*assigned)
 
 
