@@ -306,7 +306,13 @@ class DecidingStage(Stage):
 
 
 class SummingStage(Stage):
-    """Base class of stages that make one update from several batches; their place is one of `SUMMING_PLACES`."""
+    """Base class of stages that make one update from several batches; their place is one of `SUMMING_PLACES`.
+
+    Attributes:
+      batches: the number of batches of an update.
+    """
+
+    batches = 1
 
     def add_reduced(self, step: Step) -> tf.Tensor:
         """Adds reduced gradients to the sums, at "accumulate reduced"; returns whether this is the window's last batch.

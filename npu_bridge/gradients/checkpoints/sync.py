@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +64,12 @@ def batch_counters(optimizer: Any) -> list:
     """
     stages = [stage for pipeline in _pipelines_of(optimizer) for stage in pipeline.stages_of_type(SummingStage)]
     return [counter for stage in stages for counter in stage.batch_counters]
+
+
+def batches_per_update(optimizer: Any) -> int:
+    """Returns the number of batches of an update of any optimizer, or of a pipeline: above 1 with `Accumulate`."""
+    pipelines = _pipelines_of(optimizer)
+    return math.prod(stage.batches for pipeline in pipelines for stage in pipeline.stages_of_type(SummingStage))
 
 
 def reset_restarting_state(optimizer: Any) -> None:

@@ -49,7 +49,7 @@ class Accumulate(SummingStage):
 
     def __init__(self, steps: int, reduction: str = "mean", exchange: str = "window", loss_scale: str | None = None):
         fix = "Use 1 for an update with each batch."
-        self._batches = check_count("Accumulate", "steps", steps, fix, at_most=2**31 - 1)
+        self.batches = check_count("Accumulate", "steps", steps, fix, at_most=2**31 - 1)
         fix = "Use 'mean' for a loss that is a mean over the batch."
         self._reduction = check_choice("Accumulate", "reduction", reduction, ("mean", "sum"), fix)
         _check_frequencies(exchange, loss_scale)
@@ -65,13 +65,13 @@ class Accumulate(SummingStage):
         return [] if self._sums is None else self._sums.counters.counters
 
     def get_config(self):
-        config = {"steps": self._batches, "reduction": self._reduction}
+        config = {"steps": self.batches, "reduction": self._reduction}
         if self._reduces_batches:
             return {**config, "exchange": "batch"}
         return {**config, "loss_scale": "batch"} if self._scales_batches else config
 
     def sent_bytes(self, other_bytes, ranks):
-        return other_bytes if self._reduces_batches else other_bytes / self._batches
+        return other_bytes if self._reduces_batches else other_bytes / self.batches
 
     def state(self):
         if self._sums is None:
@@ -101,7 +101,7 @@ class Accumulate(SummingStage):
           values: the unscaled gradient of this batch.
           earlier_batches: number of earlier batches in the window, an int32 scalar.
         """
-        return values / self._batches if self._reduction == "mean" else values
+        return values / self.batches if self._reduction == "mean" else values
 
     # When windows are exchanged, batches are added up before the reduction, and only the last one is reduced.
 
@@ -159,7 +159,7 @@ class Accumulate(SummingStage):
             )
 
         with tf.name_scope("Accumulate"):
-            return AccumulationWindow(self._sums, self._batches, step.grads_and_vars, addend)
+            return AccumulationWindow(self._sums, self.batches, step.grads_and_vars, addend)
 
     def _store_sums(self, step):
         """Stores the sums for the next batch, or resets them to 0 after the last batch; returns the op."""

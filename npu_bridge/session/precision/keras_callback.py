@@ -18,6 +18,7 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.tf_internals.training import steps_per_execution
+from npu_bridge.gradients.checkpoints.sync import batches_per_update
 from npu_bridge.options import parse_accelerate_train_mode, read_session_config, with_optimizer_entry
 from npu_bridge.session.precision.functions import call_under_policy
 from npu_bridge.session.precision.live_session import precision_of_session
@@ -30,8 +31,8 @@ _TRAINED = frozenset({"the variables of a Keras model"})
 class AccelerateTrainCallback(tf.keras.callbacks.Callback):
     """A callback that runs the first part of a `fit` in low precision, and the rest in the model's own precision.
 
-    Steps count from the optimizer's `iterations`, so a resumed training continues the count. After the switch every
-    later `fit` with the same callback keeps the model's own precision.
+    Steps are updates, and count from the optimizer's `iterations`, so a resumed training continues the count. After the
+    switch every later `fit` with the same callback keeps the model's own precision.
 
     Args:
       accelerate_train_mode: value of the option of this name, such as "fast|step|0.9" or "fast1|loss|1.1".
@@ -67,7 +68,8 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         self._policy: Policy | None = None
         self._original: Any = None
         self._is_own_step = False
-        self._steps_done, self._steps_before_epoch = 0, 0
+        self._steps_before_fit, self._batches_per_step = 0, 1
+        self._batches_done, self._batches_before_epoch = 0, 0
         self._has_begun = False
 
     @property
@@ -75,19 +77,24 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         """The policy that the latest training step followed; None before the first, or if Keras trains in a session."""
         return self._policy if self._precision is None else self._precision.policy_followed_by_steps(self._policy)
 
+    @property
+    def _steps_done(self):
+        return self._steps_before_fit + self._batches_done // self._batches_per_step
+
     def on_train_begin(self, logs=None):
         """Replaces the train function of the model; if Keras trains in a session, checks the mode of the session."""
         if self._plan is None:
             return
         self._restore_train_function()
-        self._steps_done = _count_updates(self.model)
+        self._steps_before_fit, self._batches_done = _count_updates(self.model), 0
+        self._batches_per_step = batches_per_update(self.model.optimizer)
         self._has_begun = False
         if not tf.compat.v1.executing_eagerly_outside_functions():
             _check_session_has_plan(self._plan)
             return
         _check_model(self.model)
         if self._precision is None:
-            steps_per_run = steps_per_execution(self.model)
+            steps_per_run = -(-steps_per_execution(self.model) // self._batches_per_step)
             self._precision = Precision(self._options.replace(iterations_per_loop=steps_per_run))
         if self._precision.switch is not None:
             self._original = self.model.train_function
@@ -95,7 +102,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Writes the goal and the progress into environment variables before the first step."""
-        self._steps_before_epoch = self._steps_done
+        self._batches_before_epoch = self._batches_done
         if self._plan is None or self._has_begun:
             return
         self._has_begun = True
@@ -113,7 +120,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         """Writes the environment variable of the progress."""
         self._is_own_step = False
-        self._steps_done = self._steps_before_epoch + batch + 1
+        self._batches_done = self._batches_before_epoch + batch + 1
         if self._plan is None:
             return
         if self._plan.trigger == "step":
@@ -155,7 +162,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         if steps is None:
             expected = "total_step, or data whose length is known"
             raise _usage_error("the steps of an epoch are unknown", expected, "neither", "Pass total_step=....")
-        return self._steps_done + (self.params["epochs"] - first_epoch) * steps
+        return self._steps_done + (self.params["epochs"] - first_epoch) * steps // self._batches_per_step
 
     def _read_loss(self, logs):
         if self._loss not in logs:

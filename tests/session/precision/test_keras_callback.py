@@ -13,7 +13,9 @@ import tensorflow as tf
 
 from npu_bridge.base import environment
 from npu_bridge.base.tf_internals.sessions import collected_function_graphs
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.session.precision import ORIGINAL, AccelerateTrainCallback, Policy, list_builds, policy_of_last_step
+from npu_bridge.stages import Accumulate
 from tests.goldens.two_layers import assert_same_bits
 from tests.session.precision.small_models import dtypes_of, precision_of, session_of, tf1
 
@@ -171,6 +173,14 @@ def test_resumed_and_repeated_fits():
     assert [policy == LOW for policy in late.policies] == [True] + [False] * 3  # its first step always is
     by_epoch = fit(AccelerateTrainCallback("fast|step|0.5"), make_model(), epochs=3, initial_epoch=1)[1]
     assert [policy == LOW for policy in by_epoch.policies] == [True] * 4 + [False] * 4
+
+
+@pytest.mark.parametrize("total_step", [6, None])
+def test_steps_are_updates_of_several_batches(total_step):
+    callback, model = AccelerateTrainCallback("fast|step|0.5", total_step=total_step), make_model()
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.Adam(), stages=[Accumulate(2)]), "mse")
+    fit(AccelerateTrainCallback("fast|step", total_step=100), model, epochs=1)  # two of six updates
+    assert [policy == LOW for policy in fit(callback, model)[1].policies] == [True] * 2 + [False] * 6
 
 
 def test_a_smaller_last_batch_is_in_low_precision_too():
