@@ -16,6 +16,7 @@ from npu_bridge import collective
 from npu_bridge.base.errors import did_you_mean, message, say_once, shown
 from npu_bridge.base.tensorflow_start import hide_global_step_warning
 from npu_bridge.base.terminal import logger
+from npu_bridge.gradients.checkpoints.sync import batches_per_update_in
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.graph.variables import global_step_of, is_ever_changed
 from npu_bridge.options import OPTIONS
@@ -271,13 +272,27 @@ def check_output_of_tensors(tensors: Any, dependencies: Any, output_fn: Any) -> 
         )
 
 
-def warn_about_steps(steps: int | None, loop: int) -> None:
-    """Warns if `steps` is not a multiple of `loop`, the steps of a loop: the last loop then trains too many steps."""
-    if steps and steps % loop:
-        _LOG.warning(
-            "NPUEstimator: the last loop trains more steps than asked for. Expected a multiple of "
-            "iterations_per_loop=%d; got %d further steps. Train %d, or set iterations_per_loop=1.",
-            loop,
-            steps,
-            -(-steps // loop) * loop,
-        )
+class LoopStepsHook(tf.estimator.SessionRunHook):
+    """Warns at the start of a training if its last loop trains more steps (updates) than asked for.
+
+    Args:
+      steps: the number of steps to train; None for no limit.
+      loop: the number of batches of a loop.
+    """
+
+    def __init__(self, steps: int | None, loop: int):
+        self._steps, self._loop = steps or 0, loop
+
+    def begin(self):
+        steps, loop = self._steps, self._loop
+        batches = batches_per_update_in(tf.compat.v1.get_default_graph())
+        trained = -(-steps * batches // loop) * loop // batches
+        if trained > steps:
+            _LOG.warning(
+                "NPUEstimator: the last loop trains more steps than asked for. Expected a multiple of "
+                "iterations_per_loop=%d; got %d further steps%s. Train %d, or set iterations_per_loop=1.",
+                loop,
+                steps,
+                f" of {batches} batches" if batches > 1 else "",
+                trained,
+            )

@@ -17,11 +17,11 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.collective import wire_names
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.estimator.npu.checks import (
+    LoopStepsHook,
     accept_tpu_keywords,
     check_model_dir,
     describe_npu_config_fix,
     resolve_model_dir,
-    warn_about_steps,
 )
 from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, wrap_model_fn
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
@@ -183,9 +183,12 @@ class NPUEstimator(tf.estimator.Estimator):
         self._end_together = self._find_end_together_hook(hooks)
         first_hooks = [PrecisionHook(self._precision, steps, max_steps, is_training=True)]
         if self._options.iterations_per_loop > 1:
-            warn_about_steps(steps or (max_steps and max_steps - reached), self._options.iterations_per_loop)
+            loop = self._options.iterations_per_loop
             # After the precision hook, which then decides about a whole loop.
-            first_hooks.append(SetIterationsVarHook(self._options.iterations_per_loop))
+            first_hooks += [
+                SetIterationsVarHook(loop),
+                LoopStepsHook(steps or (max_steps and max_steps - reached), loop),
+            ]
         if self._precision.switch is not None and ranks.rank == 0 and self.config.save_summary_steps:
             first_hooks.append(PrecisionSummaryHook(self.model_dir, self.config.save_summary_steps))
         if ranks.size > 1 and not self.config.horovod_mode:

@@ -72,6 +72,11 @@ def batches_per_update(optimizer: Any) -> int:
     return math.prod(stage.batches for pipeline in pipelines for stage in pipeline.stages_of_type(SummingStage))
 
 
+def batches_per_update_in(graph: tf.Graph) -> int:
+    """Returns the largest number of batches of an update in a TF 1 graph."""
+    return max(map(batches_per_update, pipelines_in(graph)), default=1)
+
+
 def reset_restarting_state(optimizer: Any) -> None:
     """Zeroes the variables of an optimizer's stages that start at zero when training resumes; works only eagerly.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from npu_bridge.base.arguments import check_count
+from npu_bridge.gradients.checkpoints.sync import batches_per_update_in
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.session.precision.accelerate import TrainingProgress
 from npu_bridge.session.precision.live_session import attach_precision, policy_of_last_step
@@ -39,7 +40,10 @@ class PrecisionHook(tf.estimator.SessionRunHook):
     def begin(self):
         """Finds the global step, and adds rounding to the graph before a session runs it, if needed."""
         self._global_step = global_step_of()
-        self._precision.round_new_operators(tf.compat.v1.get_default_graph())
+        graph = tf.compat.v1.get_default_graph()
+        if self._is_training and self._precision.switch is not None:
+            self._precision.switch.set_batches_per_step(batches_per_update_in(graph))
+        self._precision.round_new_operators(graph)
 
     def after_create_session(self, session, coord):
         """Attaches the session to the precision."""

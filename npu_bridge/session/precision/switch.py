@@ -40,7 +40,7 @@ class Switch:
         self.plan = plan
         self._low = low or plan.low_dtype
         self.has_happened = False
-        self._steps_per_run = steps_per_run
+        self._steps_per_run = self._batches_per_run = steps_per_run
         self._original = original
         self._plan_text = ""
         self._lock = threading.RLock()
@@ -53,6 +53,10 @@ class Switch:
     def set_step_fallback(self, fallback: Callable[[], TrainingProgress] | None) -> None:
         """Sets a function that returns the progress if neither environment variable of a step trigger is set."""
         self._fallback = fallback if self.plan.trigger == "step" else None
+
+    def set_batches_per_step(self, batches: int) -> None:
+        """Sets the number of batches of a step that counts, which is above 1 beside `Accumulate`."""
+        self._steps_per_run = -(-self._batches_per_run // batches)
 
     def must_use_original_precision(self, training: frozenset[str]) -> bool:
         """Returns whether a run that is about to start must use the original precision.

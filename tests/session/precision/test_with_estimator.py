@@ -12,18 +12,23 @@ from npu_bridge.base import environment
 from npu_bridge.estimator.npu.npu_config import ExperimentalConfig, NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_hook import TellMeStepOrLossHook
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.options import with_optimizer_entry
+from npu_bridge.stages import Accumulate
 from tests.goldens.two_layers import assert_same_bits
 from tests.session.precision.small_models import Dense, dtypes_of, tf1
 
 
-def model_fn(features, labels, mode):
+def model_fn(features, labels, mode, params):
     kernel = tf1.get_variable("kernel", [8, 4], initializer=tf1.random_normal_initializer(stddev=0.5, seed=1))
     logits = tf.matmul(features["x"], kernel)
     if mode == tf.estimator.ModeKeys.PREDICT:
         return tf.estimator.EstimatorSpec(mode, predictions={"logits": logits})
     loss = tf.identity(tf.reduce_mean(tf.square(logits - labels)), name="loss")
-    train_op = tf1.train.MomentumOptimizer(0.05, 0.9).minimize(loss, tf1.train.get_global_step())
+    optimizer = tf1.train.MomentumOptimizer(0.05, 0.9)
+    if params:
+        optimizer = NPUOptimizer(optimizer, stages=params["stages"])
+    train_op = optimizer.minimize(loss, tf1.train.get_global_step())
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
@@ -51,14 +56,14 @@ class Kernels(tf.estimator.SessionRunHook):
         self.seen.append("/".join(dtypes_of(nodes)))
 
 
-def npu_estimator(folder, plan="fast|step|0.5", **options):
+def npu_estimator(folder, plan="fast|step|0.5", params=None, **options):
     config = NPURunConfig(
         model_dir=str(folder),
         save_checkpoints_steps=100,
         experimental_config=ExperimentalConfig(accelerate_train_mode=plan),
         **options,
     )
-    return NPUEstimator(model_fn, config=config)
+    return NPUEstimator(model_fn, config=config, params=params)
 
 
 def test_step_way(tmp_path, caplog):
@@ -108,6 +113,16 @@ def test_a_training_in_loops_switches_between_two(tmp_path, max_steps, expected)
     estimator.train(input_fn, hooks=[kernels], max_steps=max_steps)
     assert kernels.seen == expected
     assert estimator.get_variable_value("global_step") == max_steps
+
+
+def test_loops_of_accumulated_batches_switch_after_updates(tmp_path, caplog):
+    kernels = Kernels()
+    estimator = npu_estimator(tmp_path, params={"stages": [Accumulate(2)]}, iterations_per_loop=4)
+    estimator.train(input_fn, hooks=[kernels], max_steps=6)
+    assert kernels.seen == ["float16"] * 2 + ["float32"]  # from step 4 on: past 3, and the last loop
+    assert "the last loop" not in caplog.text
+    estimator.train(input_fn, steps=3)
+    assert "got 3 further steps of 2 batches. Train 4" in caplog.text
 
 
 def test_all_steps_of_a_loop_are_in_its_precision(tmp_path):
