@@ -36,8 +36,9 @@ class MetricsHook(StepHook):
     `other_ranks_own_ms` (median) and `waiting_for_slowest_rank` (a fraction of the time).
 
     The gradient norm is the norm of the applied gradients, which are averaged, unscaled and clipped. There is no norm
-    for a skipped step, a batch before the last of an accumulated update and the second step of a session, nor with
-    `iterations_per_loop` above 1, where a run shows only its last step.
+    for a skipped step and the second step of a session, nor with `iterations_per_loop` above 1, where a run shows only
+    its last step. An accumulated update has its norm in the entry of its last batch. If this batch has no entry, the
+    norm is in the last entry before it.
 
     Entries are passed to the writer at most every two seconds, several at a time, and when the session ends.
 
@@ -66,7 +67,7 @@ class MetricsHook(StepHook):
         self._entries = _EntryCollector(type(self).__name__, writer, every_n_steps, clock, most_steps)
         self._norm: Any = None
         self._last_norm: float | None = None
-        self._loops = False
+        self._loops = self._lacks_norm = self._must_write = False
         self._skipped = 0
 
     def begin(self):
@@ -82,6 +83,7 @@ class MetricsHook(StepHook):
         """Starts the metric entries on rank 0, and finds out whether a run has several steps."""
         del coord
         self._loops = steps_per_run(session) > 1
+        self._lacks_norm = self._must_write = False
         if self._entries.writes:
             self._entries.start_at_step(self.read_step(session), self.samples_per_step)
 
@@ -92,7 +94,8 @@ class MetricsHook(StepHook):
         asked = super().before_run(run_context)
         # TensorFlow prepares a graph anew for each set of fetches. The first three runs use all sets that occur:
         # with Estimator's summaries, without the norm, and with it.
-        may_fetch = not self._loops and self._entries.is_due and not self._entries.is_second_run
+        is_needed = self._entries.is_due or self._lacks_norm
+        may_fetch = not self._loops and is_needed and not self._entries.is_second_run
         if self._norm is None or not may_fetch or not self._is_of_last_optimizer:
             return asked
         return tf.estimator.SessionRunArgs({**(asked.fetches if asked else {}), _NORM: self._norm})
@@ -117,10 +120,17 @@ class MetricsHook(StepHook):
             _NORM: self._last_norm if self._has_decided else None,
             **slowest_rank_metrics(latest_comparison(self._graph)),
         }
-        if not is_due:
+        if is_due:
+            self._must_write |= self._entries.add_entry(values, self._skipped, observation.precision)
+            self._lacks_norm = self._norm is not None and not self._has_decided
+        else:
             self._entries.keep_if_last(values, self._skipped, observation.precision)
-        elif self._entries.add_entry(values, self._skipped, observation.precision):
+            if self._lacks_norm and self._has_decided:  # the last batch of the update that the latest entry is part of
+                self._entries.add_to_latest({_NORM: self._last_norm})
+                self._lacks_norm = False
+        if self._must_write and not self._lacks_norm:
             self._entries.write(self.read_step(session))
+            self._must_write = False
 
     def exclude_secs(self, secs: float) -> None:
         """Excludes some seconds since the last entry (an evaluation, say) from the steps per second."""
@@ -295,6 +305,10 @@ class _EntryCollector:
         entry = self._make_entry(values, skipped, precision)
         self._waiting.append(_add_memory_use(entry))
         return entry.time >= self._written_at + _SECS_BETWEEN_WRITES
+
+    def add_to_latest(self, values: dict[str, float | None]) -> None:
+        """Adds numbers to the latest entry, which is not written yet."""
+        self._waiting[-1] = self._waiting[-1]._replace(values={**self._waiting[-1].values, **values})
 
     def keep_if_last(self, values: dict[str, float | None], skipped: float = 0, precision: str | None = None) -> None:
         """Keeps the numbers of a step that is not due, in case it is the last step."""

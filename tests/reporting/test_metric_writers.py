@@ -68,16 +68,17 @@ def test_samples_a_second_are_those_of_skipped_steps_too():
     assert [values["samples_per_sec"] for values in kept[1:]] == [10.0] * 7
 
 
-def test_gradients_that_are_only_accumulated_have_no_norm(tmp_path):
+@pytest.mark.parametrize(("every_n_steps", "norms"), [(1, [None, "3", None, "3"]), (2, ["3", "3"])])
+def test_the_norm_of_accumulated_gradients_is_in_the_last_entry_of_their_update(tmp_path, every_n_steps, norms):
     with tf.Graph().as_default():
         loss = 3.0 * tf.compat.v1.get_variable("weight", initializer=1.0)
         optimizer = NPUOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1), stages=[Accumulate(2)])
         train_op = optimizer.minimize(loss, tf.compat.v1.train.get_or_create_global_step())
-        hook = MetricsHook(CsvWriter(tmp_path / "numbers.csv"), 1)
+        hook = MetricsHook(CsvWriter(tmp_path / "numbers.csv"), every_n_steps, clock=Clock(per_look=3.0))
         with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
             for _ in range(4):
                 session.run(train_op)
-    assert [row.get("gradient_norm") for row in numbers_in(tmp_path / "numbers.csv")] == [None, "3", None, "3"]
+    assert [row.get("gradient_norm") for row in numbers_in(tmp_path / "numbers.csv")] == norms
 
 
 def test_csv_goes_on_from_a_checkpoint(tmp_path):
