@@ -9,7 +9,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.flat_tensors import concatenate_flat, split_flat
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
-from npu_bridge.gradients.arithmetic import unscale_gradient
+from npu_bridge.gradients.arithmetic import unscale_in_float32
 from npu_bridge.gradients.step import Step
 
 _LOG = logger(__name__)
@@ -34,7 +34,10 @@ class CombinedGradients:
         self._key_of = key_of
 
     def unscale(self, step: Step) -> None:
-        """Divides a step's gradients by the step's divisor, and replaces the gradients by pieces of flat tensors."""
+        """Divides a step's gradients by the step's divisor, and replaces them by pieces of flat tensors.
+
+        Gradients of 16 bits become float32.
+        """
         pairs = step.grads_and_vars
         made = {position: grad for position, (grad, _) in enumerate(pairs)}
         joins = self._positions_to_join(pairs)
@@ -45,7 +48,7 @@ class CombinedGradients:
                 names = [pairs[position][1].name.partition(":")[0] for position in join]
                 made.update(zip(join, self._unscale_joined(singles, names, step.divisor)))
         for position in set(made).difference(*joins):
-            made[position] = None if made[position] is None else unscale_gradient(made[position], step.divisor)
+            made[position] = None if made[position] is None else unscale_in_float32(made[position], step.divisor)
         step.grads_and_vars = [(made[position], variable) for position, (_, variable) in enumerate(pairs)]
 
     def join_tensors(self, tensors: Sequence[tf.Tensor]) -> list:
@@ -64,10 +67,10 @@ class CombinedGradients:
         return [join for join in joins.values() if len(join) > 1]
 
     def _unscale_joined(self, singles, names, divisor):
-        flat = unscale_gradient(concatenate_flat(singles), divisor)
+        flat = unscale_in_float32(concatenate_flat(singles), divisor)
         shapes = [single.shape for single in singles]
         if self._is_checked:
-            alone = [unscale_gradient(single, divisor) for single in singles]
+            alone = [unscale_in_float32(single, divisor) for single in singles]
             checked = check_pieces(self._owner, flat, alone, names)
             with tf.control_dependencies([] if checked is None else [checked]):
                 flat = tf.identity(flat)

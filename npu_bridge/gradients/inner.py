@@ -33,6 +33,7 @@ class InnerOptimizer(abc.ABC):
       optimizer: the wrapped optimizer.
       saved_as: the object that object-based checkpoints save as the optimizer: a wrapper, or `optimizer` itself.
       stand_ins: the float32 variables that the optimizer updates in place of 16-bit variables.
+      updates_in_float32: whether 16-bit variables have such a stand-in here, or in an optimizer that itself wraps one.
     """
 
     takes_references = True
@@ -41,6 +42,7 @@ class InnerOptimizer(abc.ABC):
         self.optimizer = optimizer
         self.saved_as = optimizer if saved_as is None else saved_as
         self.stand_ins = StandIns(optimizer, self.takes_references, updates_16_bit)
+        self.updates_in_float32 = not updates_16_bit or getattr(type(optimizer), "has_stand_ins", False)
 
     def create_state(self, variables: list) -> None:
         """Creates the optimizer state that cannot be created inside the condition that skips steps."""

@@ -14,7 +14,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.collective import exchanges, wire_names
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.arithmetic import are_elements_finite, map_values, unscale_gradient, unscale_in_float32
+from npu_bridge.gradients.arithmetic import are_elements_finite, map_values, unscale_in_float32
 from npu_bridge.gradients.graph_mode import choose_tensors
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import name_of_stage, order_for_hook, sort_stages
@@ -283,9 +283,13 @@ class Pipeline:
         for stage in order_for_hook(self.stages, "before_reduce"):
             with self._keep_unusable(stage, "before_reduce", step):
                 stage.before_reduce(step)
+        given = [grad for grad, _ in step.grads_and_vars]
         for stage in self.stages_of_type(ReducingStage):
             stage.all_reduce(step)
         self._divide_by_loss_scale(step)
+        # A gradient of 16 bits can be zero without the loss scale. Float32 copies of variables get it unrounded.
+        if self.inner is None or not self.inner.updates_in_float32:
+            narrow_to_dtypes_of(step, given)
         summing = [stage for stage in self.stages_of_type(SummingStage) if stage.place == "accumulate reduced"]
         first = self.stages.index(summing[0]) if summing else len(self.stages)
         _run_after_reduce(self.stages[:first], step)
@@ -295,13 +299,9 @@ class Pipeline:
             step.check = check  # of every batch
 
     def _divide_by_loss_scale(self, step):
-        """Divides the reduced gradients by `Step.divisor`, in flat tensors if the pipeline combines gradients."""
-        if step.divisor is None:
-            return
-        if self.combined is None:
-            has_copies = self.inner is not None and self.inner.stand_ins.replace_16_bits
-            unscale = unscale_in_float32 if has_copies else unscale_gradient
-            step.map(lambda grad: unscale(grad, step.divisor))
+        """Divides the reduced gradients by `Step.divisor`, in float32 for 16 bits; in flat tensors with `combined`."""
+        if self.combined is None or step.divisor is None:
+            step.map(lambda grad: unscale_in_float32(grad, step.divisor))
         else:
             self.combined.unscale(step)
         step.mark_as_unscaled()

@@ -45,7 +45,7 @@ class ShardedOptimizer(InnerOptimizer):
 
     def __init__(self, inner: InnerOptimizer, name: str):
         super().__init__(inner.optimizer, saved_as=inner.saved_as)
-        self._inner = inner
+        self._inner, self.updates_in_float32 = inner, inner.updates_in_float32
         self._name = name
         self._owners = {}
         self._parts = []

@@ -76,11 +76,6 @@ class StandIns:
         return [variable if stand_in is None else stand_in.seen for stand_in, variable in zip(made, variables)]
 
     @property
-    def replace_16_bits(self) -> bool:
-        """Whether the optimizer updates a float32 stand-in of each 16-bit variable, from float32 gradients."""
-        return not self._updates_16_bit
-
-    @property
     def saved_variables(self) -> list:
         """The float32 variables that replace 16-bit variables in the optimizer and are saved in checkpoints."""
         return [stand_in.values for stand_in in self._made.values() if stand_in is not None and stand_in.is_kept]

@@ -179,7 +179,7 @@ def test_other_variables_are_combined_again_and_what_cannot_be_joined_stays_alon
         np.testing.assert_array_equal(found, [1.0, 2.0])
     assert contiguous_slice([first[0], first[3]]) is not None and contiguous_slice(second) is not None
     (alone,) = unscaled((tf.constant([4.0], tf.float16), one))
-    assert alone.dtype == tf.float16 and contiguous_slice([alone]) is None
+    assert alone.dtype == tf.float32 and contiguous_slice([alone]) is None
 
 
 def test_options_are_checked_and_told(caplog):

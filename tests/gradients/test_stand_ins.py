@@ -10,10 +10,11 @@ import tensorflow as tf
 from npu_bridge import amp
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
-from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.optimizers import keras as our_keras
 from npu_bridge.optimizers import tf1 as ours
-from npu_bridge.stages import ClipByGlobalNorm
+from npu_bridge.stages import Accumulate, ClipByGlobalNorm
 
 tf1 = tf.compat.v1
 WIDE, HALF, BRAIN = "float32", "float16", "bfloat16"
@@ -234,12 +235,32 @@ def test_optimizers_that_cannot_be_given_stand_ins_are_refused_by_name():
                 optimizer.apply_gradients([(tf.cast(START, HALF), variable)])
 
 
-@pytest.mark.parametrize("stages", [[], [ClipByGlobalNorm(1.0)]], ids=["alone", "clipped"])
-@pytest.mark.parametrize("wrap", [NPUOptimizer, npu_keras_optimizer], ids=["TF 1", "Keras"])
-def test_gradients_that_only_fit_float16_with_their_scale_reach_the_float32_copy(wrap, stages):
-    variable = tf.Variable([1.0], dtype=tf.float16)
-    bare = tf.compat.v1.train.GradientDescentOptimizer if wrap is NPUOptimizer else tf.keras.optimizers.legacy.SGD
-    optimizer = wrap(bare(1e7), FixedLossScaleManager(2.0**16), is_distributed=False, is_loss_scale=True, stages=stages)
+def nested(optimizer, manager, **settings):
+    return NPULossScaleOptimizer(NPUDistributedOptimizer(optimizer), manager, **settings)
+
+
+def scaled_optimizer(way, **settings):
+    """Returns an optimizer with a learning rate of 1e7 that scales the loss by 2**16."""
+    bare = tf.keras.optimizers.legacy.SGD if way is npu_keras_optimizer else tf1.train.GradientDescentOptimizer
+    switches = {} if way is nested else {"is_loss_scale": True}
+    return way(bare(1e7), FixedLossScaleManager(2.0**16), **switches, **settings)
+
+
+WAYS = {
+    "alone": (NPUOptimizer, {}),
+    "clipped": (NPUOptimizer, {"stages": [ClipByGlobalNorm(1.0)]}),
+    "combined": (NPUOptimizer, {"combine_grad": True, "check_combined_tensors": True}),
+    "window": (NPUOptimizer, {"stages": [Accumulate(1)]}),
+    "nested": (nested, {}),
+    "Keras": (npu_keras_optimizer, {}),
+    "Keras, clipped": (npu_keras_optimizer, {"stages": [ClipByGlobalNorm(1.0)]}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_that_only_fit_float16_with_their_scale_reach_the_float32_copy(way):
+    variables = [tf.Variable([1.0], dtype=tf.float16) for _ in range(2)]
+    optimizer = scaled_optimizer(WAYS[way][0], **WAYS[way][1])
     # The gradient, 1e-8, is 0 in float16.
-    optimizer.minimize(lambda: tf.reduce_sum(tf.cast(variable, tf.float32)) * 1e-8, var_list=[variable])
-    np.testing.assert_allclose(variable.numpy(), [0.9], atol=1e-3)
+    optimizer.minimize(lambda: tf.reduce_sum(tf.cast(variables, tf.float32)) * 1e-8, var_list=variables)
+    np.testing.assert_allclose(variables, 0.9, atol=1e-3)

@@ -18,6 +18,7 @@ from npu_bridge.estimator.npu.npu_saver import NPUSaver
 from npu_bridge.gradients import sharding
 from npu_bridge.optimizers import fused
 from npu_bridge.optimizers import tf1 as ours
+from npu_bridge.stages import ClipByGlobalNorm
 from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits, in_graph, token_batches
 from tests.ranks.ways import started_session, tells_disagreement
 
@@ -87,6 +88,23 @@ def train(name, is_sharded, use_resource):
         variables = session.run({v.name: v for v in [*model.variables, global_step]})
         held = sum(value.nbytes for value in session.run([v.value() for v in all_slots]))
         return variables, values_of_slots(optimizer, model.variables, session), held
+
+
+@in_graph
+def train_in_float16(is_sharded):
+    """On a rank: float16 variables after an update with gradients that are clipped to 2**-26, which is 0 in float16."""
+    variables = [tf1.get_variable(name, initializer=tf.ones([2], tf.float16)) for name in ("one", "two")]
+    sgd, stages = tf1.train.GradientDescentOptimizer(2.0**23), [ClipByGlobalNorm(2.0**-25)]
+    loss = tf.reduce_sum(tf.cast(variables, tf.float32))
+    train_op = NPUDistributedOptimizer(sgd, is_sharded, stages=stages).minimize(loss)
+    with started_session() as session:
+        session.run(train_op)
+        return np.stack(session.run(variables)).tolist()
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_gradients_are_clipped_in_float32_for_variables_of_16_bits(on_ranks, is_sharded):
+    assert on_ranks(2, train_in_float16, is_sharded) == [[[0.875, 0.875]] * 2] * 2
 
 
 @in_graph

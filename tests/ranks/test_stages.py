@@ -169,6 +169,24 @@ def test_a_sum_with_what_was_not_sent_is_checked(on_ranks):
         assert np.isfinite(values).all() and values[0] > 0.0
 
 
+def gradients_that_only_fit_float16_with_their_scale():
+    """Returns, on a rank, a float16 variable after an update with a gradient of 1e-8, by reduction."""
+    reductions = [[], [stages.TopK(0.25)], [stages.Threshold(1e-9)], [stages.Adasum()], [stages.Accumulate(1)]]
+    found = {}
+    for added in reductions:
+        variable, sgd = tf.Variable(tf.ones([4], tf.float16)), tf1.train.GradientDescentOptimizer(1e7)
+        optimizer = NPUOptimizer(sgd, FixedLossScaleManager(2.0**16), True, True, stages=added)
+        optimizer.minimize(lambda kept=variable: tf.cast(kept[0], tf.float32) * 1e-8, var_list=[variable])
+        found[repr(added)] = variable.numpy()
+    return found
+
+
+def test_every_reduction_keeps_unscaled_gradients_in_float32(on_ranks):
+    for found in on_ranks(2, gradients_that_only_fit_float16_with_their_scale):
+        for reduction, values in found.items():
+            np.testing.assert_allclose(values, [0.9, 1.0, 1.0, 1.0], atol=1e-3, err_msg=reduction)
+
+
 @pytest.mark.slow("one to four ranks, one after the other")
 @pytest.mark.ranks(3)
 def test_gradients_that_are_sent_as_a_whole_are_the_mean_on_any_number_of_ranks(on_ranks):

@@ -286,12 +286,13 @@ def static_bytes(tensor: tf.Tensor) -> int:
 
 
 def replace_gradients(step: Step, reduced_by_position: dict) -> None:
-    """Replaces the gradients of a step by reduced gradients, given by position, cast to the previous dtypes."""
+    """Replaces the gradients of a step by reduced gradients, given by position, of at least the previous bits."""
 
-    def cast_to_previous_dtype(position, grad):
-        return map_values(reduced_by_position[position], lambda values: tf.cast(values, grad.dtype))
+    def cast_without_loss(position, grad):
+        made = reduced_by_position[position]
+        return made if made.dtype.size > grad.dtype.size else map_values(made, lambda x: tf.cast(x, grad.dtype))
 
     step.grads_and_vars = [
-        (None if grad is None else cast_to_previous_dtype(position, grad), variable)
+        (None if grad is None else cast_without_loss(position, grad), variable)
         for position, (grad, variable) in enumerate(step.grads_and_vars)
     ]
