@@ -27,33 +27,57 @@ class UnappliedSteps:
 
     def __init__(self, trusts_variables: bool = True):
         self._trusts_variables = trusts_variables
-        self._scaled: list[tuple[Any, Step]] = []
+        self._scaled: list[_ScaledStep] = []
         self._combined: list[_UnappliedStep] = []
 
     def keep_scaled_step(self, step: Step) -> None:
         """Stores a step whose loss is scaled and whose gradients are not computed yet."""
         place = _current_graph()
-        self._scaled = [
-            (other, kept) for other, kept in self._scaled if other is not place and other in _enclosing_graphs()
-        ]
-        self._scaled.append((place, step))
+        losses = sum((kept.losses for kept in self._scaled if kept.place is place and kept.is_open), 1)
+        self._scaled = [kept for kept in self._scaled if kept.place is not place and kept.place in _enclosing_graphs()]
+        self._scaled.append(_ScaledStep(place, step, losses))
 
-    def remove_scaled_step(self, is_nested: bool = False) -> Step | None:
+    def remove_scaled_step(self, is_nested: bool = False, variables: Sequence = ()) -> Step | None:
         """Removes and returns the step whose loss was scaled in the current function or graph, or None.
 
-        With `is_nested`, also takes a step of an enclosing function or graph.
+        With `is_nested`, also takes a step of an enclosing function or graph, and keeps a copy for `reuse_scaled_step`.
+
+        Args:
+          is_nested: see above.
+          variables: the variables of the gradients for which the step is taken.
         """
-        for place in _enclosing_graphs() if is_nested else [_current_graph()]:
-            for position, (other, step) in enumerate(self._scaled):
-                if other is place:
-                    del self._scaled[position]
-                    return step
+        for kept in self._scaled_here(is_nested):
+            if kept.is_open:
+                self._scaled.remove(kept)
+                if is_nested:
+                    copied = dataclasses.replace(kept.step, losses=dataclasses.replace(kept.step.losses))
+                    self._scaled.append(_ScaledStep(kept.place, copied, kept.losses - 1, {*map(id, variables)}))
+                return kept.step
         return None
+
+    def reuse_scaled_step(self, variables: Sequence) -> Step | None:
+        """Returns a new step with the loss scale of a step that `remove_scaled_step` has returned, or None.
+
+        In a function, all gradients have the scale of its loss. Eager gradients have it if they are of other variables
+        than the gradients so far, or if more than one loss was scaled.
+        """
+        ids = {*map(id, variables)}
+        for kept in self._scaled_here(is_nested=True):
+            if kept.place is not None or kept.losses > 0 or ids.isdisjoint(kept.variable_ids):
+                kept.losses -= 1
+                kept.variable_ids |= ids
+                losses = dataclasses.replace(kept.step.losses, usable={})
+                return dataclasses.replace(kept.step, losses=losses, notes={})
+        return None
+
+    def _scaled_here(self, is_nested):
+        places = _enclosing_graphs() if is_nested else [_current_graph()]
+        return [kept for place in places for kept in self._scaled if kept.place is place]
 
     @property
     def has_scaled_step(self) -> bool:
         """Whether there is a step, in any function, whose loss is scaled and whose gradients are not computed yet."""
-        return bool(self._scaled)
+        return any(kept.is_open for kept in self._scaled)
 
     def keep_step(self, step: Step, variables: Sequence[Any] | None, may_be_abandoned: bool = False) -> None:
         """Stores a step whose gradients went through the pipeline.
@@ -137,6 +161,19 @@ class UnappliedSteps:
         """Returns the steps of this function or graph and of those around it, or of eager execution; newest first."""
         places = _enclosing_graphs()
         return [kept for kept in self._combined[::-1] if kept.place in places]
+
+
+@dataclasses.dataclass(eq=False)
+class _ScaledStep:
+    place: Any
+    step: Step
+    losses: int
+    variable_ids: set | None = None
+
+    @property
+    def is_open(self):
+        """Whether no gradients of the scaled loss have come yet."""
+        return self.variable_ids is None
 
 
 @dataclasses.dataclass(eq=False)

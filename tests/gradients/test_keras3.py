@@ -217,6 +217,34 @@ def test_it_may_be_applied_in_a_branch_of_the_function():
     assert float(variable) == 0.25
 
 
+@pytest.mark.parametrize("decorate", [tf.function, lambda function: function], ids=["function", "eager"])
+@pytest.mark.parametrize("case", ["one loss, halves", "two losses, halves", "two losses, all variables"])
+def test_every_apply_divides_by_the_scale_of_its_loss(case, decorate, caplog):
+    optimizer, pair = fixed(keras.optimizers.SGD(0.5)), [keras.Variable(1.0), keras.Variable(1.0)]
+    optimizer.build(pair)
+
+    @decorate
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [optimizer.scale_loss(pair[0].value * 0.25 + pair[1].value * 0.5) for _ in range(2)]
+        losses = losses[:1] * 2 if case == "one loss, halves" else losses
+        for loss, variables in zip(losses, ([pair[:1], pair[1:]] if "halves" in case else [pair, pair])):
+            optimizer.apply(tape.gradient(loss, variables), variables)
+
+    step()
+    step()
+    assert list(map(float, pair)) == ([0.75, 0.5] if "halves" in case else [0.5, 0.0])
+    assert "not scaled" not in caplog.text
+
+
+def test_eager_gradients_without_scale_loss_are_unscaled_after_scaled_ones():
+    optimizer, variable = fixed(keras.optimizers.SGD(0.5)), keras.Variable(1.0)
+    optimizer.scale_loss(1.0)
+    for scale in (2.0**7, 1.0):
+        optimizer.apply([0.5 * scale], [variable])
+    assert float(variable) == 0.5
+
+
 def test_clipping_between_unscaling_and_the_update():
     def step(optimizer, variable):
         with tf.GradientTape() as tape:

@@ -87,10 +87,12 @@ class KerasPipeline:
           ValueError: `scale_loss` was called in another function, where the loss scale can differ.
         """
         pairs = list(grads_and_vars)
-        step = self._open_steps.remove_scaled_step(is_nested=True)
+        variables = [variable for _, variable in pairs]
+        step = self._open_steps.remove_scaled_step(is_nested=True, variables=variables)
+        if step is None and self._open_steps.has_returned(pairs):
+            return pairs
+        step = step or self._open_steps.reuse_scaled_step(variables)
         if step is None:
-            if self._open_steps.has_returned(pairs):
-                return pairs
             if self.pipeline.scales_loss and self._open_steps.has_scaled_step:
                 problem = "scale_loss and apply run in different functions, so the loss scale can change in between"
                 expected, got = "both calls in one tf.function, or both outside", "one call inside and one outside"
