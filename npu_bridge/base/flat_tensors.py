@@ -86,13 +86,13 @@ def _place_in_flat(tensor, flat):
 def replace_pieces_by_flat_tensors(tensors: Sequence[Any]) -> list:
     """Returns the tensors, with each flat tensor in place of its pieces if all of these pieces are present."""
     places = [getattr(tensor, _MARK, None) for tensor in tensors]
-    found: dict[int, list] = {}
+    found: dict[int, set] = {}
     for place in places:
         if place is not None:
-            found.setdefault(id(place.flat), []).append(place)
+            found.setdefault(id(place.flat), set()).add(place.start)
     made, taken = [], set()
     for tensor, place in zip(tensors, places):
-        if place is None or len({other.start for other in found[id(place.flat)]}) < place.count:
+        if place is None or len(found[id(place.flat)]) < place.count:
             made.append(tensor)
         elif id(place.flat) not in taken:
             taken.add(id(place.flat))

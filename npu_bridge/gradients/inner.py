@@ -245,7 +245,47 @@ class _KerasLegacyOptimizer(_KerasFamily):
             return None
 
 
-class _KerasOptimizer(_KerasFamily):
+class _KerasSlotFamily(_KerasFamily):
+    """Base of the Keras families whose slots are found by name."""
+
+    @abc.abstractmethod
+    def _names_of_updated(self):
+        """Returns pairs of an updated variable and the part of slot names that names it."""
+
+    @abc.abstractmethod
+    def _split_slot_name(self, name):
+        """Returns pairs of a slot name and a variable's part that `name` can consist of, the longest part first."""
+
+    def slots_of(self, variables):
+        slots = self._slots_by_name()
+        if self.stand_ins.saved_variables:
+            kept = [variable for variable in variables if self.stand_ins.slot_of(variable) is not None]
+            slots[SLOT] = {variable.ref(): self.stand_ins.slot_of(variable) for variable in kept}
+        references = [variable.ref() for variable in variables]
+        return [slots[name][each] for name in sorted(slots) for each in references if each in slots[name]]
+
+    def _slot(self, variable, name):
+        return self._slots_by_name().get(name, {}).get(variable.ref())
+
+    def _slot_names(self):
+        return list(self._slots_by_name())
+
+    def _slots_by_name(self):
+        """Returns slots by slot name, then by reference of the updated variable."""
+        updated = {}
+        for variable, name in self._names_of_updated():
+            updated.setdefault(name, []).append(original_variable_of(keras3.tensorflow_variable_of(variable)).ref())
+        slots = {}
+        for held in self.optimizer.variables:
+            for slot, name in [pair for pair in self._split_slot_name(held.name) if pair[1] in updated][:1]:
+                of_name = slots.setdefault(slot, {})
+                # In eager execution, variables can share a name; their slots then have the order of the variables.
+                primary = next((each for each in updated[name] if each not in of_name), updated[name][0])
+                of_name.setdefault(primary, keras3.tensorflow_variable_of(held))
+        return slots
+
+
+class _KerasOptimizer(_KerasSlotFamily):
     def __init__(self, optimizer, updates_16_bit, saved_as=None):
         super().__init__(optimizer, updates_16_bit, saved_as)
         self._updated_variables = []
@@ -278,30 +318,16 @@ class _KerasOptimizer(_KerasFamily):
         # A tf.function keeps these ops, and orders them as written.
         return build_update_in_program_order(lambda: self.optimizer.apply_gradients(grads_and_vars), grads_and_vars)
 
-    def _slot(self, variable, name):
-        # In eager execution, variables can share a name; their slots then have the order of the variables.
-        alike = [each for each in self._updated_variables if each.name == variable.name]
-        number = next((number for number, each in enumerate(alike) if each is variable), 0)
-        held = self._slots_by_name().get(name, {}).get(variable.name, [])
-        return held[number] if number < len(held) else None
-
-    def _slot_names(self):
-        return list(self._slots_by_name())
-
     def _variables(self):
         return list(self.optimizer.variables)
 
-    def _slots_by_name(self):
-        """Returns lists of slots by slot name and variable name: `dense/kernel` has a slot `Adam/m/dense/kernel`."""
-        slots = {}
-        for held in self.optimizer.variables:
-            # "Adam/m/dense/kernel" ends with "kernel" too, which can be the name of another variable.
-            endings = [variable.name for variable in self._updated_variables if held.name.endswith("/" + variable.name)]
-            if endings:
-                primary = max(endings, key=len)
-                of_name = slots.setdefault(held.name[: -len(primary) - 1].split("/")[-1], {})
-                of_name.setdefault(primary, []).append(held)
-        return slots
+    def _names_of_updated(self):
+        return [(variable, variable.name) for variable in self._updated_variables]
+
+    def _split_slot_name(self, name):
+        # "Adam/m/dense/kernel" ends with "kernel" too, which can be the name of another variable.
+        parts = name.split("/")
+        return [(parts[start - 1], "/".join(parts[start:])) for start in range(1, len(parts))]
 
 
 def _are_initialised(variables):
@@ -309,7 +335,7 @@ def _are_initialised(variables):
         return not tf.executing_eagerly() or all(bool(variable.is_initialized()) for variable in variables)
 
 
-class _Keras3Optimizer(_KerasFamily):
+class _Keras3Optimizer(_KerasSlotFamily):
     """Translates between the TensorFlow variables of a pipeline and the Keras variables of a Keras 3 optimizer."""
 
     def __init__(self, optimizer, updates_16_bit, saved_as=None):
@@ -356,31 +382,15 @@ class _Keras3Optimizer(_KerasFamily):
     def _update(self, grads_and_vars, name):
         self.update(grads_and_vars)
 
-    def _slot(self, variable, name):
-        return self._slots_by_name().get(name, {}).get(variable.ref())
-
-    def _slot_names(self):
-        return list(self._slots_by_name())
-
     def _variables(self):
         return list(map(keras3.tensorflow_variable_of, self.optimizer.variables))
 
-    def _slots_by_name(self):
-        """Returns slots by slot name and variable: a slot of `dense/kernel` is named `dense_kernel_momentum`."""
-        prefixes = {}
-        for known in keras3.variables_built_with(self.optimizer):
-            updated = original_variable_of(keras3.tensorflow_variable_of(known)).ref()
-            prefixes.setdefault(keras3.prefix_of_slots(known), []).append(updated)
-        slots = {}
-        for held in self.optimizer.variables:
-            fitting = [prefix for prefix in prefixes if held.name.startswith(prefix)]
-            if fitting:
-                prefix = max(fitting, key=len)
-                of_name = slots.setdefault(held.name[len(prefix) :], {})
-                # Variables of one name have slots of one name, in the same order.
-                updated = next((each for each in prefixes[prefix] if each not in of_name), None)
-                of_name[updated] = keras3.tensorflow_variable_of(held)
-        return slots
+    def _names_of_updated(self):
+        return [(each, keras3.prefix_of_slots(each)) for each in keras3.variables_built_with(self.optimizer)]
+
+    def _split_slot_name(self, name):
+        parts = name.split("_")  # such as dense_kernel_momentum
+        return [("_".join(parts[end:]), "_".join(parts[:end]) + "_") for end in range(len(parts) - 1, 0, -1)]
 
 
 def _make_slots_in_two_groups(make, own_variables, remote_variables, creator):

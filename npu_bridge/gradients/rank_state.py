@@ -202,14 +202,14 @@ class RankState:
         """
         if is_building_graph():
             return
+        if self._comparison.owner or not self._has_reported_restore:
+            make_slots()
         if self._comparison.owner:
             trained = [variable for grad, variable in grads_and_vars if grad is not None]
-            make_slots()
             variables = [*trained, *self._equal_variables()]
             self._comparison.compare_variables(variables, self.variables_of_this_rank(), self._is_start_warning_off)
         if not self._has_reported_restore:
             self._has_reported_restore = True
-            make_slots()
             with tf.init_scope():
                 optimizer = None if self._inner is None else self._inner.saved_as
                 object_restores.log_restore_differences(

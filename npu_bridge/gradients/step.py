@@ -122,8 +122,9 @@ class Step:
         Rows of equal index are added up first, as in the dense gradient. Gradients that are combined into one flat
         tensor stay combined.
         """
-        order = sorted(range(len(self.gradients)), key=backward_order_key(self.gradients))
-        dense = [self.gradients[position] for position in order if isinstance(self.gradients[position], tf.Tensor)]
+        gradients = self.gradients
+        order = sorted(range(len(gradients)), key=backward_order_key(gradients))
+        dense = [gradients[position] for position in order if isinstance(gradients[position], tf.Tensor)]
         made = dict(zip(map(id, dense), map_elementwise(dense, transform)))
         self.map(
             lambda grad: (

@@ -44,6 +44,8 @@ _CHANGING_NOTHING = re.compile(
     r"|Case|If|StatefulPartitionedCall|While)$"
 )
 
+_RUN = "_npu_bridge_run"  # attribute of a context of a run
+
 
 class SessionRun:
     """A description of the runs of a graph with the same fetches and feeds; attributes are computed at their first use.
@@ -165,7 +167,17 @@ def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> SessionRun:
     if record.version != graph.version:
         record.version, record.runs = graph.version, {}
     key = (frozenset(tensor.name for tensor in fed), *(element.name for element in asked))
-    return record.runs.setdefault(key, SessionRun(graph, asked, fed))
+    if key not in record.runs:
+        record.runs[key] = SessionRun(graph, asked, fed)
+    return record.runs[key]
+
+
+def run_of_context(run_context: tf.estimator.SessionRunContext) -> SessionRun:
+    """Returns the description of a run, without what hooks fetch along; all hooks of the run share one look-up."""
+    if not hasattr(run_context, _RUN):
+        asked = run_context.original_args
+        setattr(run_context, _RUN, run_of(run_context.session.graph, asked.fetches, asked.feed_dict))
+    return getattr(run_context, _RUN)
 
 
 def run_of_call(graph: tf.Graph, callable_options: Any) -> SessionRun:

@@ -37,7 +37,7 @@ class FitWarnings:
             self.end_epoch(model, logs)
 
     def end_epoch(self, model: Any, logs: dict | None) -> None:
-        loss = (logs or {}).get("loss")
+        loss = None if not logs or "loss" not in logs else float(logs["loss"])
         before, self._before = self._before, _optimizer_numbers(model.optimizer)
         if not self._has_warned_of_nan and collective.current().rank == 0:
             self._has_warned_of_nan = warn_of_nan(model, loss)
@@ -51,7 +51,7 @@ class FitWarnings:
             warn_of_unapplied_gradients(model.optimizer)
 
 
-def warn_of_nan(model: Any, loss: Any) -> bool:
+def warn_of_nan(model: Any, loss: float | None) -> bool:
     """Warns if a weight is NaN or Inf, or if the loss is NaN and such steps are not skipped; returns whether it warned.
 
     The loss does not always show bad weights: on some processors, TensorFlow's Relu turns NaN into 0.
@@ -60,7 +60,7 @@ def warn_of_nan(model: Any, loss: Any) -> bool:
     can_skip = getattr(model.optimizer, "skipped_steps", None) is not None
     if not can_skip:
         fix += " With FixedLossScaleManager(1), npu_keras_optimizer skips such steps on all ranks."
-    if loss is not None and np.isnan(float(loss)) and not can_skip:
+    if loss is not None and np.isnan(loss) and not can_skip:
         text = message("loss", "it is NaN", "a number", "NaN in fit", fix)
     else:
         weights = list(model.trainable_variables) if tf.executing_eagerly() else []

@@ -96,7 +96,8 @@ class MetricsHook(StepHook):
         # with Estimator's summaries, without the norm, and with it.
         is_needed = self._entries.is_due or self._lacks_norm
         may_fetch = not self._loops and is_needed and not self._entries.is_second_run
-        if self._norm is None or not may_fetch or not self._is_of_last_optimizer:
+        step = self.step_in(run_context)
+        if self._norm is None or not may_fetch or step is None or not self._is_of_last_optimizer(step):
             return asked
         return tf.estimator.SessionRunArgs({**(asked.fetches if asked else {}), _NORM: self._norm})
 

@@ -75,7 +75,6 @@ class ReportHook(tf.estimator.SessionRunHook):
         self._failure = FailureHook(folder, self._finish_after_error, history, stream)
         self._graph = StepHook()  # reads the step and the size of a batch
         self._options = None
-        self._is_step = False
         self._begin_page: Callable[[], None] | None = None
         self._stream = stream
 
@@ -100,15 +99,14 @@ class ReportHook(tf.estimator.SessionRunHook):
         if self._begin_page is not None:
             self._begin_page()
             self._begin_page = None
-        self._is_step = self._graph.step_in(run_context) is not None
-        if self._is_step:
+        if self._graph.step_in(run_context) is not None:
             self._page.begin_run()
         wanted = [part.before_run(run_context) for part in self._parts]
         return tf.estimator.SessionRunArgs([each.fetches if each else {} for each in wanted])
 
     def after_run(self, run_context, run_values):
         """Records the step."""
-        if not self._is_step:
+        if self._graph.step_in(run_context) is None:
             return
         self._page.end_run(steps_per_run(run_context.session))
         for part, results in zip(self._parts, run_values.results):

@@ -20,7 +20,7 @@ from npu_bridge.gradients.collections import (
 )
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.graph.operators import producers
-from npu_bridge.graph.run import SessionRun, run_of
+from npu_bridge.graph.run import SessionRun, run_of_context
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.run_size import samples_of_batch
 from npu_bridge.session.precision import policy_of_last_step
@@ -65,7 +65,6 @@ class StepHook(tf.estimator.SessionRunHook):
         self._loss = loss
         self._fetches: dict[str, tf.Tensor] = {}
         self._wanted: weakref.WeakKeyDictionary[SessionRun, dict[str, tf.Tensor]] = weakref.WeakKeyDictionary()
-        self._step: SessionRun | None = None  # the current run, if it is a step
         self._gradient_ops: frozenset[tf.Operation] = frozenset()  # of the last optimizer
         self._has_decided = True  # False if the run only accumulated gradients: it neither applied nor skipped them
         self._fixed_rate: float | None = None
@@ -99,19 +98,19 @@ class StepHook(tf.estimator.SessionRunHook):
 
     def before_run(self, run_context):
         """Fetches the tensors in the same run as the step."""
-        self._step = self.step_in(run_context)
-        if self._step is None:
+        step = self.step_in(run_context)
+        if step is None:
             return None
-        wanted = self._wanted.get(self._step)
+        wanted = self._wanted.get(step)
         if wanted is None:
-            is_own = self._is_of_last_optimizer
-            wanted = {name: each for name, each in self._fetches.items() if _can_fetch(self._step, name, each, is_own)}
-            self._wanted[self._step] = wanted
+            is_own = self._is_of_last_optimizer(step)
+            wanted = {name: each for name, each in self._fetches.items() if _can_fetch(step, name, each, is_own)}
+            self._wanted[step] = wanted
         return tf.estimator.SessionRunArgs(wanted) if wanted else None
 
     def after_run(self, run_context, run_values):
         """Makes an `Observation` of the values of a step, and calls `on_step`."""
-        if self._step is None:
+        if self.step_in(run_context) is None:
             return
         policy = policy_of_last_step(run_context.session)
         results = {"learning_rate": self._fixed_rate, **(run_values.results or {})}
@@ -140,15 +139,13 @@ class StepHook(tf.estimator.SessionRunHook):
 
     @staticmethod
     def step_in(run_context) -> SessionRun | None:
-        """Returns the description of a run that is about to begin; None if the run is no step."""
-        asked = run_context.original_args
-        run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
+        """Returns the description of a run; None if the run is no step."""
+        run = run_of_context(run_context)
         return run if run.is_step else None
 
-    @property
-    def _is_of_last_optimizer(self) -> bool:
-        """Whether the current run is a step of the graph's last optimizer, whose numbers this hook shows."""
-        return self._step is not None and not self._gradient_ops.isdisjoint(self._step.op_set)
+    def _is_of_last_optimizer(self, step: SessionRun) -> bool:
+        """Returns whether a run is a step of the graph's last optimizer, whose numbers this hook shows."""
+        return not self._gradient_ops.isdisjoint(step.op_set)
 
     def _find_loss(self, graph) -> tf.Tensor | None:
         if self._loss is None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.collective.apart import SeparateGraph
 from npu_bridge.collective.exchanges import disable_exchange_count
-from npu_bridge.graph.run import SessionRun, run_of
+from npu_bridge.graph.run import SessionRun, run_of_context
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.history import Comparison
 from npu_bridge.reporting.output import choose_output
@@ -62,13 +62,11 @@ class StragglerHook(tf.estimator.SessionRunHook):
 
     def before_run(self, run_context):
         """Fetches two times: when the gradients were ready for the reductions, and when the reductions were done."""
-        ranks, asked = collective.current(), run_context.original_args
-        if ranks.size == 1:
+        if collective.current().size == 1:
             return None
-        graph = run_context.session.graph
-        run = run_of(graph, asked.fetches, asked.feed_dict)
+        run = run_of_context(run_context)
         if run not in self._moments:
-            self._moments[run] = (run.trains and mark_reductions(graph, run)) or ()
+            self._moments[run] = (run.trains and mark_reductions(run_context.session.graph, run)) or ()
         moments = self._moments[run]
         return tf.estimator.SessionRunArgs(moments) if moments else None
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import message
-from npu_bridge.graph.run import SessionRun, run_of
+from npu_bridge.graph.run import SessionRun, run_of_context
 from npu_bridge.session.iterations import steps_per_run
 
 _OWNER = "EndTogether"
@@ -82,8 +82,7 @@ class EndTogether(tf.estimator.SessionRunHook):
 
     def before_run(self, run_context):
         """Fetches `is_last` along with a training step; raises ValueError if the run trains several steps."""
-        asked = run_context.original_args
-        run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
+        run = run_of_context(run_context)
         if run not in self._takes_batch:
             self._takes_batch[run] = run.trains and self._batch in run.ops
             steps = steps_per_run(run_context.session, run) if self._takes_batch[run] else 1

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from npu_bridge.gradients.collections import LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS, latest_decision
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
-from npu_bridge.graph.run import run_of
+from npu_bridge.graph.operators import producers
+from npu_bridge.graph.run import run_of_context
 
 # One more fetch makes TensorFlow prepare the run anew, so the first skips in a row do not fetch the loss (ours).
 _SKIPS_BEFORE_LOSS = 5
@@ -27,7 +28,7 @@ class SkippedStepsHook(tf.estimator.SessionRunHook):
         self._in_a_row = 0
 
     def before_run(self, run_context):
-        graph, asked = run_context.session.graph, run_context.original_args
+        graph = run_context.session.graph
         self._skips.graph = graph
         names = [name for name in (STEP_SKIPPED, LOSS_SCALE, UNSCALED_LOSS) if graph.get_collection_ref(name)]
         latest = {name: graph.get_collection_ref(name)[-1] for name in names}
@@ -36,7 +37,10 @@ class SkippedStepsHook(tf.estimator.SessionRunHook):
             return None
         # A run may compute the input of this tensor only: the opposite of the decision.
         decided = {skipped.name}, {tensor.name for tensor in skipped.op.inputs} or {None}
-        values = run_of(graph, asked.fetches, asked.feed_dict).values
+        run = run_of_context(run_context)
+        if run.op_set.isdisjoint([skipped.op, *producers(skipped.op.inputs)]):
+            return None
+        values = run.values
         if not any(names <= values for names in decided):
             return None
         if loss is not None and loss.name in values and self._in_a_row >= _SKIPS_BEFORE_LOSS:

@@ -12,7 +12,7 @@ from npu_bridge import collective
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.savers import listeners_of
 from npu_bridge.collective.exchanges import gather_values
-from npu_bridge.graph.run import run_of
+from npu_bridge.graph.run import run_of_context
 from npu_bridge.graph.variables import global_step_of
 
 _LIBRARIES = ("builtins", "keras", "npu_bridge", "numpy", "tensorflow", "tensorflow_estimator", "tf_keras")
@@ -68,7 +68,6 @@ class StopTogether(tf.estimator.SessionRunHook):
             hook.after_create_session(session, coord)
 
     def before_run(self, run_context):
-        asked = run_context.original_args
         inner = self._inner_context(run_context)
         answers = [hook.before_run(inner) or tf.estimator.SessionRunArgs([]) for hook in self._hooks]
         self._pass_on_request_in(inner, run_context)
@@ -76,9 +75,8 @@ class StopTogether(tf.estimator.SessionRunHook):
         for answer in answers:
             feeds.update(answer.feed_dict or {})
             options = answer.options or options
-        run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
         fetches = [[] if answer.fetches is None else answer.fetches for answer in answers]
-        goes_on = self._all_continue if self._all_continue is not None and run.trains else []
+        goes_on = self._all_continue if self._all_continue is not None and run_of_context(inner).trains else []
         return tf.estimator.SessionRunArgs({"hooks": fetches, "goes_on": goes_on}, feeds or None, options)
 
     def after_run(self, run_context, run_values):

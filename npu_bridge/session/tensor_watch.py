@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.secondary_files import NonFatalOutput
-from npu_bridge.graph.run import SessionRun, run_of
+from npu_bridge.graph.run import SessionRun, run_of_context
 from npu_bridge.options import TrainingOptions
 from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, write_statistics, write_tensors
 
@@ -57,9 +57,8 @@ class TensorWatch(tf.estimator.SessionRunHook):
         """Fetches the tensors named by `names_to_fetch`."""
         if self._is_stopped:
             return None
-        asked = run_context.original_args
         with self._lock:
-            run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
+            run = run_of_context(run_context)
             step = self._steps.get(run.purpose, 0)
             names = self.names_to_fetch(run, step)
             self._pending[run_context] = _PendingRun(run, step, names)

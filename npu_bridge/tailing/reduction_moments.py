@@ -49,14 +49,14 @@ def mark_reductions(graph: tf.Graph, run: SessionRun) -> ReductionMoments | None
     Ranks: local.
     """
     sent = [op for op in run.ops if _exchanges_gradients(op)] or [op for op in run.ops if TRANSFER_TYPES.match(op.type)]
-    depths = measure_depths(run.ops, run.fed_names)
-    if not sent or any(depths[op].loops for op in sent):
-        return None
     flags = [op for op in run.ops if is_integer_all_reduce(op) and op not in sent]
     names, known = frozenset(op.name for op in (*sent, *flags)), graph.get_collection_ref(_COLLECTION)
     for marked, moments in known:
         if marked == names:
             return moments
+    depths = measure_depths(run.ops, run.fed_names)
+    if not sent or any(depths[op].loops for op in sent):
+        return None
     guards = guards_of(run.ops, run.fed_names)
     sure = {op for op in run.ops if not guards[op] and not depths[op].loops}
     behind, ends = _operators_around_collectives(run, [*sent, *flags], sure)

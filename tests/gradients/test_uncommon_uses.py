@@ -330,6 +330,16 @@ def test_slots_of_variables_with_one_name_are_told_apart():
     assert [float(inner.get_slot(variable, "m")[0]) for variable in variables] == pytest.approx([0.1, 0.2])
 
 
+def test_all_slots_are_found_in_one_pass(monkeypatch):
+    """A look-up for each slot that reads all names took 21 s with 300 variables."""
+    variables = [tf.Variable([1.0], name=f"layer_{number}/kernel") for number in range(30)]
+    inner, splits = adapt_optimizer(tf.keras.optimizers.Adam(), "test"), []
+    split = type(inner)._split_slot_name
+    monkeypatch.setattr(type(inner), "_split_slot_name", lambda self, name: splits.append(name) or split(self, name))
+    assert [slot.name.split("/")[1] for slot in inner.make_slots(variables)] == ["m"] * 30 + ["v"] * 30
+    assert len(splits) == len(inner.variables())
+
+
 def mean_of_large_numbers():
     """On a rank: returns the mean of large float16 numbers, dense and in rows, without loss scaling."""
     large, table = tf.fill([2], tf.constant(60000.0, tf.float16)), tf.Variable(tf.zeros([3, 2], tf.float16))

@@ -8,7 +8,9 @@ import weakref
 import pytest
 import tensorflow as tf
 
+from npu_bridge.graph import run as graph_run
 from npu_bridge.graph.run import run_of
+from npu_bridge.reporting.step_hook import StepHook
 from tests.session.models import FEATURES, LABELS, build, classic
 
 tf1 = tf.compat.v1
@@ -88,3 +90,31 @@ def test_a_run_is_read_once_until_the_graph_grows_and_ends_with_the_graph():
     del graph, value, run
     gc.collect()
     assert gone() is None
+
+
+class CountingHook(StepHook):
+    steps = 0
+
+    def on_step(self, session, observation):
+        self.steps += 1
+
+
+def test_hooks_share_one_look_at_a_run_and_tell_runs_apart_that_overlap(graph, monkeypatch):
+    """As with a thread that evaluates in the session of a training."""
+    loss, train_op = build(tf.constant(FEATURES), tf.constant(LABELS))
+    hooks, looks, look = [CountingHook(), CountingHook()], [], run_of
+    monkeypatch.setattr(graph_run, "run_of", lambda *asked: looks.append(asked) or look(*asked))
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        contexts = [
+            tf.estimator.SessionRunContext(tf.estimator.SessionRunArgs(asked), session) for asked in (train_op, loss)
+        ]
+        for hook in hooks:
+            hook.begin()
+            hook.after_create_session(session, None)
+        asked = [hook.before_run(context) for context in contexts for hook in hooks]
+        values = tf.estimator.SessionRunValues(session.run(asked[0].fetches if asked[0] else {}), None, None)
+        for context in contexts[::-1]:
+            for hook in hooks:
+                hook.after_run(context, values)
+    assert [hook.steps for hook in hooks] == [1, 1] and len(looks) == 2

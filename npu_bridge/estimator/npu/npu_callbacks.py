@@ -39,6 +39,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
 
     def __init__(self, root_rank):
         super().__init__()
+        self._supports_tf_logs = True  # logs stay tensors until a number is needed
         self._root_rank = root_rank
         self._is_done = self._has_begun = False
         self._first_batch = None

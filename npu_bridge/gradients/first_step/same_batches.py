@@ -44,7 +44,8 @@ class FirstBatchOfGraph:
 def _list_batch_tensors(run):
     """Lists the tensors that a run reads from iterators and queues and that the run can fetch."""
     read = [tensor for op in run.ops if _READERS.fullmatch(op.type) for tensor in op.outputs]
-    return [tensor for tensor in read if tensor.name in run.values and tensor.name not in run.fed_names]
+    readable = run.values if read else ()
+    return [tensor for tensor in read if tensor.name in readable and tensor.name not in run.fed_names]
 
 
 def compare_first_batches(values: Iterable[Any]) -> None:

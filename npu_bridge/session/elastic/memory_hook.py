@@ -10,7 +10,7 @@ from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.gradients.checkpoints import remote_slots
 from npu_bridge.gradients.checkpoints.sync import SyncBeforeSavingHook, do_values_differ_between_ranks
 from npu_bridge.gradients.collections import pipelines_in
-from npu_bridge.graph.run import run_of
+from npu_bridge.graph.run import run_of_context
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.session.elastic.background_saves import size_of_variables
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints, take_memory_checkpoint
@@ -45,7 +45,6 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
         scaffold: tf.compat.v1.train.Scaffold | None = None,
     ):
         self._checkpoint_dir, self._sync, self._scaffold = checkpoint_dir, sync, scaffold
-        self._is_training = False
         self._interval: CopyInterval | None = None
         self._copies = None
 
@@ -75,12 +74,9 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
         if self._interval is not None:
             self._interval.begin()
 
-    def before_run(self, run_context):
-        asked = run_context.original_args
-        self._is_training = run_of(run_context.session.graph, asked.fetches, asked.feed_dict).trains
-
     def after_run(self, run_context, run_values):
-        if self._interval is not None and self._is_training and self._interval.count_run_and_check_due():
+        is_training = self._interval is not None and run_of_context(run_context).trains
+        if is_training and self._interval.count_run_and_check_due():
             with self._interval.measured_copy():
                 self._copy_to_memory(run_context.session)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.gradients.checkpoints.sync import batch_counters
 from npu_bridge.gradients.collections import pipelines_in
-from npu_bridge.graph.run import run_of
+from npu_bridge.graph.run import run_of_context
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.session.elastic.stop_request import WholeUpdates, stop_request_of_process
 
@@ -36,7 +36,6 @@ class StopHook(tf.estimator.SessionRunHook):
     def __init__(self, leaves: bool = True):
         self._leaves = leaves
         self._request = stop_request_of_process()
-        self._is_training = False
         self._updates = WholeUpdates()
         self._coordinator: tf.train.Coordinator | None = None
         self._signal_handling = contextlib.ExitStack()
@@ -53,13 +52,11 @@ class StopHook(tf.estimator.SessionRunHook):
         self._coordinator = coord
 
     def before_run(self, run_context):
-        asked = run_context.original_args
-        self._is_training = run_of(run_context.session.graph, asked.fetches, asked.feed_dict).trains
-        if self._is_training:
+        if run_of_context(run_context).trains:
             self._request.begin_run()
 
     def after_run(self, run_context, run_values):
-        if not self._is_training or not self._request.is_due:
+        if not run_of_context(run_context).trains or not self._request.is_due:
             return
         if not self._updates.is_waiting(run_context.session.run(self._batch_counters(run_context.session.graph))):
             self.was_stopped = True
