@@ -41,6 +41,7 @@ _SILENT_SECS = 5.0
 _CLOSE_SECS = 5.0
 # How long a finished job waits for tasks that have not connected yet, to tell them its exit code.
 _LATE_SECS = 15.0
+_PAUSE_SECS = 0.1
 _LINE_BYTES = 1 << 16
 _CHUNK_BYTES = 65536
 
@@ -208,9 +209,12 @@ class ConnectedTasks:
         return [None, *sorted(agents, key=lambda agent: hosts.index(agent.host))][:size]
 
     def _accept_connections(self) -> None:
-        with contextlib.suppress(OSError):  # the socket was closed
-            while True:
+        while self._listener.fileno() >= 0:  # until it is closed
+            try:
                 connection, _ = self._listener.accept()
+            except OSError:  # this process has too many open files, say
+                time.sleep(_PAUSE_SECS)
+            else:
                 threading.Thread(target=self._authenticate, args=(connection,), daemon=True).start()
 
     def _authenticate(self, connection: socket.socket) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from npu_run.remote.cluster import cluster_task
 from npu_run.remote.task_agent import find_task
-from npu_run.remote.tasks import address_file_name
+from npu_run.remote.tasks import ConnectedTasks, address_file_name
 from tests.npu_run.launching import (
     finish,
     kept_addresses,
@@ -195,6 +197,22 @@ def test_pods_find_the_first_one_by_its_name(tmp_path):
         code, output = finish(pods[0])
         assert code == 0 and output.count("seen ") == 2
         assert finish(pods[1]) == (0, "")
+
+
+def test_a_connection_that_cannot_be_accepted_is_not_the_last_one():
+    accepted, results = [], [OSError(errno.EMFILE, "too many open files"), ("a connection", None)]
+
+    def accept():
+        result = results.pop(0)
+        if isinstance(result, OSError):
+            raise result
+        return result
+
+    tasks = ConnectedTasks.__new__(ConnectedTasks)
+    tasks._listener = SimpleNamespace(fileno=lambda: len(results) - 1, accept=accept)
+    tasks._authenticate = accepted.append
+    tasks._accept_connections()
+    wait_for(lambda: accepted == ["a connection"], "the second connection", limit_secs=10)
 
 
 def test_slots_of_tasks_cannot_be_left_out(tmp_path):
