@@ -48,9 +48,9 @@ _HIDEABLE = ("horovod", "keras", "npu_bridge", "npu_run", "numpy", "tensorflow",
 _INTERRUPTED = 128 + signal.SIGINT
 
 
-def main() -> None:
-    """Runs the script named on the command line (`sys.argv`)."""
-    link, arguments = None, sys.argv[1:]
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the script named in `arguments`, by default the words of the command line."""
+    link, arguments = None, sys.argv[1:] if arguments is None else arguments
     if arguments[0] == "--link":
         link = RankLink(int(arguments[1]))
         arguments = arguments[2:]
