@@ -16,6 +16,7 @@ from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.base.machine import usable_cores
 from npu_bridge.base.secondary_files import NonFatalOutput
+from npu_bridge.base.train_functions import unwrap_train_function, wrap_train_function
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.options import of_graph
@@ -154,8 +155,6 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._thinning: Any = None  # a `HistoryThinner` and the numbers before a step, once training has begun
         self._before: Any = None
         self._skips = SkipsInARow()
-        self._train: Any = None  # the original train function
-        self._is_training = False
         self._compared: Any = None  # the comparison of ranks noted last
 
     def on_train_begin(self, logs=None):
@@ -170,27 +169,18 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._page.write_facts(None)
         trained = self.model.trainable_weights if self.model.built else ()
         self._page.begin(self._before.step if self._writes else 0, None, trained)
-        train, keras_callback = self.model.train_function, tf.keras.callbacks.Callback
-        self._is_training = True
-        if train is not None and not isinstance(
-            getattr(train, "__self__", None), keras_callback
-        ):  # other callbacks restore their own train functions
-            self._train, self.model.train_function = train, self._train_and_report
+        if self.model.train_function is not None:
+            wrap_train_function(self.model, self._train_and_report)
 
-    def _train_and_report(self, iterator):
+    def _train_and_report(self, train, iterator):
         """Calls the train function. An error is reported here, as Keras calls no callback after an error."""
         try:
-            return self._train(iterator)
+            return train(iterator)
         except BaseException as error:
-            if self._is_training and stops_training(error):
-                self._restore_train_function()
+            if stops_training(error):
+                unwrap_train_function(self.model, self._train_and_report)
                 self._page.secondary.attempt(self._finish_after_error, error)
             raise
-
-    def _restore_train_function(self):
-        self._is_training = False
-        if self.model.train_function == self._train_and_report:
-            self.model.train_function = self._train
 
     def _finish_after_error(self, error):
         step = self._before.step if self._writes else None
@@ -245,7 +235,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         if self._writes:
             self._thinning.write(self._history, self._before.step, is_training_over=True)
             self._history.close()
-        self._restore_train_function()
+        unwrap_train_function(self.model, self._train_and_report)
         self._page.write_report(self._stream, self._before.step if self._writes else 0)
 
 

@@ -15,6 +15,7 @@ from npu_bridge import collective
 from npu_bridge.reporting import History, ReportCallback, ReportHook
 from npu_bridge.reporting.failure_hook import FailureHook
 from npu_bridge.reporting.page import describe_failure, note_failure, write_page
+from npu_bridge.session.precision import AccelerateTrainCallback
 from tests.npu_run.launching import wait_for
 from tests.reporting.stepping import run_steps
 
@@ -90,7 +91,12 @@ def test_a_report_that_cannot_be_made_hides_no_error(tmp_path, caplog):
     assert [record.getMessage()[:23] for record in caplog.records] == ["the report of the error"]
 
 
-def test_keras_has_it_too(tmp_path):
+@pytest.mark.parametrize("place", [0, 1])
+def test_keras_has_it_too(tmp_path, place, monkeypatch):
+    """Before and after another callback that changes the train function."""
+    for name in ("TOTAL_STEP", "STEP_NOW"):  # which this callback writes
+        monkeypatch.setenv(name, "0")
+
     def shapes():
         yield np.ones([4, 2], np.float32), np.ones([4, 1], np.float32)
         raise ValueError("a <record> that is planted")
@@ -99,15 +105,17 @@ def test_keras_has_it_too(tmp_path):
     data = tf.data.Dataset.from_generator(shapes, output_signature=kind)
     model = tf.keras.Sequential([tf.keras.layers.Input([2]), tf.keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    callback = ReportCallback(str(tmp_path))
+    original = model.make_train_function()
+    callbacks = [AccelerateTrainCallback("fast|step", total_step=9)]
+    callbacks.insert(place, ReportCallback(str(tmp_path)))
     with pytest.raises(tf.errors.InvalidArgumentError):
-        model.fit(data, verbose=0, callbacks=[callback])
+        model.fit(data, verbose=0, callbacks=callbacks)
     failure, page = report_of(tmp_path)
     assert failure["step"] == 1 and failure["frames"][-1][2] == "shapes"
     assert failure["message"] == "ValueError: a <record> that is planted" and 'data-last-step="1"' in page
     assert "ValueError: a &lt;record&gt; that is planted" in page and "<record>" not in page.partition("<script")[0]
-    model.fit(data.take(1), verbose=0, callbacks=[callback])
-    assert report_of(tmp_path)[0] is None and callback._train_and_report != model.train_function
+    model.fit(data.take(1), verbose=0, callbacks=callbacks)
+    assert report_of(tmp_path)[0] is None and model.train_function is original
 
 
 def test_an_error_about_a_rank_that_is_gone_says_so(tmp_path):

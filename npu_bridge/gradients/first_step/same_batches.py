@@ -21,6 +21,7 @@ from npu_bridge import collective
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.training import steps_per_execution
+from npu_bridge.base.train_functions import unwrap_train_function, wrap_train_function
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.graph.run import SessionRun
 
@@ -74,19 +75,18 @@ class FirstBatchOfFit:
 
     def __init__(self, model: tf.keras.Model):
         self._values: list = []
-        function = model.train_function
-
-        def first_call(iterator):
-            model.train_function = function
-            return function(self._record_first_batch(iterator))
-
+        self._model = model
         if steps_per_execution(model) == 1:
-            model.train_function = first_call
+            wrap_train_function(model, self._train_first)
 
     def compare_recorded_batch(self) -> None:
         """Passes the recorded batch to the function `compare_first_batches`; call this method after the first step."""
         compare_first_batches(self._values)
         self._values = []
+
+    def _train_first(self, train, iterator):
+        unwrap_train_function(self._model, self._train_first)
+        return train(self._record_first_batch(iterator))
 
     def _record_first_batch(self, iterator):
         try:

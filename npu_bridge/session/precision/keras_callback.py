@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.tf_internals.training import steps_per_execution
+from npu_bridge.base.train_functions import unwrap_train_function, wrap_train_function
 from npu_bridge.gradients.checkpoints.sync import batches_per_update
 from npu_bridge.options import parse_accelerate_train_mode, read_session_config, with_optimizer_entry
 from npu_bridge.session.precision.functions import call_under_policy
@@ -66,7 +66,6 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         self._total_step, self._final_loss, self._loss = total_step, final_loss, loss
         self._precision: Precision | None = None
         self._policy: Policy | None = None
-        self._original: Any = None
         self._is_own_step = False
         self._steps_before_fit, self._batches_per_step = 0, 1
         self._batches_done, self._batches_before_epoch = 0, 0
@@ -97,8 +96,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
             steps_per_run = -(-steps_per_execution(self.model) // self._batches_per_step)
             self._precision = Precision(self._options.replace(iterations_per_loop=steps_per_run))
         if self._precision.switch is not None:
-            self._original = self.model.train_function
-            self.model.train_function = self._train
+            wrap_train_function(self.model, self._train)
 
     def on_epoch_begin(self, epoch, logs=None):
         """Writes the goal and the progress into environment variables before the first step."""
@@ -132,25 +130,23 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         """Restores the train function."""
         self._restore_train_function()
 
-    def _train(self, iterator):
+    def _train(self, train, iterator):
         """Calls the model's train function, in low precision until the switch."""
         if not self._is_own_step:  # left by a fit that failed; the present fit has no such callback
-            return self._original(iterator)
+            return train(iterator)
         self._is_own_step = False
         had_happened = self._precision.switch.has_happened
         self._policy = self._precision.policy_of_run(_TRAINED)
         if self._policy is self._precision.low:
-            return call_under_policy(self._precision, self._precision.low, self._original, iterator)
+            return call_under_policy(self._precision, self._precision.low, train, iterator)
         start = time.perf_counter()
-        logs = self._original(iterator)
+        logs = train(iterator)
         if not had_happened and not self._precision.has_no_effect:
             self._precision.switch.log_switch(time.perf_counter() - start, "its first step")
         return logs
 
     def _restore_train_function(self):
-        if self._original is not None and self.model.train_function == self._train:
-            self.model.train_function = self._original
-        self._original = None
+        unwrap_train_function(self.model, self._train)
         self._is_own_step = False
 
     def _total_steps(self, first_epoch):
