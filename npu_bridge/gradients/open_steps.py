@@ -32,7 +32,7 @@ class UnappliedSteps:
 
     def keep_scaled_step(self, step: Step) -> None:
         """Stores a step whose loss is scaled and whose gradients are not computed yet."""
-        place = _current_graph()
+        place = current_graph()
         losses = sum((kept.losses for kept in self._scaled if kept.place is place and kept.is_open), 1)
         self._scaled = [kept for kept in self._scaled if kept.place is not place and kept.place in _enclosing_graphs()]
         self._scaled.append(_ScaledStep(place, step, losses))
@@ -71,7 +71,7 @@ class UnappliedSteps:
         return None
 
     def _scaled_here(self, is_nested):
-        places = _enclosing_graphs() if is_nested else [_current_graph()]
+        places = _enclosing_graphs() if is_nested else [current_graph()]
         return [kept for place in places for kept in self._scaled if kept.place is place]
 
     @property
@@ -90,7 +90,7 @@ class UnappliedSteps:
         """
         known = None if variables is None else frozenset(map(id, variables))
         self._combined = [kept for kept in self._combined if kept.is_still_open(known)]
-        self._combined.append(_UnappliedStep(_current_graph(), step, known, may_be_abandoned, _current_context()))
+        self._combined.append(_UnappliedStep(current_graph(), step, known, may_be_abandoned, current_context()))
 
     def copy_step(self, grads_and_vars: Sequence, owner: str) -> Step | None:
         """Returns a copy of the step that returned these gradients, in this graph or one around it; keeps it open.
@@ -105,7 +105,7 @@ class UnappliedSteps:
           grads_and_vars: the pairs of `apply_gradients`.
           owner: name of the optimizer, for messages.
         """
-        contexts = [None, *contexts_around(_current_context())]
+        contexts = [None, *contexts_around(current_context())]
         here = [kept for kept in self._newest_open() if kept.context in contexts]
         covering = [kept for kept in here if kept.can_include(grads_and_vars)][:1]
         sources = self._find_eager_steps(grads_and_vars) or _steps_that_returned(grads_and_vars, here) or covering
@@ -186,7 +186,7 @@ class _UnappliedStep:
 
     def is_still_open(self, newer_ids):
         """Returns False if the function of this step is finished, or if a newer eager step replaces this step."""
-        if self.place is not _current_graph():
+        if self.place is not current_graph():
             return self.place in _enclosing_graphs()
         if self.place is not None:  # a graph can have several steps, and later apply them in any order
             return True
@@ -216,19 +216,19 @@ def _are_kept_in_variables(grads_and_vars):
     return bool(read) and not read & ops_that_hold([variable for _, variable in grads_and_vars])
 
 
-def _current_graph():
+def current_graph():
     """Returns the current function or graph; None in eager execution."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
-def _current_context():
+def current_context():
     """Returns the current TF 1 condition or loop; None outside of them."""
-    return None if tf.executing_eagerly() else current_control_flow_context(_current_graph())
+    return None if tf.executing_eagerly() else current_control_flow_context(current_graph())
 
 
 def _enclosing_graphs():
     """Returns the current function or graph and the enclosing ones, innermost first."""
-    place, places = _current_graph(), []
+    place, places = current_graph(), []
     while place is not None:
         places.append(place)
         place = getattr(place, "outer_graph", None)

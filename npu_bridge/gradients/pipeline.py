@@ -36,6 +36,7 @@ from npu_bridge.gradients.stage import (
 )
 from npu_bridge.gradients.step import Step, StepUpdate, narrow_to_dtypes_of, widen_again
 from npu_bridge.gradients.step_branches import BranchResults, make_update, run_part_if
+from npu_bridge.gradients.step_state import share_state_updates, update_states
 
 # Key of a step's notes: operators that must run before the state of stages is read or changed.
 _OPS_TO_AWAIT = object()
@@ -257,6 +258,7 @@ class Pipeline:
                         stage.each_batch(step)
                 self._reduce_if_due(step)
         self.rank_state.compare_before_first_run(step, transfers)
+        share_state_updates(step)
         step.notes[_IN_FLOAT32] = narrow_to_dtypes_of(step, given)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
         return list(step.grads_and_vars)
@@ -368,13 +370,7 @@ class Pipeline:
         results = [
             each for each in tf.nest.flatten(updated) if isinstance(each, (tf.Operation, tf.Tensor, tf.Variable))
         ]
-        state_updates = []
-        for stage in self.stages:
-            awaited = [] if _is_needed_early(stage) or tf.executing_eagerly() else results
-            with tf.control_dependencies([*step.notes.get(_OPS_TO_AWAIT, []), *awaited]):
-                state_update = stage.after_update(step)
-            if state_update is not None:
-                state_updates.append(state_update)
+        state_updates = update_states(self.stages, step, step.notes.get(_OPS_TO_AWAIT, []), results)
         if updated is None or not state_updates or tf.executing_eagerly():
             return updated
         return tf.group(*results, *state_updates)
@@ -383,12 +379,3 @@ class Pipeline:
 def _run_after_reduce(stages, step):
     for stage in stages:
         stage.after_reduce(step)
-
-
-def _is_needed_early(stage):
-    """Returns whether `after_update` of a stage does not wait for the update in a graph.
-
-    The next step of a loop can begin before the update of the last fragment. So stages whose state the next step needs
-    first do not wait: they read no trained variables.
-    """
-    return isinstance(stage, (ScalingStage, SelectingStage, SummingStage, ReducingStage))

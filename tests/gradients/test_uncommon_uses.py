@@ -736,6 +736,48 @@ def test_every_loss_of_a_sum_of_gradients_is_checked(graph, bound):
         assert session.run(variable) == [0.5]
 
 
+APART = {
+    "scaled": list,
+    "window of batches": lambda: [Accumulate(2)],
+    "frozen": lambda: [Freeze({"groups": [["table"], ["kernel"]], "kind": "explicit", "sequence": [0, 1]})],
+}
+
+
+@in_graph
+def train_in_parts(others, parts):
+    """Returns the loss scale and two variables after each of six steps, three of which overflow in one gradient."""
+    table, bias, kernel = (tf1.get_variable(name, initializer=tf.ones([3, 1])) for name in ("table", "bias", "kernel"))
+    factor, manager = tf1.placeholder(tf.float32, []), falling_scale(2**10)
+    sgd = tf1.train.GradientDescentOptimizer(0.125)
+    optimizer = NPUOptimizer(sgd, manager, is_loss_scale=True, stages=others)
+    loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 1])) + tf.reduce_sum(bias + kernel * factor)
+    pairs, seen = optimizer.compute_gradients(loss, [table, bias, kernel]), []
+    train = [optimizer.apply_gradients(pairs[part]) for part in parts]
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for value in (1.0, 2.0, np.inf, 1.0, np.inf, np.inf):
+            session.run(train, {factor: value})
+            seen.append([each.tolist() for each in session.run([manager.get_loss_scale(), table, kernel])])
+    return seen
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_a_step_that_is_applied_in_parts_is_one_step(kind):
+    parts = [slice(0, 3, 2), slice(1, 2)] if kind == "frozen" else [slice(0, 2), slice(2, 3)]
+    assert train_in_parts(APART[kind](), parts) == train_in_parts(APART[kind](), [slice(None)])
+
+
+def test_an_eager_step_that_is_applied_in_parts_moves_the_loss_scale_once():
+    pair, manager = [tf.Variable(1.0), tf.Variable(1.0)], falling_scale(8)
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.5), manager, is_loss_scale=True)
+    for scale, factor in ((4.0, np.inf), (2.0, np.inf), (2.0, 1.0)):
+        pairs = optimizer.compute_gradients(lambda factor=factor: pair[0] + pair[1] * factor, pair)
+        optimizer.apply_gradients(pairs[:1])
+        optimizer.apply_gradients(pairs[1:])
+        assert float(manager.get_loss_scale()) == scale
+    assert [float(each) for each in pair] == [0.5, 0.5]
+
+
 @in_graph
 def test_a_window_of_summed_gradients_of_two_steps_is_refused():
     variable = tf1.get_variable("variable", initializer=[1.0])

@@ -134,16 +134,21 @@ class OverflowCheck(DecidingStage):
         - As the pipeline returned them: the check of this rank's gradients.
         - Changed by a stage or by the caller: this check, and a check of the gradients of the update.
         - None of this batch, or no earlier check: a check of the gradients of the update.
+
+        A check of gradients of this batch reads all of them, so that updates of a part each decide alike.
         """
-        changed, sources = _changed_gradients_and_sources(step)
+        changed, replaced = _changed_and_replaced_gradients(step)
         stages_can_harm = any(map(_can_make_gradients_unusable, self.stages))
         to_check = step.gradients if stages_can_harm else changed
         if step.check is not None and not to_check:
             return self._decide_from_check(step)
         # Gradients that the caller summed in variables can be applied without a batch of their own to check.
-        is_of_this_batch = stages_can_harm or sources or len(changed) < len(step.gradients)
+        is_of_this_batch = (
+            stages_can_harm or len(changed) < len(step.gradients) or bool(sources_among(replaced, changed))
+        )
         earlier = step.check.verdicts if step.check is not None and is_of_this_batch else []
-        verdict = functools.reduce(tf.logical_and, earlier, _are_gradients_finite(step.gradients + sources, step))
+        to_check = step.gradients + (replaced if is_of_this_batch else [])
+        verdict = functools.reduce(tf.logical_and, earlier, _are_gradients_finite(to_check, step))
         return self._agree_on_verdict(verdict, "final")
 
     def _decide_from_check(self, step):
@@ -172,14 +177,13 @@ def _can_make_gradients_unusable(stage):
     return is_changing and not stage.keeps_usable
 
 
-def _changed_gradients_and_sources(step):
-    """Returns the gradients that the caller changed, and the pipeline's gradients from which they were computed."""
+def _changed_and_replaced_gradients(step):
+    """Returns the gradients that are not the pipeline's, and the pipeline's gradients that are not in this update."""
     delivered = [grad for grad in step.delivered if grad is not None]
     delivered_ids = {id(grad) for grad in delivered}
     given_ids = {id(grad) for grad in step.gradients}
     changed = [grad for grad in step.gradients if id(grad) not in delivered_ids]
-    replaced = [grad for grad in delivered if id(grad) not in given_ids]
-    return changed, sources_among(replaced, changed)
+    return changed, [grad for grad in delivered if id(grad) not in given_ids]
 
 
 class NarrowVariableGuard(Stage):
