@@ -599,6 +599,22 @@ def test_stages_inside_of_an_average_over_ranks_are_refused():
         NPUDistributedOptimizer(inner)
 
 
+@pytest.mark.parametrize(
+    ("family", "switch"),
+    [
+        (tf.keras.optimizers, {"skip_gradients_aggregation": True}),
+        (tf.keras.optimizers.legacy, {"experimental_aggregate_gradients": False}),
+    ],
+)
+def test_a_switch_of_keras_that_leaves_stages_out_names_them(family, switch, caplog):
+    variable = tf.Variable([1.0])
+    optimizer = npu_keras_optimizer(family.SGD(1.0), stages=[ClipByGlobalNorm(1.0)])
+    optimizer.apply_gradients([(tf.constant([0.5]), variable)])
+    assert not caplog.messages
+    optimizer.apply_gradients([(tf.constant([8.0]), variable)], **switch)
+    assert "ClipByGlobalNorm did not change the gradients, because other code computed them" in caplog.text
+
+
 @pytest.mark.parametrize("wrap", [NPUOptimizer, npu_keras_optimizer], ids=["TF 1", "Keras"])
 def test_an_average_in_place_refuses_stages_that_come_before_it(wrap):
     bare = tf1.train.GradientDescentOptimizer(1.0) if wrap is NPUOptimizer else tf.keras.optimizers.SGD(1.0)

@@ -109,7 +109,10 @@ class KerasPipeline:
     def apply(self, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
         """Calls `update` with the pairs, unless a stage skips the step; returns the result of `Pipeline.apply`."""
         pairs = list(grads_and_vars)
-        step = self._open_steps.remove_step(pairs, self._owner) or self._begin_unscaled_step()
+        step = self._open_steps.remove_step(pairs, self._owner)
+        if step is None:
+            step = self._begin_unscaled_step()
+            self.pipeline.warn_of_missing_changes(self._owner)
         self.inner.create_state([variable for _, variable in pairs])
         return self.pipeline.apply(step, pairs, lambda trained: self.inner.stand_ins.update(trained, update))
 
