@@ -403,6 +403,30 @@ def test_what_is_saved_is_the_state_at_the_time(monkeypatch, tmp_path):
             assert session.run(v1.train.get_global_step()) == step
 
 
+def test_ctrl_c_during_a_slow_save_begins_no_other_save(monkeypatch, tmp_path):
+    """Ctrl-C ends the wait for the save of step 2; releasing the folder waits for this save."""
+    folder, is_interrupted, join, waits = str(tmp_path / "out"), threading.Event(), threading.Thread.join, []
+    copy, hook = background_saves.copy_checkpoint, NPUCheckpointSaverHook(folder, save_steps=2)
+
+    def copy_late(source, target):
+        assert target.endswith("-0") or is_interrupted.wait(60)
+        copy(source, target)
+
+    def join_or_interrupt(thread, timeout=None):
+        waits.append(thread.name)
+        if waits.count("npu_bridge checkpoint") == 2 and not is_interrupted.is_set():
+            is_interrupted.set()
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    monkeypatch.setattr(background_saves, "copy_checkpoint", copy_late)
+    monkeypatch.setattr(threading.Thread, "join", join_or_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(5, hook)
+    hook.release_folder()
+    assert saved_steps(folder) == [0, 2]
+
+
 def test_a_copy_is_not_removed_before_the_thread_has_begun(only_of_job, monkeypatch, tmp_path):
     """A training that ends with a save that is just beginning."""
     folder = str(tmp_path / "out")

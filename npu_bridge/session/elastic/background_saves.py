@@ -40,9 +40,9 @@ class BackgroundWriter:
 
     def wait(self) -> None:
         """Waits until the copy is on the disk; raises the thread's error if writing failed."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join()
+        if self._thread is not None:
+            self._thread.join()  # Ctrl-C can end this; a later call then waits for the same thread
+        self._thread = None
         self.raise_write_error()
 
     def raise_write_error(self) -> None:
@@ -92,11 +92,15 @@ class BackgroundSaver:
           CheckpointNotSavedError: the disk has no space for this checkpoint, or had none for the previous one.
           FolderHeldError: another job has taken over the folder.
         """
+        previous_error = None
         try:
             self.wait()
-        finally:  # an error of the previous save is raised after this save has begun
-            if not self._begin_background_save(session, save_path, global_step, write_meta_graph):
-                CarefulSaver(self._saver, self._hold).save(session, save_path, global_step, write_meta_graph)
+        except Exception as error:  # is raised after this save has begun; Ctrl-C begins no save
+            previous_error = error
+        if not self._begin_background_save(session, save_path, global_step, write_meta_graph):
+            CarefulSaver(self._saver, self._hold).save(session, save_path, global_step, write_meta_graph)
+        if previous_error is not None:
+            raise previous_error
         if self.waits:
             self.wait()
 
