@@ -75,6 +75,17 @@ def _():
     expect(f"{keras3.prefix_of_slots(own)}momentum" in [each.name for each in optimizer.variables], "there is no slot")
 
 
+@canary_of(keras3.reject_keras_variables, eagerly=True)
+def _():
+    keras3.reject_keras_variables("it", [tf.Variable(1.0)])
+    try:
+        keras3.reject_keras_variables("it", [keras.Variable(1.0, name="v")])
+    except TypeError as error:
+        expect("keras.Variable v" in str(error), "it does not name the variable")
+    else:
+        expect(False, "it takes a variable of Keras 3")
+
+
 @canary_of(keras3.copy_constraint_and_path, eagerly=True)
 def _():
     standing, variable = tf.Variable([3.0, 4.0]), keras.Variable([3.0, 4.0])

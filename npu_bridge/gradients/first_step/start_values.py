@@ -299,7 +299,7 @@ def _broadcast_differing(owner, variables, read, write, broadcast_code):
     ranks = collective.current()
     # Reads many variables in one run: for every new set of fetches a session prunes the whole graph.
     hashes = [
-        _hash_as_int64(np.ascontiguousarray(value).tobytes())
+        _hash_as_int64(np.ascontiguousarray(value).view(np.uint8))
         for chunk in _split_by_memory(range(len(variables)), variables)
         for value in read(chunk)
     ]
