@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -99,7 +100,7 @@ def _run_record(trial: Trial, float32: bool, command: list[str], arguments: Sequ
         echo("record: not recorded: the last weights, because the session was closed before they could be read")
     for line in _describe_races(facts):
         echo(f"record: not repeatable: {line}")
-    again = f"record: here, npu-run replay {shown} {' '.join(command)}{' ...' * bool(arguments)} trains from it"
+    again = f"record: here, npu-run replay {shlex.join([shown, *command])}{' ...' * bool(arguments)} trains from it"
     if not facts["updates"]:  # of model.fit, which has no graph with names
         echo(again)
         return

@@ -155,6 +155,12 @@ def recorded(recorder):
     return recorder(SESSION + TRAINING, 1)
 
 
+def test_the_command_that_trains_from_a_record_can_be_pasted(command, trials, tmp_path):
+    write_script(tmp_path, SESSION + TRAINING, "my train.py")
+    code, said = command(record, "--steps", 3, "my train.py", 1)
+    assert code == 0 and "npu-run replay recorded 'my train.py' ... trains from it" in said, said + trials.printed
+
+
 def test_a_record_holds_all_that_a_step_reads(recorded, tmp_path):
     assert "3 steps on 1 rank(s): initial weights, 1 tensors of batches, 1 fed tensors, 1 random tensors" in recorded
     assert "npu-run replay recorded train.py ... trains from it" in recorded
