@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,11 +62,13 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
 
     def get_states(self, session: tf.compat.v1.Session | None = None) -> dict:
         """Reads the number of updates and the slots of this graph in a session; see `states.get_states`."""
-        return states.get_states(self._updates_done(), self._slots_by_name(), session)
+        with _in_graph_of(session):
+            return states.get_states(self._updates_done(), self._slots_by_name(), session)
 
     def set_states(self, values: dict, session: tf.compat.v1.Session | None = None) -> None:
         """Restores the result of `get_states` in a session; see `states.set_states`."""
-        states.set_states(type(self).__name__, values, self._updates_done(), self._slots_by_name(), session)
+        with _in_graph_of(session):
+            states.set_states(type(self).__name__, values, self._updates_done(), self._slots_by_name(), session)
 
     def joint_update_key(self, variable):
         """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
@@ -129,3 +132,8 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         with tf.control_dependencies(updated):
             counted = self._updates_done().assign_add(1, read_value=False)
         return None if tf.executing_eagerly() else tf.group(*updated, counted, name=name_scope)
+
+
+def _in_graph_of(session):
+    """Returns a context in which the graph of a session, if there is one, is the default graph."""
+    return contextlib.nullcontext() if session is None else session.graph.as_default()

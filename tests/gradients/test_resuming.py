@@ -171,6 +171,25 @@ def test_savers_of_dictionaries_and_parts_and_other_rules(tmp_path, caplog):
     assert "slots of the optimizer" in begun and "loss_scale, good_steps, bad_steps" in begun
 
 
+def test_a_session_is_restored_outside_the_block_of_its_graph(tmp_path, caplog):
+    path = f"{tmp_path}/model"
+    with tf.Graph().as_default(), tf1.Session() as session:
+        step_of("nothing", inner=lambda: tf1.train.GradientDescentOptimizer(0.1))
+        session.run(tf1.global_variables_initializer())
+        tf1.train.Saver().save(session, path, write_meta_graph=False)
+    with tf.Graph().as_default() as graph:
+        optimizer, train_op = step_of("nothing", inner=lambda: optimizers.tf1.LAMB(0.1))
+        saver = tf1.train.Saver()
+    with tf.Graph().as_default(), contextlib.closing(tf1.Session(graph=graph)) as session:
+        saver.restore(session, path)
+        session.run(train_op)
+        states = optimizer.get_states(session)
+        assert states["step_counter"] == 1 and set(states["m"]) == {"kernel", "bias"}
+        optimizer.set_states({**states, "step_counter": 7}, session)
+        assert optimizer.get_states(session)["step_counter"] == 7
+    assert "slots of the optimizer (5 variables)" in told(caplog, BEGUN)[0]
+
+
 KERAS = {"current": tf.keras.optimizers, "legacy": tf.keras.optimizers.legacy}
 
 

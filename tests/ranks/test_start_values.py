@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -225,6 +227,24 @@ def test_what_rank_0_alone_has_restored_all_ranks_go_on_from(on_ranks, tmp_path,
         # Weights, slots, the step and the loss scale with its counters: as if the training had never been stopped.
         assert values == expected and 4 in values, f"rank {rank}"
         assert len(lines) == (rank == 0)
+
+
+def run_outside_the_block_of_a_graph():
+    """On a rank: a slot that starts with 1 on rank 0 and 2 on rank 1, after a step with the mean gradient 1.5."""
+    with tf.Graph().as_default() as graph:
+        variables = _variables()
+        optimizer = NPUDistributedOptimizer(tf1.train.MomentumOptimizer(RATE, 0.5))
+        train_op = optimizer.minimize(_loss(variables), var_list=variables)
+        slot, started = optimizer.get_slot(variables[0], "momentum"), tf1.global_variables_initializer()
+        differing = tf1.assign(slot, tf.ones([2]) + collective.current().rank)
+    with contextlib.closing(tf1.Session(graph=graph)) as session:
+        for operation in (started, differing, train_op):
+            session.run(operation)
+        return session.run(slot).tolist()
+
+
+def test_slots_are_compared_in_sessions_that_run_outside_the_block_of_their_graph(on_ranks):
+    assert on_ranks(2, run_outside_the_block_of_a_graph) == [[0.5 * 1 + 1.5] * 2] * 2
 
 
 def fitted(generation, how, is_eager):

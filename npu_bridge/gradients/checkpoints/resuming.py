@@ -145,7 +145,7 @@ def _plan_restore(saver, graph, pipelines, path):
 
 def _optional_variables(saver, graph, pipelines):
     """Returns a dict of the variables that a checkpoint can lack, by key and slice, and the keys of optimizer state."""
-    of_rules = [variable for pipeline in pipelines for variable in pipeline.rank_state.optimizer_variables()]
+    of_rules = [variable for pipeline in pipelines for variable in pipeline.rank_state.optimizer_variables(graph)]
     of_rules += [
         variable
         for pipeline in pipelines
