@@ -19,9 +19,7 @@ from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE
 
 __all__ = ["GroupLossScaleManager", "scale_boundary"]
 
-# A collection of TF 1 graphs. TensorFlow exports only collections whose keys are texts, so not this one.
-_MANAGERS = ("npu_bridge", "group_loss_scale_managers")
-_latest_eager: list = []  # a weak reference to the latest manager made outside of graphs
+_latest: weakref.WeakKeyDictionary[Any, weakref.ref] = weakref.WeakKeyDictionary()  # manager by `_graph_or_eager`
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -33,9 +31,6 @@ class GroupLossScaleManager(MovingLossScaleManager):
     the gradients of group i are computed with scale i. Optimizers still return unscaled gradients. An overflow in one
     group, on any rank, skips the step and shrinks the scale of that group; the scales of the other groups grow.
 
-    Attributes:
-      has_last_boundary: whether a backward pass has gone through the boundary from a group to the outside, where
-        gradients are first scaled.
     Args:
       groups: the members of each group, numbered from 1: a regular expression that is found in a variable's
         name, a variable, a Keras layer or model (its trainable variables), or a list of these. Each trained
@@ -84,13 +79,21 @@ class GroupLossScaleManager(MovingLossScaleManager):
             "max_loss_scale": rule.max_scale,
         }
         super().__init__("group_loss_scale", rule, scales, constants)
-        self.has_last_boundary = False
+        self._graphs_with_last_boundary: Any = weakref.WeakSet()
         self._members = lambda: members  # TensorFlow would save a list of layers in checkpoints
-        with tf.init_scope():
-            if tf.executing_eagerly():
-                _latest_eager[:] = [weakref.ref(self)]
-            else:
-                tf.compat.v1.add_to_collection(_MANAGERS, self)
+        self.use_at_boundaries()
+
+    @property
+    def has_last_boundary(self) -> bool:
+        """Whether a backward pass of this graph has gone through the boundary from a group to the outside.
+
+        There gradients are first scaled.
+        """
+        return _graph_or_eager() in self._graphs_with_last_boundary
+
+    def use_at_boundaries(self) -> None:
+        """Makes `scale_boundary` use this manager by default in the current graph, or in eager execution."""
+        _latest[_graph_or_eager()] = weakref.ref(self)
 
     def get_config(self):
         """Returns the configuration that Keras saves with a model, if all groups are regular expressions.
@@ -137,8 +140,8 @@ def scale_boundary(x: tf.Tensor, i: int, j: int, manager: GroupLossScaleManager 
       x: floating tensor of any shape.
       i: the group in which `x` is computed.
       j: the group that uses the result.
-      manager: the manager of the scales; by default the manager made last, in this graph or eagerly, before the
-        gradient is computed. Without a manager, gradients are unchanged.
+      manager: the manager of the scales; by default the manager that was made, or given to an optimizer, last: in this
+        graph or eagerly, before the gradient is computed. Without a manager, gradients are unchanged.
     Returns:
       Tensor of the same dtype and shape. Its gradient is multiplied by the scale of `i` and divided by the scale of
       `j`, in float32 at least.
@@ -153,11 +156,12 @@ def scale_boundary(x: tf.Tensor, i: int, j: int, manager: GroupLossScaleManager 
     @tf.custom_gradient
     def boundary(x):
         def rescale_gradient(upstream):
-            scaling = _latest_manager() if manager is None else manager
+            scaling = _latest.get(_graph_or_eager(), lambda: None)() if manager is None else manager
             if scaling is None:
                 return upstream
             scales, count = scaling.get_loss_scale(), scaling.scale_shape.num_elements()
-            scaling.has_last_boundary |= 1 <= i <= count and not 1 <= j <= count
+            if 1 <= i <= count and not 1 <= j <= count:
+                scaling._graphs_with_last_boundary.add(_graph_or_eager())
             ratio = _scale_of_group(scales, i) / _scale_of_group(scales, j)
             dtype = tf.float32 if upstream.dtype.size < tf.float32.size else upstream.dtype
             return tf.cast(tf.cast(upstream, dtype) * tf.cast(ratio, dtype), upstream.dtype)
@@ -171,12 +175,10 @@ def _scale_of_group(scales, number):
     return scales[number - 1] if 1 <= number <= scales.shape.num_elements() else tf.constant(1.0)
 
 
-def _latest_manager():
-    with tf.init_scope():  # out of functions and loops
-        if tf.executing_eagerly():
-            return _latest_eager[0]() if _latest_eager else None
-        made = tf.compat.v1.get_collection(_MANAGERS)
-        return made[-1] if made else None
+def _graph_or_eager():
+    """Returns the TF 1 graph outside of functions, conditions and loops; in eager execution, a stand-in for it."""
+    with tf.init_scope():
+        return GroupLossScaleManager if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def _checked_groups(owner, groups):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import numpy as np
@@ -76,6 +77,23 @@ def test_a_boundary_changes_nothing_without_a_manager_and_keeps_16_bits():
     with tf.Graph().as_default(), tf1.Session() as session:
         x = tf.constant(1.0)
         assert session.run(tf.gradients(scale_boundary(x, 1, 0), x)[0]) == 1.0
+
+
+@pytest.mark.parametrize("is_made_eagerly", [True, False])
+def test_a_manager_scales_the_gradients_of_each_graph_that_uses_it(is_made_eagerly):
+    first = tf.Graph()
+    with contextlib.nullcontext() if is_made_eagerly else first.as_default():
+        manager = GroupLossScaleManager(["w"])
+    for graph in (first, tf.Graph()):
+        with graph.as_default(), tf1.Session() as session:
+            w = tf1.get_variable("w", initializer=1.0)
+            optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), manager, True, True)
+            train_op = optimizer.minimize(scale_boundary(w * 3.0, 1, 0))
+            session.run(tf1.global_variables_initializer())
+            session.run(train_op)
+            assert session.run(w) == -2.0
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="no gradient was multiplied"):
+        optimizer.minimize(scale_boundary(tf1.get_variable("w", initializer=1.0), 1, 0))
 
 
 class Blocks(tf.keras.Model):

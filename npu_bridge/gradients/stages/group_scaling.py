@@ -19,15 +19,17 @@ class GroupScaling(ManagedScaling):
     get the common scale before they are sent; the pipeline divides the averaged gradients by this scale.
 
     Args:
-      manager: an object with three methods: `get_loss_scale()` returns a float32 vector, `update_loss_scale(finite)`
+      manager: an object with these methods: `get_loss_scale()` returns a float32 vector, `update_loss_scale(finite)`
         takes a boolean vector, and `group_of(variable)` returns the position of a variable's group. Its attribute
-        `has_last_boundary` is True once a backward pass has scaled gradients.
+        `has_last_boundary` is True once a backward pass of the graph has scaled gradients. `use_at_boundaries()` makes
+        boundaries in the current graph scale gradients for it.
     """
 
     needs_variables = True
 
     def __init__(self, manager: Any):
         super().__init__((manager,))
+        manager.use_at_boundaries()
 
     def each_batch(self, step):
         (manager,) = self.managers
