@@ -6,7 +6,6 @@ checkpoints of rank 0 hold as a row for each rank.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
@@ -93,11 +92,9 @@ class RankState:
         """Returns the variables of stages that differ between ranks, such as the sums of `Accumulate`."""
         return [variable for stage in self._stages for variable in stage.variables_of_this_rank()]
 
-    def optimizer_variables(self, graph: Any = None) -> list:
-        """Returns the variables of the inner optimizer in a TF 1 graph; None: in functions and eager execution."""
-        # A TF 1 optimizer lists the variables of the default graph; sessions can run outside of their graph's block.
-        with contextlib.nullcontext() if graph is None else graph.as_default():
-            return [] if self._inner is None else self._inner.variables()
+    def optimizer_variables(self) -> list:
+        """Returns the variables of the inner optimizer; of a TF 1 optimizer, those in the default graph."""
+        return [] if self._inner is None else self._inner.variables()
 
     def create_rows_of_stages(self) -> None:
         """Creates missing rows for the variables of stages that differ between ranks."""
@@ -142,9 +139,12 @@ class RankState:
         if owner and is_building_graph():
             graph, step_counter = tf.compat.v1.get_default_graph(), global_step_of()
             known = [*step.variables_with_gradient, *([] if step_counter is None else [step_counter])]
-            compare_variables_before_first_run(
-                owner, lambda: [*known, *self._equal_variables(graph)], transfers, self.variables_of_this_rank
-            )
+
+            def variables():
+                with graph.as_default():  # sessions can run outside the block of their graph
+                    return [*known, *self._equal_variables()]
+
+            compare_variables_before_first_run(owner, variables, transfers, self.variables_of_this_rank)
 
     def before_update(self, step: Step) -> Callable[[], list]:
         """Compares variables before the first update, and creates missing rows.
@@ -244,8 +244,8 @@ class RankState:
         """Returns whether a session has restored this rank's weights since `sync_all` averaged the weights."""
         return self._restore_own is not None and session in self._restore_own.done_in
 
-    def _equal_variables(self, graph=None):
+    def _equal_variables(self):
         """Returns the variables of the optimizer and its stages that are equal on all ranks."""
         of_this_rank = {id(variable) for variable in self.variables_of_this_rank()}
         of_stages = variables_of(self.checkpoint_parts())
-        return [*self.optimizer_variables(graph), *(each for each in of_stages if id(each) not in of_this_rank)]
+        return [*self.optimizer_variables(), *(each for each in of_stages if id(each) not in of_this_rank)]

@@ -190,6 +190,18 @@ def test_a_session_is_restored_outside_the_block_of_its_graph(tmp_path, caplog):
     assert "slots of the optimizer (5 variables)" in told(caplog, BEGUN)[0]
 
 
+def test_a_manager_made_eagerly_goes_on_from_its_checkpoint(tmp_path):
+    manager = ExponentialUpdateLossScaleManager(8.0, 1)
+    for expected in (16.0, 32.0):
+        with tf.Graph().as_default():
+            loss = tf1.get_variable("w", initializer=1.0) ** 2
+            optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), manager, True, True)
+            train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
+            with tf1.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), log_step_count_steps=None) as session:
+                session.run(train_op)
+                assert session.run("loss_scale:0") == expected
+
+
 KERAS = {"current": tf.keras.optimizers, "legacy": tf.keras.optimizers.legacy}
 
 

@@ -247,6 +247,24 @@ def test_slots_are_compared_in_sessions_that_run_outside_the_block_of_their_grap
     assert on_ranks(2, run_outside_the_block_of_a_graph) == [[0.5 * 1 + 1.5] * 2] * 2
 
 
+def scaled_by_a_manager_made_eagerly():
+    """On a rank: the loss scale after a step, which rank 0 alone has set."""
+    manager = slow_scale()
+    with tf.Graph().as_default():
+        variables = _variables()
+        optimizer = NPUOptimizer(momentum(), manager, True, True, True)
+        train_op = optimizer.minimize(_loss(variables), var_list=variables)
+        with started_session() as session:
+            if collective.current().rank == 0:
+                manager.set_loss_scale(64.0)
+            session.run(train_op)
+            return manager.get_state()
+
+
+def test_the_scale_of_a_manager_made_eagerly_starts_alike(on_ranks):
+    assert on_ranks(2, scaled_by_a_manager_made_eagerly) == [(64.0, 1, 0)] * 2
+
+
 def fitted(generation, how, is_eager):
     """On a rank: weights after two batches of `fit` and what was said; the model starts as the rank says."""
     ranks = collective.current()

@@ -164,6 +164,14 @@ class MovingLossScaleManager(_SerializableManager):
         self._loss_scale, self._fetched, self._good_steps, self._bad_steps = state
         self._graph: Any = _outermost_graph() or (lambda: None)
 
+    @property
+    def variables(self) -> tuple:
+        """The variables of the default TF 1 graph, or of eager execution."""
+        here = self._variables(_outermost_graph())
+        own = {id(self._loss_scale): here.scale, id(self._good_steps): here.good_steps}
+        own[id(self._bad_steps)] = here.bad_steps
+        return tuple(own.get(id(variable), variable) for variable in super().variables)
+
     def get_loss_scale(self):
         """Returns the scale, a float32 scalar. In a TF 1 graph, a run that updates the scale reads the old value."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

@@ -145,13 +145,14 @@ def _plan_restore(saver, graph, pipelines, path):
 
 def _optional_variables(saver, graph, pipelines):
     """Returns a dict of the variables that a checkpoint can lack, by key and slice, and the keys of optimizer state."""
-    of_rules = [variable for pipeline in pipelines for variable in pipeline.rank_state.optimizer_variables(graph)]
+    with graph.as_default():  # sessions can be restored outside the block of their graph
+        of_rules = [variable for pipeline in pipelines for variable in pipeline.rank_state.optimizer_variables()]
+        of_stages = [variable for pipeline in pipelines for variable in pipeline.variables]
     of_rules += [
         variable
         for pipeline in pipelines
         for variable in hyperparameter_variables(pipeline.inner and pipeline.inner.saved_as)
     ]
-    of_stages = [variable for pipeline in pipelines for variable in pipeline.variables]
     by_key = (variables_by_key(saver) if saver is not None else None) or {}
     called = {id(variable): (key, "") for key, variable in by_key.items()}
     trained = {id(variable) for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
