@@ -137,6 +137,16 @@ def test_fixed_scale_is_a_constant_of_that_name():
         assert session.run("loss_scale:0") == np.float32(8589935000.0)
 
 
+def test_both_branches_of_a_condition_read_the_fixed_scale():
+    with tf.Graph().as_default():
+        manager = FixedLossScaleManager(8)
+    is_first = tf1.placeholder(tf.bool, [])
+    with classic_control_flow():
+        scale = tf1.cond(is_first, lambda: manager.get_loss_scale() * 1, lambda: manager.get_loss_scale() * 2)
+    with tf1.Session() as session:
+        assert [session.run(scale, {is_first: value}) for value in (True, False)] == [8.0, 16.0]
+
+
 def test_managers_share_a_base_and_a_second_home():
     assert issubclass(FixedLossScaleManager, LossScaleManager)
     assert issubclass(ExponentialUpdateLossScaleManager, LossScaleManager)

@@ -91,11 +91,13 @@ class FixedLossScaleManager(_SerializableManager):
 
     def get_loss_scale(self):
         """Returns the fixed scale, a float32 scalar of the current graph."""
-        if not is_building_graph():
-            return self._constant()  # not kept: a tensor made in a function cannot be used outside of it
-        if getattr(self._tensor, "graph", None) is not tf.compat.v1.get_default_graph():
-            self._tensor = self._constant()  # the previous tensor was made eagerly, or in another graph
-        return self._tensor
+        graph = tf.compat.v1.get_default_graph()
+        if is_building_graph() and getattr(self._tensor, "graph", None) is graph:
+            return self._tensor
+        made = self._constant()  # the kept tensor was made eagerly, or in another graph
+        if is_building_graph() and current_control_flow_context(graph) is None:
+            self._tensor = made  # a tensor made in a function, a condition or a loop cannot be used outside of it
+        return made
 
     def _constant(self):
         return tf.constant(self._value, dtype=tf.float32, name="loss_scale")
