@@ -177,6 +177,15 @@ def test_two_optimizers_with_one_moving_scale_are_warned_of(caplog, make_manager
             assert ("share a manager" in caplog.text) == (is_warned and is_second)
 
 
+def test_optimizers_of_different_graphs_may_have_one_moving_scale(caplog):
+    manager = ExponentialUpdateLossScaleManager(8, 2)
+    for _ in range(2):
+        with tf.Graph().as_default(), caplog.at_level(logging.WARNING, logger="npu_bridge"):
+            optimizer = NPULossScaleOptimizer(OPTIMIZERS["sgd"](), manager)
+            optimizer.minimize(tf.reduce_sum(tf1.get_variable("weight", [2])))
+    assert "share a manager" not in caplog.text
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_slots_and_variables_are_those_of_the_inner_optimizer(name):
     expected_slots = {"sgd": [], "momentum": ["momentum"]}.get(name, ["m", "v"])

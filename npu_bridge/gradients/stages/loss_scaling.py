@@ -17,7 +17,7 @@ from npu_bridge.gradients.losses import smallest_scale
 from npu_bridge.gradients.stage import ScalingStage
 
 _UPDATES = ("npu_bridge", "updates_of_scales")  # graph collection: the id of a manager, and an operator that updates it
-_first_users = weakref.WeakKeyDictionary()  # the stage that used each manager first
+_USERS = ("npu_bridge", "users_of_scales")  # graph collection: the id of a manager, and the first stage that uses it
 
 
 class ManagedScaling(ScalingStage):
@@ -103,9 +103,11 @@ class LossScaling(ManagedScaling):
         for manager in self.state().values() if is_building_graph() else ():
             if not manager.variables:
                 continue
-            first = _first_users.get(manager, lambda: None)()
+            users = tf.compat.v1.get_default_graph().get_collection_ref(_USERS)
+            alive = (stage() for number, stage in users if number == id(manager))
+            first = next((stage for stage in alive if stage is not None), None)
             if first is None:
-                _first_users[manager] = weakref.ref(self)
+                users.append((id(manager), weakref.ref(self)))
             elif first is not self:
                 problem = "two optimizers share a manager; in one run their updates have no order, so ranks can differ"
                 expected = "a manager for each optimizer, or optimizers that train in separate runs"
