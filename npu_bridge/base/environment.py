@@ -13,10 +13,11 @@ import itertools
 import json
 import os
 import re
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Callable, NamedTuple
 
+from npu_bridge.base.equal_blocks import EqualBlocks
 from npu_bridge.base.errors import message
 
 
@@ -50,8 +51,8 @@ VERBOSE = "NPU_BRIDGE_VERBOSE"  # 1: show everything that TensorFlow prints
 RANK_VARIABLES = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID", "DEVICE_INDEX", "JOB_ID")
 DEVICE_VARIABLES = ("ASCEND_DEVICE_ID", "DEVICE_ID")  # the first that is set counts
 ENGINES = ("horovod", "tensorflow")  # the engines with which several ranks can exchange tensors
+_BLOCKS = EqualBlocks(os.environ)
 _JOB = 10087  # the number that launch scripts for NPUs give their only job
-_ONE_CHANGE_AT_A_TIME = threading.RLock()
 _LAUNCHERS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -138,28 +139,20 @@ def write_variable(name: str, value: object) -> None:
     os.environ[name] = str(value)
 
 
-@contextlib.contextmanager
-def set_variables_temporarily(choose_values: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+def set_variables_temporarily(choose_values: Callable[[], Mapping[str, str]]) -> AbstractContextManager[None]:
     """Sets variables inside the block and restores them afterwards.
 
-    All threads share the environment, so a second thread waits until the first has left its block.
+    All threads share the environment, so a thread waits until no other is in a block of other values.
 
     Args:
-      choose_values: returns the text of each variable. It is called after this thread has waited, so it sees the
-        variables' real values.
+      choose_values: returns the text of each variable. Call `read_outside_blocks` there to read real values.
     """
-    with _ONE_CHANGE_AT_A_TIME:
-        values = choose_values()
-        before = {name: os.environ.get(name) for name in values}
-        os.environ.update(values)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+    return _BLOCKS.enter(choose_values)
+
+
+def read_outside_blocks(name: str) -> str | None:
+    """Returns the text of a variable before the blocks of `set_variables_temporarily`; None if unset or empty."""
+    return _BLOCKS.get_outside(name) or None
 
 
 def is_flag_on(name: str) -> bool:

@@ -185,7 +185,7 @@ def make_rewriter_lists(
 
 def is_imitation_on() -> bool:
     """Returns whether a CPU imitates float16 with rounded float32 values; an environment variable can turn this off."""
-    said = environment.read_variable(IMITATION)
+    said = environment.read_outside_blocks(IMITATION)
     return said is None or said.lower() not in ("0", "false")
 
 
@@ -199,7 +199,7 @@ def list_variables(lists: RewriterLists) -> dict[str, str]:
         lost = everywhere - wanted[name] - (lists.removed if name == "DENYLIST" else frozenset())
         for change, changed in (("ADD", wanted[name]), ("REMOVE", lost)):
             variable = f"{PREFIX}{name}_{change}"
-            said = (environment.read_variable(variable) or "").split(",")
+            said = (environment.read_outside_blocks(variable) or "").split(",")
             variables[variable] = ",".join(sorted(set(filter(None, said)) | changed))
     return variables
 

@@ -80,6 +80,24 @@ def test_temporarily_restores_after_an_error(monkeypatch):
     assert "NPU_BRIDGE_TEST_NONE" not in os.environ
 
 
+def test_threads_with_equal_values_share_a_block_and_others_wait():
+    """A thread in its block can wait for a thread that needs equal values: a generator of batches, or another rank."""
+
+    def read_in_block(text):
+        with environment.set_variables_temporarily(lambda: {"NPU_BRIDGE_TEST_NONE": text}):
+            return environment.read_variable("NPU_BRIDGE_TEST_NONE")
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        with environment.set_variables_temporarily(lambda: {"NPU_BRIDGE_TEST_NONE": "x"}):
+            assert pool.submit(read_in_block, "x").result(20) == "x"
+            other = pool.submit(read_in_block, "y")
+            assert read_in_block("z") == "z"
+            assert environment.read_variable("NPU_BRIDGE_TEST_NONE") == "x"
+            assert environment.read_outside_blocks("NPU_BRIDGE_TEST_NONE") is None
+        assert other.result(20) == "y"
+    assert "NPU_BRIDGE_TEST_NONE" not in os.environ
+
+
 def test_a_stock_session_is_not_touched():
     model, other = Dense(), Dense()
     with started(model) as stock:
