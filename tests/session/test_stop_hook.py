@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 
 import pytest
 import tensorflow as tf
@@ -42,6 +43,28 @@ def test_a_training_that_has_failed_takes_no_signals_from_the_next_one():
     assert request.is_due
     begun.close()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_training_that_ends_leaves_the_scripts_own_handler_in_place():
+    request, own = StopRequest(), lambda number, frame: None
+    with request.handle_requests(1):
+        signal.signal(signal.SIGTERM, own)
+    assert signal.getsignal(signal.SIGTERM) is own
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_a_training_that_ends_in_another_thread_leaves_the_handler_to_the_next_one():
+    """Python can collect the hook of a failed training in any thread, which may not set handlers."""
+    request, failed, sent = StopRequest(), contextlib.ExitStack(), []
+    request.connect_launcher(sent.append)
+    failed.enter_context(request.handle_requests(1))
+    collector = threading.Thread(target=failed.close)
+    collector.start()
+    collector.join()
+    with request.handle_requests(1):
+        os.kill(os.getpid(), signal.SIGTERM)
+    handles, does_not = {"can_stop_after_step": True}, {"can_stop_after_step": False}
+    assert sent == [handles, does_not, handles, {"received_signal": "SIGTERM"}, does_not]
 
 
 def test_a_second_training_begins_anew():

@@ -34,7 +34,7 @@ class StopRequest:
         self._begun = 0
         self._is_held = False
         self._open_blocks = 0
-        self._handling = contextlib.ExitStack()
+        self._owner: int | None = None  # the process that handles signals
         self._last: int | None = None
 
     def connect_launcher(self, send: Callable[[dict[str, Any]], None]) -> None:
@@ -53,20 +53,23 @@ class StopRequest:
         The first block begins to handle requests, and the last one stops it.
         """
         is_main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
-        is_free = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        is_free = is_main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, self._on_sigterm)
         if not self._open_blocks:
             if not is_free or (size > 1 and self._send is None):
                 yield
                 return
             self._report_handling(True)
-            self._handling.enter_context(_call_at_sigterm_in_block(self._on_sigterm))
+            self._owner = os.getpid()
+            signal.signal(signal.SIGTERM, self._on_sigterm)
         self._open_blocks += 1
         try:
             yield
         finally:
             self._open_blocks -= 1
             if not self._open_blocks:
-                self._handling.close()
+                if signal.getsignal(signal.SIGTERM) == self._on_sigterm:  # the script can have set its own
+                    with contextlib.suppress(ValueError):  # a leftover hook can be collected in any thread
+                        signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 self._report_handling(False)
 
     def begin_run(self) -> None:
@@ -117,8 +120,12 @@ class StopRequest:
         if self._send is not None:
             self._send({"can_stop_after_step": can_stop_after_step})
 
-    def _on_sigterm(self) -> None:
-        if self._send is None:
+    def _on_sigterm(self, number, frame) -> None:
+        """Handles the first SIGTERM; a second one ends the process."""
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() != self._owner or not self._open_blocks:  # a child that the script has forked, or no training
+            os.kill(os.getpid(), number)
+        elif self._send is None:
             self.allow_runs_until(self._begun)
         else:
             self._send({"received_signal": "SIGTERM"})
@@ -142,25 +149,6 @@ class WholeUpdates:
         """
         self._waited = self._waited + 1 if any(map(int, batch_counters)) else 0
         return 0 < self._waited <= _MOST_BATCHES_TO_WAIT
-
-
-@contextlib.contextmanager
-def _call_at_sigterm_in_block(on_signal: Callable[[], None]) -> Iterator[None]:
-    """Calls `on_signal` at the first SIGTERM in a block of the main thread; a second SIGTERM ends the process."""
-    owner = os.getpid()
-
-    def handle(number, frame):
-        signal.signal(number, signal.SIG_DFL)
-        if os.getpid() != owner:  # a child that the script has forked
-            os.kill(os.getpid(), number)
-        on_signal()
-
-    signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # not the main thread: a leftover hook can be collected in any thread
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 _OF_THIS_PROCESS = StopRequest()
