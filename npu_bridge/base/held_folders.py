@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 
+from npu_bridge.base import environment
 from npu_bridge.base.files import remove_file_with_text
 from npu_bridge.base.lock_owners import LockOwner, describe_this_process, read_owner
 from npu_bridge.base.terminal import logger
@@ -234,7 +235,8 @@ def _acquire_or_take_over(path: str, own_file: str, text: str) -> _FolderLock | 
         owner = read_owner(path, own_file)
         if owner is None:
             continue  # the lock was released just now
-        if own_job and owner.facts.get("job") == own_job and not owner.is_gone() and owner.silent_secs < SILENT_SECS:
+        is_of_own_job = own_job and owner.facts.get("job") == own_job and not _is_other_process_of_own_rank(owner)
+        if is_of_own_job and not owner.is_gone() and owner.silent_secs < SILENT_SECS:
             return _FolderLock(path, "", holder=owner.rank)  # this rank holds it for all ranks
         if _is_owner_alive(owner, path, own_file):
             raise FolderHeldError(owner.held_folder_message(os.path.dirname(path)))
@@ -245,6 +247,11 @@ def _acquire_or_take_over(path: str, own_file: str, text: str) -> _FolderLock | 
     raise FolderHeldError(
         f"{os.path.dirname(path)} cannot be locked: other jobs keep locking it. Start the jobs one after the other."
     )
+
+
+def _is_other_process_of_own_rank(owner: LockOwner) -> bool:
+    """Returns whether a lock's holder is the parent of this process, or another child; False if no rank is known."""
+    return environment.launcher_placement() is not None and owner.rank == environment.probable_rank()
 
 
 def _take_over_lock(path: str, own_file: str, text: str, dead_owner: LockOwner) -> bool:

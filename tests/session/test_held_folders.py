@@ -287,6 +287,21 @@ def test_ranks_of_one_job_do_not_refuse_each_other(tmp_path, monkeypatch):
     assert json.loads((tmp_path / LOCK).read_text())["host"] == "elsewhere"
 
 
+def test_a_child_of_a_rank_is_refused_the_folder_in_which_its_parent_trains(tmp_path, monkeypatch):
+    for name, text in (("GLOO_RENDEZVOUS_ADDR", "10.0.0.1"), ("GLOO_RENDEZVOUS_PORT", 1), ("RANK", 0), ("SIZE", 2)):
+        monkeypatch.setenv(f"HOROVOD_{name}", str(text))
+    with take(tmp_path):
+        code = """
+        import sys
+        from npu_bridge.base.held_folders import hold_folder
+        hold_folder(sys.argv[1], "training", "a training")
+        """
+        child = python(code, tmp_path, stderr=subprocess.PIPE)
+        assert "is in use" in child.communicate()[1]
+        monkeypatch.setenv("HOROVOD_RANK", "1")
+        assert python(code, tmp_path).wait() == 0
+
+
 def test_a_file_system_without_links_will_do(tmp_path, monkeypatch):
     def no_link(*_):
         raise PermissionError("no links here")
