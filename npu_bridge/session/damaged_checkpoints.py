@@ -58,6 +58,9 @@ def check_newest_checkpoint(folder: str | None, may_use_older: bool = False) -> 
     damage = find_checkpoint_damage(listed[-1]) if listed else unlisted
     if damage is None:
         return
+    if _listed_checkpoints(folder)[-1:] != listed[-1:]:  # a training has saved a newer one, and removed this one
+        check_newest_checkpoint(folder, may_use_older)
+        return
     intact = _find_newest_intact_checkpoint(folder, listed[:-1])
     if not may_use_older or intact is None or read_variable(RESTARTS) is None:
         raise DamagedCheckpointError(_damage_message(damage, _restore_hint(folder, intact)))

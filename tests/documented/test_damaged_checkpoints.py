@@ -101,6 +101,23 @@ def test_the_line_to_write_fixes_it(folder):
     assert tf.train.latest_checkpoint(str(folder)) == str(folder / INTACT)
 
 
+def test_a_checkpoint_that_a_training_replaces_while_it_is_read_is_not_damaged(folder, monkeypatch):
+    load = tf.train.load_checkpoint
+
+    def load_late(prefix):
+        (folder / STATE).write_text(f'model_checkpoint_path: "{NEWEST}"')
+        if prefix.endswith(INTACT):
+            (folder / f"{INTACT}.data-00000-of-00001").unlink(missing_ok=True)
+        return load(prefix)
+
+    (folder / STATE).write_text(f'model_checkpoint_path: "{INTACT}"')
+    monkeypatch.setattr(tf.train, "load_checkpoint", load_late)
+    check_checkpoint(str(folder))
+    cut(folder / DATA, 0.5)
+    with pytest.raises(DamagedCheckpointError, match=DATA):
+        check_checkpoint(str(folder))
+
+
 def test_where_nothing_is_intact(folder, monkeypatch):
     monkeypatch.setenv(RESTARTS, "3")
     for path in folder.glob("*.index"):
