@@ -97,19 +97,16 @@ class UnappliedSteps:
 
         If the gradients were computed from those of several steps, for example as their sum, merges the steps. Eager
         gradients that the caller changed are taken for those of the latest step with their variables. So are gradients
-        of a graph that were stored in variables. Ignores steps of a TF 1 loop or branch that is closed: their tensors
-        cannot be read from outside, and a branch that is not taken never computes them. Returns None for gradients from
-        elsewhere.
+        of a graph that come from elsewhere, as those that were stored in variables or are fed. Ignores steps of a TF 1
+        loop or branch that is closed: their tensors cannot be read from outside, and a branch that is not taken never
+        computes them. Returns None if no step has all of the variables.
 
         Args:
           grads_and_vars: the pairs of `apply_gradients`.
           owner: name of the optimizer, for messages.
         """
-        contexts = [None, *contexts_around(current_context())]
-        here = [kept for kept in self._newest_open() if kept.context in contexts]
-        covering = [kept for kept in here if kept.can_include(grads_and_vars)][:1]
-        sources = self._find_eager_steps(grads_and_vars) or _steps_that_returned(grads_and_vars, here) or covering
-        return merge_steps([kept.step for kept in sources], owner) if sources else None
+        found = self._find_steps(grads_and_vars) or self._open_steps_with(grads_and_vars)[:1]
+        return merge_steps([kept.step for kept in found], owner) if found else None
 
     def are_of_caller(self, grads_and_vars: Sequence) -> bool:
         """Returns whether the caller has computed these gradients of a graph or function from the variables themselves.
@@ -129,9 +126,10 @@ class UnappliedSteps:
 
         Eager gradients that the caller changed are recognised by their variables, if `trusts_variables` is set.
         """
-        if self._find_steps(grads_and_vars):
-            return True
-        changed = self._find_eager_steps(grads_and_vars) if self._trusts_variables else []
+        found = self._find_steps(grads_and_vars)
+        if not tf.executing_eagerly() or _steps_that_returned(grads_and_vars, self._combined):
+            return bool(found)
+        changed = found if self._trusts_variables else []
         ids = {id(variable) for _, variable in grads_and_vars}
         known = [kept.variable_ids or ids for kept in changed if not kept.may_be_abandoned]
         return bool(changed) and ids <= frozenset().union(*known)
@@ -141,26 +139,23 @@ class UnappliedSteps:
 
         Arguments and errors are those of `copy_step`.
         """
-        found = self._find_eager_steps(grads_and_vars) or self._find_steps(grads_and_vars)
+        found = self._find_steps(grads_and_vars)
         self._combined = [kept for kept in self._combined if kept not in found]
         return merge_steps([kept.step for kept in found], owner) if found else None
 
     def _find_steps(self, grads_and_vars):
-        here = self._newest_open()
-        found = _steps_that_returned(grads_and_vars, here)
-        if not found and not tf.executing_eagerly() and _are_kept_in_variables(grads_and_vars):
-            found = [kept for kept in here if kept.can_include(grads_and_vars)][:1]
-        return found
+        """Returns the steps that returned these gradients, newest first; or those that are taken for them."""
+        if tf.executing_eagerly() and (found := self._open_steps_with(grads_and_vars, a_part=True)):
+            return found
+        found = _steps_that_returned(grads_and_vars, self._open_steps_with([]))
+        is_stored = not found and not tf.executing_eagerly() and _are_kept_in_variables(grads_and_vars)
+        return self._open_steps_with(grads_and_vars)[:1] if is_stored else found
 
-    def _find_eager_steps(self, grads_and_vars):
-        """Returns the steps with one of these variables in eager execution, newest first; none in a graph."""
-        here = self._newest_open() if tf.executing_eagerly() else []
-        return [kept for kept in here if kept.can_include(grads_and_vars, a_part=True)]
-
-    def _newest_open(self):
-        """Returns the steps of this function or graph and of those around it, or of eager execution; newest first."""
-        places = _enclosing_graphs()
-        return [kept for kept in self._combined[::-1] if kept.place in places]
+    def _open_steps_with(self, grads_and_vars, a_part=False):
+        """Returns the steps, newest first, of this place and those around it that can have returned the gradients."""
+        places, contexts = _enclosing_graphs(), [None, *contexts_around(current_context())]
+        here = [kept for kept in self._combined[::-1] if kept.place in places and kept.context in contexts]
+        return [kept for kept in here if kept.can_include(grads_and_vars, a_part)]
 
 
 @dataclasses.dataclass(eq=False)
