@@ -18,7 +18,8 @@ class UnappliedSteps:
     An optimizer returns gradients to its caller, and gets them back as plain pairs, possibly changed. In a graph or a
     function, this class finds the steps from whose gradients the given ones are computed, also in a branch inside.
     Eager execution does not record how a tensor was computed. There, gradients that the caller has changed are taken
-    for those of the latest step with their variables.
+    for those of the latest step with their variables. So, after a step that is never applied, the next gradients of its
+    variables are taken for its own, even if they come from a tape. No rule can tell them from changed ones.
 
     Args:
       trusts_variables: whether to recognise changed gradients by their variables in eager execution. False if it does

@@ -12,7 +12,11 @@ from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, mak
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
-    """Wraps an optimizer of the current Keras generation, and passes gradients through a pipeline first."""
+    """Wraps an optimizer of the current Keras generation, and passes gradients through a pipeline first.
+
+    Always apply what `compute_gradients` returns. Otherwise, in eager execution, the next gradients of its variables
+    count as averaged and changed by the stages, even if they come from a tape: ranks would then train apart.
+    """
 
     @tf.autograph.experimental.do_not_convert
     def compute_gradients(self, loss, var_list, tape=None):
