@@ -76,6 +76,7 @@ class StepHook(tf.estimator.SessionRunHook):
         """Finds the tensors of the graph that is about to run."""
         graph = tf.compat.v1.get_default_graph()
         self._skips = SkipsInARow(graph=graph)
+        self._wanted.clear()
         candidates = {
             "loss": self._find_loss(graph),
             "loss_scale": _latest_in_collection(graph, LOSS_SCALE),

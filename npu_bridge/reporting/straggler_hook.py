@@ -58,6 +58,7 @@ class StragglerHook(tf.estimator.SessionRunHook):
         """Resets the measurements."""
         del coord
         self._work = OwnWorkTimes()
+        self._moments.clear()
         _comparisons_of(session.graph).clear()
 
     def before_run(self, run_context):

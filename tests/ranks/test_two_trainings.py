@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -14,8 +16,12 @@ from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras_optimizer
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.reporting.step_hook import StepHook
+from npu_bridge.reporting.straggler_hook import StragglerHook
+from npu_bridge.stages import PartialSync
 from tests.npu_run.launching import npu_run, write_script
+from tests.ranks.ways import slow_scale
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -192,3 +198,27 @@ def _call_model_fn(mode):  # as an Estimator calls it
 def test_what_rank_0_alone_loads_or_evaluates_is_not_counted(on_ranks):
     first, second = on_ranks(2, counted)
     assert first == second
+
+
+def graphs_left_after_their_trainings():
+    """On a rank: which of three graphs, trained in turn with the same manager and hooks, are still there."""
+    manager, hooks = slow_scale(), [StepHook(), StragglerHook()]
+
+    def train(added):
+        with tf.Graph().as_default() as graph:
+            _, loss = weight_and_loss(rows_of(0))
+            inner = tf1.train.AdamOptimizer()
+            optimizer = NPUOptimizer(inner, manager, True, True, stages=added)
+            train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
+            with tf1.train.MonitoredTrainingSession(hooks=hooks) as session:
+                for _ in range(2):
+                    session.run(train_op)
+        return weakref.ref(graph)
+
+    graphs = [train(added) for added in ([], [PartialSync(2)], [])]
+    gc.collect()
+    return [graph() is not None for graph in graphs]
+
+
+def test_a_trained_graph_goes_when_nothing_uses_it(on_ranks):
+    assert on_ranks(2, graphs_left_after_their_trainings) == [[False, False, True]] * 2  # the last one is the hooks'

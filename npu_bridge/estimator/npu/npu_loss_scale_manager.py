@@ -135,6 +135,18 @@ class _ScaleVariables(NamedTuple):
     bad_steps: tf.Variable
 
 
+# By manager: the variables in graphs, or in eager execution, in which the manager was not made.
+_eager_variables: weakref.WeakKeyDictionary[Any, _ScaleVariables] = weakref.WeakKeyDictionary()
+_COLLECTION = ("npu_bridge", "variables_of_scales")  # in the graph, so both are freed together
+
+
+def _variables_in(graph):
+    kept = graph.get_collection_ref(_COLLECTION)
+    if not kept:
+        kept.append(weakref.WeakKeyDictionary())
+    return kept[0]
+
+
 def _outermost_graph() -> weakref.ref | None:
     """Returns the TF 1 graph outside of all conditions and loops; None in eager execution."""
     with tf.init_scope():
@@ -160,8 +172,6 @@ class MovingLossScaleManager(_SerializableManager):
         self._rule = rule
         self._constants: Any = functools.partial(dict, constants)  # a dict itself would become part of checkpoints
         self._first: Any = functools.partial(np.asarray, init_loss_scale)
-        others: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # variables of other graphs than this one
-        self._of_graphs: Any = lambda: others
         state = self._new_variables()
         self._loss_scale, self._fetched, self._good_steps, self._bad_steps = state
         self._graph: Any = _outermost_graph() or (lambda: None)
@@ -284,11 +294,11 @@ class MovingLossScaleManager(_SerializableManager):
         of_graph = graph() if graph is not None else None
         if of_graph is self._graph():
             return _ScaleVariables(self._loss_scale, self._fetched, self._good_steps, self._bad_steps)
-        known, key = self._of_graphs(), of_graph or _ScaleVariables
-        if key not in known:
+        known = _eager_variables if of_graph is None else _variables_in(of_graph)
+        if self not in known:
             with of_graph.as_default() if of_graph is not None else tf.init_scope(), tf.compat.v1.name_scope(None):
-                known[key] = self._new_variables()
-        return known[key]
+                known[self] = self._new_variables()
+        return known[self]
 
     def _new_variables(self) -> _ScaleVariables:
         first = self._first()

@@ -24,7 +24,9 @@ from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients.checkpoints.kept_state import OF_RANKS
 from npu_bridge.gradients.graph_mode import group_in_graph, is_building_graph, run_if, state_variable
 
-_COLLECTION = ("npu_bridge", "of_ranks")  # not a string, so TensorFlow does not export the collection
+# Not strings, so TensorFlow does not export the collections.
+_COLLECTION = ("npu_bridge", "of_ranks")
+_RESTORE_CHECKS = ("npu_bridge", "restore_checks")
 
 
 def broadcastable_variables(variables: Sequence[tf.Variable]) -> list:
@@ -151,7 +153,7 @@ class RestoreOwnValues(first_run.FirstRunCheck):
         super().__init__()
         self._values = values
         graph = tf.compat.v1.get_default_graph()
-        others = _RESTORE_CHECKS.setdefault(graph, [])
+        others = graph.get_collection_ref(_RESTORE_CHECKS)
         if others:  # a run of one optimizer can read the weights of another one, so it restores them, too
             self.transfers = others[0].transfers
         others.append(self)
@@ -195,12 +197,9 @@ class _FilledRowsCheck(first_run.FirstRunCheck):
         self._restore_own.done_in.discard(session)
 
 
-_RESTORE_CHECKS: weakref.WeakKeyDictionary[tf.Graph, list[RestoreOwnValues]] = weakref.WeakKeyDictionary()
-
-
 def reread_restored_rows(graph: tf.Graph | None, session: Any) -> None:
     """Makes a session read this rank's values from the rows again, because a restore may have changed the rows."""
-    for restore_own in _RESTORE_CHECKS.get(graph, ()) if graph is not None else ():
+    for restore_own in graph.get_collection_ref(_RESTORE_CHECKS) if graph is not None else ():
         restore_own.done_in.discard(session)
 
 
