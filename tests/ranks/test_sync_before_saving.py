@@ -101,6 +101,24 @@ def test_a_saver_of_ones_own_has_the_hook_before_it(on_ranks, tmp_path):
     assert np.array_equal(first["kernel:0"], tf.train.load_variable(str(tmp_path), "kernel"))
 
 
+def one_hook_in_two_graphs():
+    """On a rank: the global steps after a training with a stage that needs the hook, and after one without."""
+    hook, steps = stages.SyncBeforeSavingHook(1), []
+    for chain in (CHAINS["partial sync"](), []):
+        with tf.Graph().as_default():
+            loss, step = tf1.get_variable("w", initializer=1.0) ** 2, tf1.train.get_or_create_global_step()
+            optimizer = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=chain)
+            train_op = optimizer.minimize(loss, step)
+            with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+                session.run(train_op)
+                steps.append(session.run(step))
+    return steps
+
+
+def test_the_hook_of_one_training_serves_the_next_one(on_ranks):
+    assert on_ranks(2, one_hook_in_two_graphs) == [[1, 1]] * 2
+
+
 def trained_in_turn(optimizers, syncs):
     """On a rank: weights of two lists that train in turn, with a number of `sync_all` in each turn."""
     with tf.Graph().as_default():

@@ -139,7 +139,7 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
     def begin(self):
         graph, ranks = tf.compat.v1.get_default_graph(), collective.current()
         self._pipelines = pipelines = pipelines_in(graph)
-        self._global_step = global_step_of(graph)
+        self._global_step, self._sync = global_step_of(graph), None
         if ranks.size > 1 and self._global_step is not None and do_values_differ_between_ranks(pipelines):
             self._sync = _sync_pipelines(pipelines)
             self._interval_of_rank_0 = ranks.broadcast(tf.constant(self._interval), 0, "sync_before_saving")
