@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.reporting import History, HistoryHook, ProgressHook
+from npu_bridge.reporting.history import HISTORY_FILE
 from tests.reporting.stepping import Clock
 
 
@@ -84,6 +86,24 @@ def test_the_time_of_evaluations_is_no_time_of_the_training(tmp_path):
     )
     assert len(training.secs) == len(taken) >= 2
     assert all(left_out > secs for left_out, secs in zip(training.secs, taken))
+
+
+def test_an_evaluation_in_another_thread_takes_no_time_and_no_history_from_the_training(tmp_path):
+    estimator = NPUEstimator(model_fn, config=NPURunConfig(model_dir=str(tmp_path), save_summary_steps=None))
+    estimator.train(input_fn, steps=1)
+    results = []
+
+    class EvaluatesBeside(LeavesOut):
+        def after_run(self, run_context, run_values):
+            thread = threading.Thread(target=lambda: results.append(estimator.evaluate(input_fn, 1)))
+            thread.start()
+            thread.join()
+
+    training = EvaluatesBeside()
+    estimator.train(input_fn, hooks=[training], steps=1)
+    assert results and training.secs == []
+    assert len(History(str(tmp_path / HISTORY_FILE)).evaluations) == len(results)
+    assert estimator._history.evaluations == []
 
 
 def test_the_loss_shown_is_that_of_the_spec_where_a_script_scales_by_hand(tmp_path):

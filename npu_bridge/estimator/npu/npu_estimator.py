@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import threading
 import time
 import weakref
 
@@ -133,7 +134,7 @@ class NPUEstimator(tf.estimator.Estimator):
         self._precision = precision
         self._has_trained = self._has_ended = False
         self._history = None  # history of the latest training
-        self._timed = []  # hooks of a training in progress
+        self._timed, self._training_thread = [], None  # hooks and thread of a training in progress
         self._places = None
         self._end_together = None
         self._stragglers = StragglerHook()
@@ -204,9 +205,12 @@ class NPUEstimator(tf.estimator.Estimator):
         hooks = [*(hooks or ()), counted]
         with wire_names.use_label(wire_names.UNTRAINED), self._hooks_with_options(hooks, "eval") as all_hooks:
             metrics = super().evaluate(input_fn, steps, all_hooks, checkpoint_path, name)
+        # A training in another thread continues meanwhile, and writes its history itself.
+        is_beside = self._training_thread not in (None, threading.get_ident())
         if self._logs_progress:
-            report_evaluation(self.model_dir, metrics, self._history, name, counted, sys.stderr, not self._timed)
-        for hook in self._timed:  # hooks of a training that this evaluation interrupts
+            history, is_over = None if is_beside else self._history, self._training_thread is None
+            report_evaluation(self.model_dir, metrics, history, name, counted, sys.stderr, is_over)
+        for hook in () if is_beside else self._timed:  # hooks of a training that this evaluation interrupts
             hook.exclude_secs(time.monotonic() - began)
         return metrics
 
@@ -277,6 +281,7 @@ class NPUEstimator(tf.estimator.Estimator):
             self._history = report.history
             hooks = [*hooks, report]
         self._timed = [hook for hook in dict.fromkeys((*given, *hooks)) if hasattr(hook, "exclude_secs")]
+        self._training_thread = threading.get_ident()
         every_n_steps = self.config.log_step_count_steps
         if collective.current().rank > 0 and every_n_steps:
             # The base class, which logs only on rank 0, adds its hook at this place.
@@ -315,7 +320,7 @@ class NPUEstimator(tf.estimator.Estimator):
         finally:
             self._warm_start_settings = given_start
             self._stop_hook.close()
-            self._timed, self._has_ended = [], True
+            self._timed, self._training_thread, self._has_ended = [], None, True
             if stop.was_asked and self._logs_progress:
                 text = f"stopped early, at step {stop.step}: a hook asked for it"
                 choose_output(sys.stderr).note(f"NPUEstimator: {text}")
