@@ -31,6 +31,8 @@ THREAD = "npu_bridge-held-folders"
 _POLL_SECS = 0.5
 _TAKEOVER = ".takeover"
 _GUARD_TRIES = 200
+# One lock for everything: wherever Python collects garbage, a hook that is collected releases its folder.
+_MUTEX = threading.RLock()
 
 
 class FolderHeldError(RuntimeError):
@@ -43,12 +45,7 @@ class _FolderLock:
     def __init__(self, path: str, text: str, last_sign: float | None = None, holder: int | None = None):
         self.path, self.text, self.last_sign, self.holder = path, text, last_sign, holder
         self.count, self.is_lost = 0, False
-        self._process, self._mutex, self._is_released, self._seen_at = (
-            os.getpid(),
-            threading.Lock(),
-            False,
-            _clock_secs(),
-        )
+        self._process, self._is_released, self._seen_at = os.getpid(), False, _clock_secs()
 
     def renew(self) -> None:
         """Updates the lock file's time, and restores a removed file. Logs once that another job owns the file."""
@@ -72,7 +69,10 @@ class _FolderLock:
         """Restores the lock file if a cleanup removed it, unless another job makes one first."""
         if self._process != os.getpid() or os.path.lexists(self.path):
             return
-        with self._mutex, contextlib.suppress(FileNotFoundError):  # the folder is gone, too
+        if not _MUTEX.acquire(blocking=False):  # held while a thread waits for a folder: the next renewal restores it
+            return
+        with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):  # the folder is gone, too
+            stack.callback(_MUTEX.release)
             if not self._is_released:
                 own = _unique_name_beside(self.path)
                 try:
@@ -80,10 +80,12 @@ class _FolderLock:
                     _create_lock_file(own, self.path, self.text)
                 finally:
                     _remove_lock_file(own, self.text)
+            if self._is_released:  # perhaps just now, by garbage that Python has collected in this thread
+                _remove_lock_file(self.path, self.text)
 
     def remove(self) -> None:
         """Removes the lock file for good: the thread that renews lock files does not write it again."""
-        with self._mutex:
+        with _MUTEX:
             self._is_released = True
             _remove_lock_file(self.path, self.text)
 
@@ -153,12 +155,11 @@ class _ProcessLocks:
 
     def __init__(self):
         self._locks: dict[str, _FolderLock] = {}
-        self._mutex = threading.RLock()
         self._process = 0
         self._thread: threading.Thread | None = None
 
     def acquire(self, path: str, holder_kind: str) -> _FolderLock | None:
-        with self._mutex:
+        with _MUTEX:
             self._forget_parent_locks()
             lock = self._locks.get(path)
             if lock is None:
@@ -171,7 +172,7 @@ class _ProcessLocks:
             return lock
 
     def release(self, lock: _FolderLock) -> None:
-        with self._mutex:
+        with _MUTEX:
             if self._process != os.getpid():
                 return
             lock.count -= 1

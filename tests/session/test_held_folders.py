@@ -256,6 +256,22 @@ def test_a_lock_that_was_given_back_is_not_put_back(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_lock_can_be_given_back_while_it_is_put_back(tmp_path, monkeypatch):
+    """Python can collect the hook that holds the folder in the thread that writes the file."""
+    hold, write = take(tmp_path), held_folders._write_new_file
+
+    def collect_and_write(path, text):
+        hold.release()
+        write(path, text)
+
+    monkeypatch.setattr(held_folders, "_write_new_file", collect_and_write)
+    (tmp_path / LOCK).unlink()
+    thread = threading.Thread(target=hold._lock.renew, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive() and os.listdir(tmp_path) == []
+
+
 def test_after_a_silence_a_lock_that_is_gone_is_lost(tmp_path, monkeypatch):
     """Another job may have come in between, trained and ended."""
     with take(tmp_path) as hold:
