@@ -246,15 +246,11 @@ class _KerasLegacyOptimizer(_KerasFamily):
 
 
 class _KerasSlotFamily(_KerasFamily):
-    """Base of the Keras families whose slots are found by name."""
+    """Base of the Keras families whose slots are found by name.
 
-    @abc.abstractmethod
-    def _names_of_updated(self):
-        """Returns pairs of an updated variable and the part of slot names that names it."""
-
-    @abc.abstractmethod
-    def _split_slot_name(self, name):
-        """Returns pairs of a slot name and a variable's part that `name` can consist of, the longest part first."""
+    `_names_of_updated` gives pairs of an updated variable and its part of slot names. `_split_slot_name` gives pairs of
+    a slot name and such a part, of which the name can consist, the longest part first.
+    """
 
     def slots_of(self, variables):
         slots = self._slots_by_name()
