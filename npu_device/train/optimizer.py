@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from typing import Any
 
 from npu_bridge.base.arguments import check_switch
@@ -10,7 +9,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.gradients.keras.optimizer import wrap_keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
-from npu_bridge.gradients.keras.shared import LossScaleMixin
+from npu_bridge.gradients.keras.shared import LossScaleMixin, OptimizerMaker
 from npu_bridge.operators.unavailable import unavailable_function
 
 __all__ = ["NpuLossScaleOptimizer"]
@@ -18,7 +17,7 @@ __all__ = ["NpuLossScaleOptimizer"]
 _INITIAL_SCALE, _GROWTH_STEPS = 2.0**15, 2000
 
 
-class NpuLossScaleOptimizer(abc.ABC):  # noqa: B024 - the classes that it makes are registered below
+class NpuLossScaleOptimizer(OptimizerMaker):
     """A Keras optimizer that scales the loss, and skips steps whose gradients overflow on some rank.
 
     The instance is both a `tf.keras.mixed_precision.LossScaleOptimizer` and an optimizer of the generation of

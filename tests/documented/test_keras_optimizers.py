@@ -24,6 +24,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     npu_distributed_optimizer_wrapper,
 )
 from npu_bridge.stages import ClipByGlobalNorm
+from npu_device.train.optimizer import NpuLossScaleOptimizer
 from tests.documented.signatures import signature_of
 from tests.goldens.keras_models import fit, make_data
 
@@ -207,6 +208,13 @@ def test_bad_arguments_are_refused(generation):
         with pytest.raises(error) as caught:
             make()
         assert all(part in str(caught.value) for part in parts), caught.value
+
+
+@pytest.mark.parametrize("maker", [KerasDistributeOptimizer, NpuLossScaleOptimizer])
+def test_nobody_derives_from_what_returns_an_optimizer_of_another_class(maker):
+    name = maker.__name__
+    with pytest.raises(TypeError, match=rf"Mine: {name}\(\.\.\.\) returns .* Derive from the Keras .* {name}\(Mine\("):
+        type("Mine", (maker,), {})
 
 
 @EACH_GENERATION

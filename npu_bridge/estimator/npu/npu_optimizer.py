@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import logging
 
 import tensorflow as tf
@@ -20,7 +19,7 @@ from npu_bridge.gradients.in_place import average_gradients_in_place
 from npu_bridge.gradients.inner import adapt_optimizer
 from npu_bridge.gradients.keras.optimizer import keras_optimizer_from_config, wrap_keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
-from npu_bridge.gradients.keras.shared import PipelineMixin
+from npu_bridge.gradients.keras.shared import OptimizerMaker, PipelineMixin
 from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
 from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
 from npu_bridge.hccl.checks import CollectiveCall
@@ -207,7 +206,7 @@ class NPUDistributedOptimizer(PipelineOptimizer):
         super().__init__(optimizer, build_pipeline(settings), name)
 
 
-class KerasDistributeOptimizer(abc.ABC):  # noqa: B024 - the classes that it makes are registered below
+class KerasDistributeOptimizer(OptimizerMaker):
     """Averages gradients over the ranks, around a Keras optimizer of any generation.
 
     Returns an optimizer of the same generation as `optimizer`, for `model.compile` and for loops with a

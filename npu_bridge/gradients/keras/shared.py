@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import inspect
 import types
@@ -43,6 +44,19 @@ def _current_keras_class(name: str) -> type | None:
     """Returns the current class `name` if Keras 2.15 cannot load it because no legacy class has this name."""
     is_alone = not hasattr(tf.keras.optimizers.legacy, name)
     return getattr(tf.keras.optimizers, name, None) if is_alone else None
+
+
+class OptimizerMaker(abc.ABC):  # noqa: B024 - derived classes register the classes that they make
+    """Base of documented classes that return an optimizer of another class, so that no one can derive from them."""
+
+    def __init_subclass__(cls, **keywords):
+        super().__init_subclass__(**keywords)
+        maker = next((base for base in cls.__mro__[1:-1] if OptimizerMaker in base.__bases__), None)
+        if maker is not None:
+            name, own = maker.__name__, cls.__name__
+            problem = f"{name}(...) returns an optimizer of another class, without the methods of {own}"
+            fix = f"Derive from the Keras optimizer, and write {name}({own}(...))."
+            raise TypeError(message(own, problem, "an optimizer class of Keras as base", f"{name} as base", fix))
 
 
 class PipelineMixin(delegating_trackable_class()):
