@@ -26,6 +26,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge.base import environment
+from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals.callers import is_building_evaluation, model_in_training
 from npu_bridge.base.tf_internals.graphs import is_branch_or_body
 
@@ -34,10 +35,14 @@ _SCOPE = "transfers/"
 UNTRAINED = "untrained."
 # Python's default name of a thread: its number, and from Python 3.10 on the name of its function.
 _UNNAMED = re.compile(r"Thread-(\d+)(.*)")
+# The name of a worker of a `ThreadPoolExecutor` or of a `ThreadPool`, and the name of the pool if it has one.
+_WORKER = re.compile(r"(ThreadPoolExecutor-\d+)_\d+|Thread-\d+ \(worker\)")
 
 _numbers: collections.Counter = collections.Counter()
 # Numbers of the threads seen so far, by their function.
 _threads: collections.defaultdict[str, set[int]] = collections.defaultdict(set)
+# The worker of each pool that made the pool's first training.
+_training_workers: dict[str | None, threading.Thread] = {}
 _lock = threading.Lock()
 _in_force: contextvars.ContextVar[str | tf.Graph | None] = contextvars.ContextVar(
     "whose all transfers are", default=None
@@ -249,6 +254,7 @@ def _thread_label():
     if thread is threading.main_thread():
         return ""
     name = thread.name
+    _check_only_worker_that_trains(thread)
     unnamed = _UNNAMED.fullmatch(name)
     if unnamed:
         with _lock:
@@ -256,3 +262,18 @@ def _thread_label():
                 _threads[other[2]].add(int(other[1]))
             name = f"{sorted(_threads[unnamed[2]]).index(int(unnamed[1]))}{unnamed[2]}"
     return "-" + re.sub(r"\W", "_", name, flags=re.ASCII)
+
+
+def _check_only_worker_that_trains(thread):
+    """Raises an error if two workers of a pool make trainings: idle workers take them in another order on each rank."""
+    worker, launched = _WORKER.fullmatch(thread.name), environment.launcher_placement()
+    if worker is None or launched is None or launched.size == 1:
+        return
+    with _lock:
+        first = _training_workers.get(worker[1])
+        if first is None or not first.is_alive():
+            first = _training_workers[worker[1]] = thread
+    if first is not thread:
+        problem = "workers of a pool take trainings in any order, so ranks can average gradients of different models"
+        expected, fix = "a thread for each training", "Write threading.Thread(target=train, name=name_of_the_model)."
+        raise RuntimeError(message("npu_bridge.collective", problem, expected, f"{first.name}, {thread.name}", fix))

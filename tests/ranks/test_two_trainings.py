@@ -7,12 +7,14 @@ import random
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.collective import wire_names
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras_optimizer
@@ -180,8 +182,6 @@ def test_another_order_on_one_rank_ends_the_job_with_both_names(tmp_path, way):
 
 def counted():
     """Returns the label of the next training, after one that only rank 0 has loaded or evaluated."""
-    from npu_bridge.collective import wire_names
-
     model = keras_model()
     if collective.current().rank == 0:
         copy = type(model.optimizer).from_config(model.optimizer.get_config())
@@ -222,3 +222,22 @@ def graphs_left_after_their_trainings():
 
 def test_a_trained_graph_goes_when_nothing_uses_it(on_ranks):
     assert on_ranks(2, graphs_left_after_their_trainings) == [[False, False, True]] * 2  # the last one is the hooks'
+
+
+def labels_in_a_pool(workers):
+    """On a rank: the labels of two trainings in a pool; if there are two workers, each makes one of the trainings."""
+    meeting = threading.Barrier(workers)
+
+    def make(_):
+        meeting.wait(60)
+        return wire_names.CollectivesOwner().label
+
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(make, range(2)))
+
+
+def test_two_workers_of_a_pool_are_refused_as_ranks_share_them_out_differently(on_ranks):
+    first, second = on_ranks(2, labels_in_a_pool, 1)
+    assert first == second and len(set(first)) == 2
+    with pytest.raises(Exception, match="workers of a pool take trainings in any order"):
+        on_ranks(2, labels_in_a_pool, 2)
