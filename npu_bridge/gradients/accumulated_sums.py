@@ -28,7 +28,7 @@ class GradientSums:
         self._owner = owner
         self._kept: dict = {}
         self.module = tf.Module(name="accumulated")
-        self.counters = CountersByVariables(owner, "accumulated_steps", tf.int32, joins_lists=True)
+        self.counters = CountersByVariables("accumulated_steps", tf.int32, joins_lists=True)
         self.module.counter, self.module.counters_apart = self.counters.state().values()
 
     def warn_about_mixed_lists(self) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.graph_mode import is_building_graph, state_variable
+from npu_bridge.gradients.graph_mode import state_variable
 
 
 class CountersByVariables:
@@ -17,7 +16,6 @@ class CountersByVariables:
     of its own, so that a step of one does not count for the other.
 
     Args:
-      owner: name of the stage, for messages.
       name: name of the counters.
       dtype: dtype of the counters, scalars that begin at 0.
       joins_lists: whether lists with a common variable have one counter, for a stage that keeps something of each
@@ -27,8 +25,7 @@ class CountersByVariables:
       are_lists_mixed: whether two steps had some variables in common, and others not.
     """
 
-    def __init__(self, owner: str, name: str, dtype: tf.DType = tf.int64, joins_lists: bool = False):
-        self._owner = owner
+    def __init__(self, name: str, dtype: tf.DType = tf.int64, joins_lists: bool = False):
         self._name = name
         self._dtype = dtype
         self._joins_lists = joins_lists
@@ -45,17 +42,8 @@ class CountersByVariables:
         return {self._name: self.counters[0], f"{self._name}_apart": self._others}
 
     def counter_of(self, variables: Sequence[Any]) -> tf.Variable:
-        """Returns the counter of a list of variables; makes a counter for a new list.
-
-        Raises:
-          ValueError: the counters belong to another TF 1 graph.
-        """
+        """Returns the counter of a list of variables; makes a counter for a new list."""
         self.state()
-        graph = tf.compat.v1.get_default_graph()
-        if is_building_graph() and getattr(self.counters[0].handle, "graph", None) is not graph:
-            problem, expected = "its optimizer was made outside of this graph", "an optimizer for each graph"
-            fix = "Make the optimizer inside `with graph.as_default():`, in the graph that it trains."
-            raise ValueError(message(self._owner, problem, expected, "an optimizer of another graph", fix))
         trained = {variable.ref() for variable in variables}
         self.are_lists_mixed |= any(known & trained and known != trained for known in self._lists)
         for number, known in enumerate(self._lists):

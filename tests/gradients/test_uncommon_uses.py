@@ -139,15 +139,6 @@ def test_every_part_of_variables_trained_in_turn_is_averaged(on_ranks, shares):
     assert synced == also_synced == [-1.0] * 4
 
 
-@pytest.mark.parametrize("stage", [Accumulate(2), PartialSync(1), Freeze(stages.FreezeSchedule([["a"], ["b"]]))])
-def test_a_stage_that_counts_in_another_graph_says_where_to_make_the_optimizer(graph, stage):
-    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), is_distributed=True, stages=[stage])
-    with tf.Graph().as_default():
-        loss = tf.add_n([tf.reduce_sum(tf1.get_variable(name, [2])) for name in "ab"])
-        with pytest.raises(ValueError, match="Make the optimizer inside"):
-            optimizer.minimize(loss)
-
-
 def move_one_scale_by_two_losses():
     """Trains two lists with one optimizer, one after the other and then in one run; returns the error of this run."""
     with tf.Graph().as_default(), tf1.Session() as session:

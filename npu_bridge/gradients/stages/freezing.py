@@ -45,7 +45,7 @@ class Freeze(SelectingStage):
 
     def __init__(self, schedule: FreezeSchedule | Mapping[str, Any]):
         self._schedule = FreezeSchedule.of(schedule)
-        self._updates = CountersByVariables(type(self).__name__, "freeze_updates")
+        self._updates = CountersByVariables("freeze_updates")
 
     def get_config(self):
         return {"schedule": self._schedule.get_config()}

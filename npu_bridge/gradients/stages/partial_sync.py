@@ -52,7 +52,7 @@ class PartialSync(SynchronisingStage):
         fix = "Use 1 to average one variable after each update."
         self._threshold = check_count("PartialSync", "threshold", threshold, fix)
         self.transfer_name = type(self).__name__
-        self._turns = CountersByVariables(type(self).__name__, "partial_sync_updates")
+        self._turns = CountersByVariables("partial_sync_updates")
         self._variables: list = []
 
     def get_config(self):
