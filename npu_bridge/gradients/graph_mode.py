@@ -145,6 +145,20 @@ def initialise_with_keras(variables: Iterable[Any]) -> None:
             training.initialise_in_keras_session(variable)
 
 
+def check_made_in_this_graph(variables: Iterable[Any]) -> None:
+    """Raises an error if state of stages is used in a TF 1 graph, but was made elsewhere.
+
+    Raises:
+      ValueError: one of `variables` was made eagerly or in another graph.
+    """
+    here = tf.compat.v1.get_default_graph() if is_building_graph() else None
+    elsewhere = [each for each in variables if here is not None and getattr(each, "graph", None) is not here]
+    if elsewhere:
+        problem, expected = "its stages have variables outside of this graph", "an optimizer for each graph"
+        fix = "Make the optimizer in the graph that it trains."
+        raise ValueError(message("optimizer", problem, expected, f"a variable {elsewhere[0].name}", fix))
+
+
 def state_variable(initial_value: Callable[[], tf.Tensor], name: str, shape: Any = None) -> tf.Variable:
     """Creates a variable that is saved with the model, outside the caller's control flow and control dependencies.
 

@@ -142,7 +142,8 @@ class RankState:
 
             def variables():
                 with graph.as_default():  # sessions can run outside the block of their graph
-                    return [*known, *self._equal_variables()]
+                    own = [each for each in self._equal_variables() if getattr(each, "graph", None) is graph]
+                return [*known, *own]
 
             compare_variables_before_first_run(owner, variables, transfers, self.variables_of_this_rank)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.graph_mode import state_variable
+from npu_bridge.gradients.graph_mode import check_made_in_this_graph, state_variable
 
 
 class CountersByVariables:
@@ -44,6 +44,8 @@ class CountersByVariables:
     def counter_of(self, variables: Sequence[Any]) -> tf.Variable:
         """Returns the counter of a list of variables; makes a counter for a new list."""
         self.state()
+        if not self._lists:  # later lists get counters of their own graph
+            check_made_in_this_graph(self.counters)
         trained = {variable.ref() for variable in variables}
         self.are_lists_mixed |= any(known & trained and known != trained for known in self._lists)
         for number, known in enumerate(self._lists):

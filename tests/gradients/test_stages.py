@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -20,6 +21,7 @@ from tests.goldens.cases import exponential
 from tests.loose_code import REPOSITORY, run_pieces_of
 
 tf1 = tf.compat.v1
+HALVES = {"groups": [["w"], ["v"]], "kind": "explicit", "sequence": [0, 1]}
 
 
 def test_two_stages_that_keep_ranks_together_are_refused():
@@ -39,6 +41,23 @@ def test_two_stages_that_keep_ranks_together_are_refused():
         NPULossScaleOptimizer(distributed, exponential(2.0**10, 4), is_distributed=True)
     with pytest.raises(ValueError, match="an optimizer with PartialSync"):
         stages.sync_all(NPUDistributedOptimizer(inner))
+
+
+@pytest.mark.parametrize("is_made_eagerly", [True, False])
+@pytest.mark.parametrize("make_stage", [lambda: stages.Accumulate(2), lambda: stages.Freeze(HALVES)])
+def test_an_optimizer_made_outside_of_the_graph_that_it_trains_is_told(make_stage, is_made_eagerly):
+    with contextlib.nullcontext() if is_made_eagerly else tf.Graph().as_default():
+        optimizer = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=[make_stage()])
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="Make the optimizer in the graph that it trains"):
+        optimizer.minimize(tf1.get_variable("w", initializer=1.0) + tf1.get_variable("v", initializer=1.0))
+
+
+def test_sums_of_one_graph_are_not_for_another():
+    with tf.Graph().as_default():
+        optimizer = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=[stages.Accumulate(2)])
+        optimizer.minimize(tf1.get_variable("w", initializer=1.0))
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="an optimizer for each graph; got a variable accum"):
+        optimizer.minimize(tf1.get_variable("w", initializer=1.0))
 
 
 def test_bad_arguments_of_adasum_are_refused():

@@ -22,7 +22,13 @@ from npu_bridge.collective import first_run, wire_names
 from npu_bridge.collective.packing import pack_tensors, unpack_tensors
 from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients.checkpoints.kept_state import OF_RANKS
-from npu_bridge.gradients.graph_mode import group_in_graph, is_building_graph, run_if, state_variable
+from npu_bridge.gradients.graph_mode import (
+    check_made_in_this_graph,
+    group_in_graph,
+    is_building_graph,
+    run_if,
+    state_variable,
+)
 
 # Not strings, so TensorFlow does not export the collections.
 _COLLECTION = ("npu_bridge", "of_ranks")
@@ -64,6 +70,7 @@ class RankValues:
           kind: what they are; outside of TF 1 graphs rows are named by kind and number. By default, and in TF 1 graphs,
             they have the names of the variables.
         """
+        check_made_in_this_graph([*self.variables, *variables])
         for variable in variables:
             if variable.ref() not in self._kept:
                 name = variable.name.partition(":")[0]
