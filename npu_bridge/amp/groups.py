@@ -20,6 +20,8 @@ from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE
 __all__ = ["GroupLossScaleManager", "scale_boundary"]
 
 _latest: weakref.WeakKeyDictionary[Any, weakref.ref] = weakref.WeakKeyDictionary()  # manager by `_graph_or_eager`
+# Managers whose last boundary a backward pass has gone through, by `_graph_or_eager`.
+_with_last_boundary: weakref.WeakKeyDictionary[Any, weakref.WeakSet] = weakref.WeakKeyDictionary()
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -79,7 +81,6 @@ class GroupLossScaleManager(MovingLossScaleManager):
             "max_loss_scale": rule.max_scale,
         }
         super().__init__("group_loss_scale", rule, scales, constants)
-        self._graphs_with_last_boundary: Any = weakref.WeakSet()
         self._members = lambda: members  # TensorFlow would save a list of layers in checkpoints
         self.use_at_boundaries()
 
@@ -89,7 +90,7 @@ class GroupLossScaleManager(MovingLossScaleManager):
 
         There gradients are first scaled.
         """
-        return _graph_or_eager() in self._graphs_with_last_boundary
+        return self in _with_last_boundary.get(_graph_or_eager(), ())
 
     def use_at_boundaries(self) -> None:
         """Makes `scale_boundary` use this manager by default in the current graph, or in eager execution."""
@@ -161,7 +162,7 @@ def scale_boundary(x: tf.Tensor, i: int, j: int, manager: GroupLossScaleManager 
                 return upstream
             scales, count = scaling.get_loss_scale(), scaling.scale_shape.num_elements()
             if 1 <= i <= count and not 1 <= j <= count:
-                scaling._graphs_with_last_boundary.add(_graph_or_eager())
+                _with_last_boundary.setdefault(_graph_or_eager(), weakref.WeakSet()).add(scaling)
             ratio = _scale_of_group(scales, i) / _scale_of_group(scales, j)
             dtype = tf.float32 if upstream.dtype.size < tf.float32.size else upstream.dtype
             return tf.cast(tf.cast(upstream, dtype) * tf.cast(ratio, dtype), upstream.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 
 import numpy as np
@@ -94,6 +95,12 @@ def test_a_manager_scales_the_gradients_of_each_graph_that_uses_it(is_made_eager
             assert session.run(w) == -2.0
     with tf.Graph().as_default(), pytest.raises(ValueError, match="no gradient was multiplied"):
         optimizer.minimize(scale_boundary(tf1.get_variable("w", initializer=1.0), 1, 0))
+    if is_made_eagerly:
+        with first.as_default():
+            assert manager.has_last_boundary
+        copied = copy.deepcopy(manager)
+        with first.as_default():
+            assert not copied.has_last_boundary
 
 
 class Blocks(tf.keras.Model):

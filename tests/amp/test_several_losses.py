@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -22,6 +24,19 @@ INF = np.inf
 
 def two(first=2.0**4, second=2.0**10):
     return [Dynamic.apex(first, scale_window=2), Dynamic.apex(second, scale_window=2)]
+
+
+def test_copies_of_a_manager_have_scales_of_their_own():
+    manager = Dynamic.apex(8.0, scale_window=1)
+    copied = copy.deepcopy(manager)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        update, scales = (
+            manager.update_loss_scale(tf.constant(True)),
+            [manager.get_loss_scale(), copied.get_loss_scale()],
+        )
+        session.run(tf1.global_variables_initializer())
+        session.run(update)
+        assert session.run(scales) == [16.0, 8.0]
 
 
 def in_graph(make_optimizer, slopes, make_pairs, runs):
