@@ -50,7 +50,8 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the script named in `arguments`, by default the words of the command line."""
-    link, arguments = None, sys.argv[1:] if arguments is None else arguments
+    link, process = None, os.getpid()
+    arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[0] == "--link":
         link = RankLink(int(arguments[1]))
         arguments = arguments[2:]
@@ -77,14 +78,12 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         tensorflow_server.announce_server_if_needed()
         _run_script(script, arguments, choice, place.rank)
-        _warn_about_unread_settings()
-        _report_finish(link, report_exit)
+        _report_finish(process, link, report_exit)
     except SystemExit as stop:
         if stop.code not in (None, 0):
             _report_error(link, stop, script, stop.code & 0xFF if isinstance(stop.code, int) else 1)
         else:
-            _warn_about_unread_settings()
-            _report_finish(link, report_exit)
+            _report_finish(process, link, report_exit)
         raise
     except KeyboardInterrupt as interrupt:
         # One rank's stack is enough to show where an interrupted job was.
@@ -94,13 +93,14 @@ def main(arguments: list[str] | None = None) -> None:
     except BaseException as error:
         _report_error(link, error, script, 1)
         # The launcher shows the traceback of the first rank to fail, and one line about the others.
-        if link is None or sys.excepthook is not sys.__excepthook__:
+        if link is None or sys.excepthook is not sys.__excepthook__ or os.getpid() != process:
             _print_exception(error, script)
         sys.exit(1)
     finally:
-        if end_trial is not None:
-            end_trial()
-        choice.write_report(script, path, place.rank)
+        if os.getpid() == process:
+            if end_trial is not None:
+                end_trial()
+            choice.write_report(script, path, place.rank)
 
 
 def _warn_about_unread_settings() -> None:
@@ -187,8 +187,14 @@ def _report_error(link: RankLink | None, error: BaseException, script: str, code
         link.send({"ending": facts})
 
 
-def _report_finish(link: RankLink | None, report_exit: Callable[[], None] | None) -> None:
-    """Reports to the launcher that the script has finished; exit code 0 alone does not prove this."""
+def _report_finish(process: int, link: RankLink | None, report_exit: Callable[[], None] | None) -> None:
+    """Reports to the launcher that the script has finished; exit code 0 alone does not prove this.
+
+    Does nothing in a process that the script has forked, where the sessions of the rank would wait for ever.
+    """
+    if os.getpid() != process:
+        return
+    _warn_about_unread_settings()
     if report_exit is not None:
         report_exit()
     if link is not None:

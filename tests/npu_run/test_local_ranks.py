@@ -134,6 +134,32 @@ def test_the_end_of_a_forked_process_is_not_that_of_its_rank(healthy):
     assert sorted(said) == ["", "[rank 1] ", "[rank 2] "]
 
 
+def test_a_process_that_is_forked_after_training_ends_and_its_error_is_shown(tmp_path):
+    """The sessions of the rank hang in that process."""
+    script = """
+        import os, sys
+        import tensorflow.compat.v1 as tf
+        tf.disable_v2_behavior()
+        weight = tf.get_variable("weight", initializer=1.0)
+        step = tf.train.get_or_create_global_step()
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(weight, step)
+        session = tf.Session()
+        session.run(tf.global_variables_initializer())
+        session.run(train)
+        for code in (0, 1):
+            child = os.fork()
+            if not child and code:
+                raise ValueError("of the child")
+            elif not child:
+                sys.exit()
+            print("ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    code, output = npu_run("-np", 2, write_script(tmp_path, script), cwd=tmp_path)
+    assert code == 0
+    for line in ("ended with 0", "ended with 1", "ValueError: of the child"):
+        assert f"[rank 1] {line}" in output.splitlines() and line in output.splitlines()
+
+
 @pytest.mark.slow("a job for one line")
 def test_the_last_line_is_one_of_its_own_when_a_rank_is_stopped_in_the_middle_of_one(tmp_path):
     write_script(
