@@ -273,9 +273,9 @@ class _KerasSlotFamily(_KerasFamily):
             updated.setdefault(name, []).append(original_variable_of(keras3.tensorflow_variable_of(variable)).ref())
         slots = {}
         for held in self.optimizer.variables:
+            # In eager execution, variables can share a name; their slots then have the order of the variables.
             for slot, name in [pair for pair in self._split_slot_name(held.name) if pair[1] in updated][:1]:
                 of_name = slots.setdefault(slot, {})
-                # In eager execution, variables can share a name; their slots then have the order of the variables.
                 primary = next((each for each in updated[name] if each not in of_name), updated[name][0])
                 of_name.setdefault(primary, keras3.tensorflow_variable_of(held))
         return slots
@@ -340,9 +340,11 @@ class _Keras3Optimizer(_KerasSlotFamily):
         self.values_of(keras3.variables_built_with(optimizer))
 
     def values_of(self, variables):
-        """Returns the TensorFlow variables behind variables of Keras; other variables are returned unchanged."""
+        """Returns the TensorFlow variables behind variables of Keras, with their constraints; others unchanged."""
         values = list(map(keras3.tensorflow_variable_of, variables))
         for value, variable in zip(values, variables):
+            if value is not variable:
+                keras3.copy_constraint_and_path(value, variable)
             if variable is not value or value.ref() not in self._known:
                 self._known[value.ref()] = variable
         return values

@@ -22,6 +22,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     NPUOptimizer,
     npu_distributed_optimizer_wrapper,
 )
+from npu_bridge.gradients.graph_mode import assign_constrained
 from npu_bridge.stages import Accumulate, CentralizeGradients, ClipByGlobalNorm, Freeze, FreezeSchedule, pipeline
 from tests.goldens.keras3_models import OPTIMIZERS, Trace, beside_keras3, dynamic, fit, loop, make_model, state_of
 from tests.goldens.keras_models import make_data
@@ -425,6 +426,14 @@ def test_each_of_two_variables_of_one_name_has_its_slot():
     optimizer.apply([tf.constant([0.5]), tf.constant([0.25, 0.125])], variables)
     slots = [optimizer._pipeline.inner._slot(variable, "momentum").numpy() for variable in variables]
     np.testing.assert_allclose(np.concatenate(slots), np.array([0.5, 0.25, 0.125]) * 0.1, rtol=1e-6)
+
+
+def test_stages_that_combine_weights_see_constraints():
+    variable = keras.Variable([3.0, 4.0])
+    variable.constraint = keras.constraints.UnitNorm()
+    optimizer = npu_keras_optimizer(sgd())
+    optimizer.build([variable])
+    assert np.linalg.norm(assign_constrained(variable.value, tf.constant([3.0, 4.0])).numpy()) == pytest.approx(1.0)
 
 
 def test_parts_to_freeze_are_lists_of_variables():
