@@ -99,6 +99,7 @@ class NPUEstimator(tf.estimator.Estimator):
         folders differ, `job_start_file` is malformed, or the checkpoint for the warm start does not exist.
       TypeError: a number in `job_start_file` is not an int.
       RuntimeError: `job_start_file` is for another number of ranks.
+    Ranks: local; make all Estimators and optimizers on every rank, in the same order.
     """
 
     def __init__(
