@@ -18,8 +18,8 @@ def run_with_hooks(session: tf.compat.v1.Session, hooks: Sequence[tf.estimator.S
 
     A hook's `before_run` and `after_run` are called as in a MonitoredSession; its `end` is called whenever the session
     closes. `begin` and `after_create_session` are not called, because the graph can be incomplete and can grow. Keras
-    trains, evaluates and predicts in a graph with hooks, too. Runs through `make_callable` and `partial_run` call no
-    hooks.
+    trains, evaluates and predicts in a graph with hooks, too. Runs through `partial_run` call no hooks, nor do those
+    through `make_callable` without a list of feeds, unless the session lowers dtypes.
     """
     if hooks:
         add_engine(session, _HookEngine(hooks))
