@@ -321,8 +321,7 @@ class _KerasOptimizer(_KerasSlotFamily):
         return [(variable, variable.name) for variable in self._updated_variables]
 
     def _split_slot_name(self, name):
-        # "Adam/m/dense/kernel" ends with "kernel" too, which can be the name of another variable.
-        parts = name.split("/")
+        parts = name.split("/")  # "Adam/m/dense/kernel" ends with "kernel", too: maybe another variable
         return [(parts[start - 1], "/".join(parts[start:])) for start in range(1, len(parts))]
 
 
