@@ -21,8 +21,9 @@ from npu_bridge.collective.transfer_tensors import (
 )
 from npu_bridge.collective.wire_names import name_collective
 
-# Functions that run eager collectives, for all trainings except the first one.
+# Functions that run eager collectives, for all trainings except the first one; the oldest ones are dropped.
 _FUNCTIONS: dict[tuple, Callable] = {}
+_MOST_FUNCTIONS = 1000  # more than a step of large models has; one broadcast can use one for each variable
 _NO_FUSION_OF_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"
 
 
@@ -143,9 +144,12 @@ class HorovodCommunicator(SeveralRanks):
         # Eager collectives of one kind all have one name, the operator's. In functions they keep their own names.
         specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), tensors)
         key = (collective, label, name, self._process_set.process_set_id, str(specs), *settings.items())
-        if key not in _FUNCTIONS:
-            _FUNCTIONS[key] = tf.function(send, autograph=False).get_concrete_function(*specs)
-        return _FUNCTIONS[key](*tensors)
+        function = _FUNCTIONS.get(key)
+        if function is None:
+            while len(_FUNCTIONS) >= _MOST_FUNCTIONS:
+                _FUNCTIONS.pop(list(_FUNCTIONS)[0], None)  # as one operation, beside other threads
+            function = _FUNCTIONS[key] = tf.function(send, autograph=False).get_concrete_function(*specs)
+        return function(*tensors)
 
     def _gather_lists(self, numbers, exchange_name):
         def gather(length, own):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base import environment
+from npu_bridge.collective import wire_names
 from npu_bridge.hccl import hccl_ops
 from tests.goldens.two_layers import in_graph
 from tests.ranks.ways import RATE, TRAINERS, started_session, tells_disagreement
@@ -28,6 +31,22 @@ def _trained(trainer, value):
     loss = tf.add_n(list(map(tf.reduce_sum, variables))) * value
     with tf.control_dependencies([TRAINERS[trainer](loss, variables)]):
         return tf.stack([variable.read_value() for variable in variables])
+
+
+def broadcast_under_many_names():
+    """On a rank: how many functions of eager transfers are kept after five; the values that arrived."""
+    from npu_bridge.collective import horovod_ranks
+
+    horovod_ranks._FUNCTIONS.clear()
+    ranks, few = collective.current(), mock.patch.object(horovod_ranks, "_MOST_FUNCTIONS", 3)
+    with wire_names.use_label("training_of_this_test."), few:
+        values = [int(ranks.broadcast(tf.constant(number + ranks.rank), 0, f"n{number % 5}")) for number in range(10)]
+    return len(horovod_ranks._FUNCTIONS), values
+
+
+@pytest.mark.horovod("TensorFlow's own collectives have no such functions")
+def test_functions_of_eager_transfers_do_not_add_up(on_ranks):
+    assert on_ranks(2, broadcast_under_many_names) == [(3, list(range(10)))] * 2
 
 
 @in_graph
