@@ -12,6 +12,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine, add_engine
+from npu_bridge.base.tf_internals.callers import is_being_freed
 from npu_bridge.base.tf_internals.sessions import is_remote, run_without_engines
 from npu_bridge.collective.lost_rank import tells_of_lost_rank
 from npu_bridge.graph.variables import global_step_of
@@ -76,7 +77,8 @@ class _ErrorWatchingEngine(SessionEngine):
 
     def close(self, session):
         error = sys.exc_info()[1]
-        if error is not None and error is not self._handled and stops_training(error):
+        is_of_training = error is not None and error is not self._handled and stops_training(error)
+        if is_of_training and not is_being_freed(session):  # then the script can be handling any error
             self._handled = error
             secondary = NonFatalOutput("the report of the error", (Exception,))
             secondary.attempt(self._report_error, session, error)

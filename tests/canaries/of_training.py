@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import gc
 import importlib
 import os
 import sys
@@ -216,6 +217,20 @@ def _():
     model.fit(np.ones([1, 1]), np.ones([1, 1]), verbose=0)
     strategy.experimental_distribute_dataset(None)
     expect(found == [True, False], f"calls of `fit` and of a script are distinguished as {found}")
+
+
+@canary_of(callers.is_being_freed)
+def _():
+    found = []
+
+    class Watched(tf.compat.v1.Session):
+        def close(self):
+            found.append(callers.is_being_freed(self))
+            super().close()
+
+    Watched().close()
+    gc.collect()
+    expect(found == [False, True], f"calls of `close` by a script and by Python are distinguished as {found}")
 
 
 @canary_of(training.is_graph_network, training.steps_per_execution, eagerly=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pathlib
@@ -82,6 +83,19 @@ def test_a_training_that_comes_to_its_end_has_none_and_the_next_one_forgets(tmp_
     except OSError:
         run_steps([ReportHook(str(tmp_path))], LOSSES)
     assert report_of(tmp_path)[0] is None and "stopped" not in report_of(tmp_path)[1]
+
+
+def test_an_error_that_a_script_handles_while_a_session_is_freed_is_not_that_of_its_training(tmp_path):
+    with tf.Graph().as_default():
+        step = tf.compat.v1.train.get_or_create_global_step().assign_add(1)
+        session = tf.compat.v1.train.MonitoredTrainingSession(hooks=[ReportHook(str(tmp_path))])
+        session.run(step)
+    try:
+        raise KeyError("of other code")
+    except KeyError:
+        del session
+        gc.collect()
+    assert json.loads((tmp_path / "report.json").read_text()).get("failure") is None
 
 
 def test_a_report_that_cannot_be_made_hides_no_error(tmp_path, caplog):

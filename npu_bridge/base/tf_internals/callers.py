@@ -45,6 +45,12 @@ def is_called_by_keras() -> bool:
     return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] in ("keras", "tf_keras")
 
 
+def is_being_freed(session: tf.compat.v1.Session) -> bool:
+    """Returns whether Python is freeing a session, which closes it (`BaseSession.__del__`, TF 2.15)."""
+    freeing = (frame.f_locals.get("self") for frame in _frames() if frame.f_code.co_name == "__del__")
+    return any(each is session for each in freeing)
+
+
 def _frames() -> Iterator[types.FrameType]:
     """Yields the frames of the caller and of its callers, innermost first."""
     frame: types.FrameType | None = sys._getframe(1)
