@@ -67,6 +67,18 @@ def test_a_training_that_ends_in_another_thread_leaves_the_handler_to_the_next_o
     assert sent == [handles, does_not, handles, {"received_signal": "SIGTERM"}, does_not]
 
 
+def test_ranks_that_train_in_two_threads_cannot_end_after_the_same_step():
+    request, sent = StopRequest(), []
+    request.connect_launcher(sent.append)
+    with request.handle_requests(2):
+        for _ in range(2):
+            request.begin_run()
+            other = threading.Thread(target=request.begin_run)
+            other.start()
+            other.join()
+        assert sent == [{"can_stop_after_step": True}, {"can_stop_after_step": False}]
+
+
 def test_a_second_training_begins_anew():
     hook = StopHook()
     hook.was_stopped, hook.step = True, 3

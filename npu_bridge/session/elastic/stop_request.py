@@ -31,7 +31,8 @@ class StopRequest:
     def __init__(self):
         self._changed = threading.Condition()
         self._send: Callable[[dict[str, Any]], None] | None = None
-        self._begun = 0
+        self._begun, self._size = 0, 1
+        self._threads: set[int] = set()  # that have begun runs since the first open block
         self._is_held = False
         self._open_blocks = 0
         self._owner: int | None = None  # the process that handles signals
@@ -58,6 +59,7 @@ class StopRequest:
             if not is_free or (size > 1 and self._send is None):
                 yield
                 return
+            self._threads, self._size = set(), size
             self._report_handling(True)
             self._owner = os.getpid()
             signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -73,10 +75,19 @@ class StopRequest:
                 self._report_handling(False)
 
     def begin_run(self) -> None:
-        """Counts a training run; after `block_new_runs`, waits until the number of the last run is known."""
+        """Counts a training run; after `block_new_runs`, waits until the number of the last run is known.
+
+        Threads that train at once begin their runs in another order on each rank. So a count of them ends no training
+        after the same step on all ranks, and this is reported to the launcher.
+        """
+        thread = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: not self._is_held)
             self._begun += 1
+            is_second = len(self._threads | {thread}) == 2 > len(self._threads)
+            self._threads.add(thread)
+        if is_second and self._size > 1 and self._open_blocks:
+            self._report_handling(False)
 
     def block_new_runs(self) -> None:
         """Keeps further runs from beginning, and sends the launcher the number of runs begun."""
