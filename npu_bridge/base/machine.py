@@ -80,9 +80,11 @@ def available_memory_bytes() -> float:
     """
     found = [math.inf]
     with contextlib.suppress(OSError, ValueError, IndexError):
-        found.append(int((_ROOT / "proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) * 1024)
+        found.append(
+            int((_ROOT / "proc/meminfo").read_text(encoding="utf-8").partition("MemAvailable:")[2].split()[0]) * 1024
+        )
     with contextlib.suppress(OSError, ValueError):
-        for line in (_ROOT / "proc/self/cgroup").read_text().splitlines():
+        for line in (_ROOT / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, kinds, path = line.split(":", 2)
             is_v1 = "memory" in kinds.split(",")
             if is_v1 or not kinds:
@@ -90,8 +92,8 @@ def available_memory_bytes() -> float:
                 group = top / path.strip("/")
                 for folder in (group, *group.parents)[: 1 + len(group.parts) - len(top.parts)]:
                     with contextlib.suppress(OSError, ValueError):  # no limit
-                        limit, used = (int((folder / name).read_text()) for name in _LIMITS[is_v1])
-                        cached = _CACHED.findall((folder / "memory.stat").read_text())
+                        limit, used = (int((folder / name).read_text(encoding="utf-8")) for name in _LIMITS[is_v1])
+                        cached = _CACHED.findall((folder / "memory.stat").read_text(encoding="utf-8"))
                         found.append(limit - used + sum(map(int, cached[-2:])))
     return min(found)
 
