@@ -80,11 +80,9 @@ def available_memory_bytes() -> float:
     """
     found = [math.inf]
     with contextlib.suppress(OSError, ValueError, IndexError):
-        found.append(
-            int((_ROOT / "proc/meminfo").read_text(encoding="utf-8").partition("MemAvailable:")[2].split()[0]) * 1024
-        )
+        found.append(int(_read(_ROOT / "proc/meminfo").partition("MemAvailable:")[2].split()[0]) * 1024)
     with contextlib.suppress(OSError, ValueError):
-        for line in (_ROOT / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+        for line in _read(_ROOT / "proc/self/cgroup").splitlines():
             _, kinds, path = line.split(":", 2)
             is_v1 = "memory" in kinds.split(",")
             if is_v1 or not kinds:
@@ -92,8 +90,8 @@ def available_memory_bytes() -> float:
                 group = top / path.strip("/")
                 for folder in (group, *group.parents)[: 1 + len(group.parts) - len(top.parts)]:
                     with contextlib.suppress(OSError, ValueError):  # no limit
-                        limit, used = (int((folder / name).read_text(encoding="utf-8")) for name in _LIMITS[is_v1])
-                        cached = _CACHED.findall((folder / "memory.stat").read_text(encoding="utf-8"))
+                        limit, used = (int(_read(folder / name)) for name in _LIMITS[is_v1])
+                        cached = _CACHED.findall(_read(folder / "memory.stat"))
                         found.append(limit - used + sum(map(int, cached[-2:])))
     return min(found)
 
@@ -122,3 +120,7 @@ def missing_cpu_units(low_dtype: str, description: str | None = None) -> str | N
     if features is None or not features.isdisjoint(units):
         return None
     return f"this CPU has no {low_dtype} units ({' or '.join(units)})"
+
+
+def _read(path: pathlib.Path) -> str:
+    return path.read_text(encoding="utf-8")
