@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple
 
 
 class _OpenBlock(NamedTuple):
-    """Entries that are set, the earlier ones (None for a missing one), and the threads inside, one for each entry."""
+    """Entries that are set, the earlier ones (None for a missing one), and a thread for each time that it came in."""
 
     values: Mapping[str, Any]
     before: dict[str, Any]
@@ -21,12 +21,14 @@ class EqualBlocks:
     """Blocks in which a dictionary that all threads share, such as `os.environ`, has other entries.
 
     A thread in its block can wait for another thread: for a batch, or for other ranks. So a block does not wait for
-    blocks with equal entries. It waits while other threads are in blocks with other entries.
+    blocks with equal entries. It waits while other threads run in blocks with other entries. Threads that wait inside
+    of a block, for a block in it, let one of them go on.
     """
 
     def __init__(self, entries: MutableMapping[str, Any]):
         self._entries = entries
         self._open: list[_OpenBlock] = []  # the outermost first
+        self._waiting: set[int] = set()  # threads
         self._changed = threading.Condition()
 
     def get_outside(self, name: str) -> Any:
@@ -38,12 +40,15 @@ class EqualBlocks:
         """Sets entries for a block; when the last thread has left it, the earlier ones are restored."""
         thread = threading.get_ident()
         with self._changed:
+            self._waiting.add(thread)
+            self._changed.notify_all()
             while not self._can_join(values := choose_values()):
-                if all({*block.threads} == {thread} for block in self._open):
+                if self._waiting.issuperset(other for block in self._open for other in block.threads):
                     self._open.append(_OpenBlock(values, {name: self._entries.get(name) for name in values}, []))
                     self._entries.update(values)
                     break
                 self._changed.wait()
+            self._waiting.remove(thread)
             self._open[-1].threads.append(thread)
         try:
             yield

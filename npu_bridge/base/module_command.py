@@ -8,8 +8,8 @@ import sys
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # `python -m` would search the current folder first, where a random.py hides the module of the standard library.
 _START = (
-    "import sys, importlib.util; getattr(sys.flags, 'safe_path', False) or sys.path.pop(0); "
-    "importlib.util.find_spec('npu_bridge') or sys.path.append({root!r}); from {module} import main; main()"
+    "import sys; getattr(sys.flags, 'safe_path', False) or sys.path.pop(0); "
+    "{root!r} in sys.path or sys.path.insert(0, {root!r}); from {module} import main; main()"
 )
 
 

@@ -1,4 +1,4 @@
-"""Tells the errors that only say that another rank is gone."""
+"""Recognises errors that only say that another rank is gone."""
 
 from __future__ import annotations
 

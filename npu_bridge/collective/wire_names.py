@@ -21,6 +21,7 @@ import re
 import threading
 import weakref
 from collections.abc import Iterator
+from multiprocessing.dummy import DummyProcess
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -35,14 +36,14 @@ _SCOPE = "transfers/"
 UNTRAINED = "untrained."
 # Python's default name of a thread: its number, and from Python 3.10 on the name of its function.
 _UNNAMED = re.compile(r"Thread-(\d+)(.*)")
-# The name of a worker of a `ThreadPoolExecutor` or of a `ThreadPool`, and the name of the pool if it has one.
-_WORKER = re.compile(r"(ThreadPoolExecutor-\d+)_\d+|Thread-\d+ \(worker\)")
+# The name of a worker of a `ThreadPoolExecutor`, which begins with the name of the pool.
+_WORKER = re.compile(r"(ThreadPoolExecutor-\d+)_\d+")
 
 _numbers: collections.Counter = collections.Counter()
 # Numbers of the threads seen so far, by their function.
 _threads: collections.defaultdict[str, set[int]] = collections.defaultdict(set)
 # The worker of each pool that made the pool's first training.
-_training_workers: dict[str | None, threading.Thread] = {}
+_training_workers: dict[Any, threading.Thread] = {}
 _lock = threading.Lock()
 _in_force: contextvars.ContextVar[str | tf.Graph | None] = contextvars.ContextVar(
     "whose all transfers are", default=None
@@ -267,12 +268,14 @@ def _thread_label():
 def _check_only_worker_that_trains(thread):
     """Raises an error if two workers of a pool make trainings: idle workers take them in another order on each rank."""
     worker, launched = _WORKER.fullmatch(thread.name), environment.launcher_placement()
-    if worker is None or launched is None or launched.size == 1:
+    # Workers of one `ThreadPool` share the queue of its tasks.
+    pool = vars(thread)["_args"][0] if isinstance(thread, DummyProcess) else worker and worker[1]
+    if pool is None or launched is None or launched.size == 1:
         return
     with _lock:
-        first = _training_workers.get(worker[1])
+        first = _training_workers.get(pool)
         if first is None or not first.is_alive():
-            first = _training_workers[worker[1]] = thread
+            first = _training_workers[pool] = thread
     if first is not thread:
         problem = "workers of a pool take trainings in any order, so ranks can average gradients of different models"
         expected, fix = "a thread for each training", "Write threading.Thread(target=train, name=name_of_the_model)."

@@ -290,7 +290,7 @@ class Pipeline:
             stage.all_reduce(step)
         self._divide_by_loss_scale(step)
         # A gradient of 16 bits can be zero without the loss scale. Float32 copies of variables get it unrounded.
-        if self.inner is None or not self.inner.updates_in_float32:
+        if not self._updates_in_float32:
             narrow_to_dtypes_of(step, given)
         summing = [stage for stage in self.stages_of_type(SummingStage) if stage.place == "accumulate reduced"]
         first = self.stages.index(summing[0]) if summing else len(self.stages)
@@ -300,10 +300,15 @@ class Pipeline:
             run_part_if(is_last, step, functools.partial(_run_after_reduce, self.stages[first:]))
             step.check = check  # of every batch
 
+    @property
+    def _updates_in_float32(self):
+        return self.inner is not None and self.inner.updates_in_float32
+
     def _divide_by_loss_scale(self, step):
         """Divides the reduced gradients by `Step.divisor`, in float32 for 16 bits; in flat tensors with `combined`."""
         if self.combined is None or step.divisor is None:
-            step.map(lambda grad: unscale_in_float32(grad, step.divisor))
+            if step.divisor is not None or self._updates_in_float32:
+                step.map(lambda grad: unscale_in_float32(grad, step.divisor))
         else:
             self.combined.unscale(step)
         step.mark_as_unscaled()

@@ -180,6 +180,11 @@ def run_of_context(run_context: tf.estimator.SessionRunContext) -> SessionRun:
     return getattr(run_context, _RUN)
 
 
+def share_run(run_context: tf.estimator.SessionRunContext, other: tf.estimator.SessionRunContext) -> None:
+    """Lets another context of the same run share its look-up."""
+    setattr(other, _RUN, run_of_context(run_context))
+
+
 def run_of_call(graph: tf.Graph, callable_options: Any) -> SessionRun:
     """Returns the `SessionRun` of a call of `session.make_callable`, described by CallableOptions."""
     pairs = callable_options.tensor_connection

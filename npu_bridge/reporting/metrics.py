@@ -129,8 +129,8 @@ class MetricsHook(StepHook):
             if self._lacks_norm and self._has_decided:  # the last batch of the update that the latest entry is part of
                 self._entries.add_to_latest({_NORM: self._last_norm})
                 self._lacks_norm = False
-        if self._must_write and not self._lacks_norm:
-            self._entries.write(self.read_step(session))
+        if self._must_write:
+            self._entries.write(self.read_step(session), keeps_latest=self._lacks_norm)
             self._must_write = False
 
     def exclude_secs(self, secs: float) -> None:
@@ -327,12 +327,16 @@ class _EntryCollector:
     def _make_entry(self, values: dict[str, float | None], skipped: float, precision: str | None) -> _MetricEntry:
         return _MetricEntry(self._updates, self._runs, skipped, self._clock() - self.paused, values, precision)
 
-    def write(self, step: int) -> None:
-        """Writes the finite numbers of each waiting entry, with the pace since the previous entry."""
+    def write(self, step: int, keeps_latest: bool = False) -> None:
+        """Writes the finite numbers of each waiting entry, with the pace since the previous entry.
+
+        With `keeps_latest`, the latest entry still waits, for numbers that are not known yet.
+        """
         moved = step - self._known_step
         if self._updates:  # if the data ends inside a loop, the loop's last steps are in no run that returned
             self._pace = moved / self._updates if moved < self._updates else float(moved // self._updates)
-        for entry in self._waiting:
+        written = self._waiting[:-1] if keeps_latest else self._waiting
+        for entry in written:
             reached = self._known_step + entry.updates * self._pace
             values = {**entry.values, **self._compute_pace(entry, reached + entry.skipped)}
             finite = {
@@ -341,9 +345,10 @@ class _EntryCollector:
             self._secondary.attempt(self._write, round(reached), finite, entry.precision)
             self._written_at = entry.time
         flush = getattr(self._writer, "flush", None)
-        if self._waiting and flush is not None:
+        if written and flush is not None:
             self._secondary.attempt(flush)
-        self._known_step, self._updates, self._waiting = step, 0, []
+        kept = [entry._replace(updates=entry.updates - self._updates) for entry in self._waiting[len(written) :]]
+        self._known_step, self._updates, self._waiting = step, 0, kept
 
     def _write(self, step: int, values: dict[str, float], precision: str | None) -> None:
         if not self._has_begun:

@@ -12,7 +12,7 @@ from npu_bridge import collective
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.savers import listeners_of
 from npu_bridge.collective.exchanges import gather_values
-from npu_bridge.graph.run import run_of_context
+from npu_bridge.graph.run import run_of_context, share_run
 from npu_bridge.graph.variables import global_step_of
 
 _LIBRARIES = ("builtins", "keras", "npu_bridge", "numpy", "tensorflow", "tensorflow_estimator", "tf_keras")
@@ -97,7 +97,9 @@ class StopTogether(tf.estimator.SessionRunHook):
 
     def _inner_context(self, run_context):
         """Returns a separate context for the hooks, which records a request to stop without acting on it."""
-        return tf.estimator.SessionRunContext(run_context.original_args, run_context.session)
+        inner = tf.estimator.SessionRunContext(run_context.original_args, run_context.session)
+        share_run(run_context, inner)
+        return inner
 
     def pass_on_request(self, run_context: tf.estimator.SessionRunContext) -> None:
         """Requests a stop of all ranks, for a saver of this session, which this hook does not call."""

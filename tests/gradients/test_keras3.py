@@ -401,6 +401,16 @@ def test_a_file_is_loaded_whole_into_an_optimizer_or_not_at_all(wrapper, tmp_pat
     assert int(fresh.optimizer.iterations) == 3
 
 
+def test_an_optimizer_without_slots_loads_its_counts(tmp_path):
+    model, _ = fit(dynamic(keras.optimizers.SGD(0.1)), make_data(3))
+    model.save_weights(tmp_path / "model.weights.h5")
+    fresh = make_model()
+    fresh.compile(dynamic(keras.optimizers.SGD(0.1)), "mse")
+    fresh.optimizer.build(fresh.trainable_variables)
+    fresh.load_weights(tmp_path / "model.weights.h5")
+    assert int(fresh.optimizer.iterations) == 3 and float(fresh.optimizer.loss_scale) == 2048.0
+
+
 def test_the_bare_optimizer_reads_the_file_of_one_that_keeps_no_state(tmp_path):
     model, _ = fit(KerasDistributeOptimizer(sgd()), make_data(3))
     model.save_weights(tmp_path / "model.weights.h5")

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 
 import numpy as np
 import pytest
@@ -224,7 +225,7 @@ def test_a_trained_graph_goes_when_nothing_uses_it(on_ranks):
     assert on_ranks(2, graphs_left_after_their_trainings) == [[False, False, True]] * 2  # the last one is the hooks'
 
 
-def labels_in_a_pool(workers):
+def labels_in_a_pool(make_pool, workers):
     """On a rank: the labels of two trainings in a pool; if there are two workers, each makes one of the trainings."""
     meeting = threading.Barrier(workers)
 
@@ -232,12 +233,32 @@ def labels_in_a_pool(workers):
         meeting.wait(60)
         return wire_names.CollectivesOwner().label
 
-    with ThreadPoolExecutor(workers) as pool:
+    with make_pool(workers) as pool:
         return list(pool.map(make, range(2)))
 
 
-def test_two_workers_of_a_pool_are_refused_as_ranks_share_them_out_differently(on_ranks):
-    first, second = on_ranks(2, labels_in_a_pool, 1)
+def labels_in_threads():
+    """On a rank: the labels of trainings in two threads whose function has the name of one of Python's own."""
+    labels = []
+
+    def worker():
+        labels.append(wire_names.CollectivesOwner().label)
+
+    for _ in range(2):
+        thread = threading.Thread(target=worker)
+        thread.start()
+        thread.join()
+    return labels
+
+
+@pytest.mark.parametrize("make_pool", [ThreadPoolExecutor, ThreadPool])
+def test_two_workers_of_a_pool_are_refused_as_ranks_share_them_out_differently(on_ranks, make_pool):
+    first, second = on_ranks(2, labels_in_a_pool, make_pool, 1)
     assert first == second and len(set(first)) == 2
     with pytest.raises(Exception, match="workers of a pool take trainings in any order"):
-        on_ranks(2, labels_in_a_pool, 2)
+        on_ranks(2, labels_in_a_pool, make_pool, 2)
+
+
+def test_threads_of_ones_own_make_a_training_each(on_ranks):
+    first, second = on_ranks(2, labels_in_threads)
+    assert first == second and len(set(first)) == 2

@@ -178,8 +178,12 @@ class MovingLossScaleManager(_SerializableManager):
 
     @property
     def variables(self) -> tuple:
-        """The variables of the default TF 1 graph, or of eager execution."""
-        here = self._variables(_outermost_graph())
+        """The variables of the default TF 1 graph, or of eager execution; the first ones if it has none yet."""
+        graph = _outermost_graph()
+        known = _eager_variables if graph is None else _variables_in(graph())
+        if self not in known:
+            return super().variables
+        here = known[self]
         own = {id(self._loss_scale): here.scale, id(self._good_steps): here.good_steps}
         own[id(self._bad_steps)] = here.bad_steps
         return tuple(own.get(id(variable), variable) for variable in super().variables)

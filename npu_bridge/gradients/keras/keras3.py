@@ -172,7 +172,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         values = {name: store[name] for name in store.keys()}  # noqa: SIM118 - a file is no mapping
         noted = bytes(values.pop(NAMES_KEY, b"")).decode().splitlines()
         inner_count = int(noted[0].partition("=")[0]) if noted else len(values)
-        if not self.built or inner_count <= _COUNT_BEFORE_BUILD:
+        if not self.built or inner_count <= _COUNT_BEFORE_BUILD < len(self._inner_variables()):
             reason = "because the file has no slots" if self.built else "because it is not built (optimizer.build)"
             warn_about_unloaded_optimizer(CHECKPOINT_LABEL, reason)
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from typing import Any
 
 from npu_bridge import collective
@@ -17,7 +16,6 @@ from npu_bridge.gradients.losses import smallest_scale
 from npu_bridge.gradients.stage import ScalingStage
 
 _UPDATES = ("npu_bridge", "updates_of_scales")  # graph collection: the id of a manager, and an operator that updates it
-_USERS = ("npu_bridge", "users_of_scales")  # graph collection: the id of a manager, and the first stage that uses it
 
 
 class ManagedScaling(ScalingStage):
@@ -74,7 +72,6 @@ class LossScaling(ManagedScaling):
         return loss * tf.cast(step.losses.scales[step.losses.latest], loss.dtype)
 
     def _read_scales(self, step):
-        self._warn_of_sharing()
         # Copies: a TF 1 reference variable exposes its own buffer, and a late reader would see the updated value.
         scales = tuple(value_before_update(manager.get_loss_scale()) for manager in self.managers)
         self._record_scales(step, scales, scales[0] if len(scales) == 1 else smallest_scale(scales))
@@ -99,22 +96,6 @@ class LossScaling(ManagedScaling):
         )
         return _record_update([manager], updated)
 
-    def _warn_of_sharing(self):
-        for manager in self.state().values() if is_building_graph() else ():
-            if not manager.variables:
-                continue
-            users = tf.compat.v1.get_default_graph().get_collection_ref(_USERS)
-            alive = (stage() for number, stage in users if number == id(manager))
-            first = next((stage for stage in alive if stage is not None), None)
-            if first is None:
-                users.append((id(manager), weakref.ref(self)))
-            elif first is not self:
-                problem = "two optimizers share a manager; in one run their updates have no order, so ranks can differ"
-                expected = "a manager for each optimizer, or optimizers that train in separate runs"
-                fix = "Make a manager for each optimizer."
-                kind = type(manager).__name__
-                say_once(logging.WARNING, message("loss_scale_manager", problem, expected, f"one {kind} for both", fix))
-
 
 def _record_update(managers, updated):
     """Checks runs of the session from the second update of a moving scale on; returns the update."""
@@ -129,7 +110,7 @@ def _record_update(managers, updated):
 
 
 class _OneUpdateCheck(first_run.FirstRunCheck):
-    """Refuses runs that update one moving scale twice, as nothing orders the updates; with one rank, warns of them."""
+    """Refuses runs that update one moving scale twice, each from the same start value; with one rank, warns of them."""
 
     def __init__(self, updates: list):
         super().__init__()
@@ -143,9 +124,9 @@ class _OneUpdateCheck(first_run.FirstRunCheck):
         return len(set(managers)) < len(managers)
 
     def make_check(self, session, run):
-        problem = "one run changes a loss scale twice, in no fixed order, so an overflow can be forgotten"
+        problem = "one run changes a loss scale twice from the same start value, so an overflow can be forgotten"
         expected, got = "one step in a run for each moving scale", f"two steps in the run of {run.name}"
-        fix = "Run the steps one after the other, or make an optimizer and a manager for each."
+        fix = "Run the steps in separate calls of session.run, or make an optimizer and a manager for each."
         text = message("loss_scale_manager", problem, expected, got, fix)
         if collective.current().size > 1:  # the scales of ranks would differ
             raise ValueError(text)

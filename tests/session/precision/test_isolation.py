@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import threading
 
 import numpy as np
 
@@ -96,6 +97,22 @@ def test_threads_with_equal_values_share_a_block_and_others_wait():
             assert environment.read_outside_blocks("NPU_BRIDGE_TEST_NONE") is None
         assert other.result(20) == "y"
     assert "NPU_BRIDGE_TEST_NONE" not in os.environ
+
+
+def test_threads_in_one_block_may_each_begin_another_inside():
+    meeting, name = threading.Barrier(2), "NPU_BRIDGE_TEST_NONE"
+
+    def nest(text):
+        with environment.set_variables_temporarily(lambda: {name: "shared"}):
+            meeting.wait(20)
+            with environment.set_variables_temporarily(lambda: {name: text}):
+                seen = environment.read_variable(name)
+            return seen, environment.read_variable(name)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(nest, text) for text in "ab"]
+        assert [each.result(20) for each in found] == [("a", "shared"), ("b", "shared")]
+    assert name not in os.environ
 
 
 def test_a_stock_session_is_not_touched():
