@@ -22,7 +22,7 @@ class EqualBlocks:
 
     A thread in its block can wait for another thread: for a batch, or for other ranks. So a block does not wait for
     blocks with equal entries. It waits while other threads run in blocks with other entries. Threads that wait inside
-    of a block, for a block in it, let one of them go on.
+    of a block, for a block in it, let one of them continue.
     """
 
     def __init__(self, entries: MutableMapping[str, Any]):
