@@ -146,7 +146,7 @@ class HorovodCommunicator(SeveralRanks):
         key = (collective, label, name, self._process_set.process_set_id, str(specs), *settings.items())
         function = _FUNCTIONS.get(key)
         if function is None:
-            while len(_FUNCTIONS) >= _MOST_FUNCTIONS:
+            if len(_FUNCTIONS) >= _MOST_FUNCTIONS:
                 _FUNCTIONS.pop(list(_FUNCTIONS)[0], None)  # as one operation, beside other threads
             function = _FUNCTIONS[key] = tf.function(send, autograph=False).get_concrete_function(*specs)
         return function(*tensors)
