@@ -1,4 +1,4 @@
-"""Lists names that only TensorFlow 1 or only TensorFlow 2 has, as the interface files of the installed one show."""
+"""Lists names that only TensorFlow 1 or only TensorFlow 2 has, from interface files of the installed version."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def launcher_placement() -> Placement | None:
     """Returns the rank that a launcher gave this process, with the number of ranks.
 
     Reads the variables of Horovod's launcher first, then of Open MPI, then of PMI launchers (MPICH, Intel MPI). Without
-    variables for the local rank, in Slurm either, all processes count as being on one machine.
+    a local rank in these variables or in Slurm's, all processes count as being on one machine.
 
     Returns:
       The ranks and sizes, or None if no launcher started this process.

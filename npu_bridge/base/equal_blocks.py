@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple
 
 
 class _OpenBlock(NamedTuple):
-    """Entries that are set, the earlier ones (None for a missing one), and a thread for each time that it came in."""
+    """The entries in a block, the entries before it (None if missing), and the thread of each call of `enter`."""
 
     values: Mapping[str, Any]
     before: dict[str, Any]
@@ -21,8 +21,8 @@ class EqualBlocks:
     """Blocks in which a dictionary that all threads share, such as `os.environ`, has other entries.
 
     A thread in its block can wait for another thread: for a batch, or for other ranks. So a block does not wait for
-    blocks with equal entries. It waits while other threads run in blocks with other entries. Threads that wait inside
-    of a block, for a block in it, let one of them continue.
+    blocks with equal entries. It waits while other threads run in blocks with other entries. If all threads in blocks
+    wait to enter a further block, one of them continues.
     """
 
     def __init__(self, entries: MutableMapping[str, Any]):

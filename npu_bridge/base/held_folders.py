@@ -31,7 +31,7 @@ THREAD = "npu_bridge-held-folders"
 _POLL_SECS = 0.5
 _TAKEOVER = ".takeover"
 _GUARD_TRIES = 200
-# One lock for everything: wherever Python collects garbage, a hook that is collected releases its folder.
+# One lock for all: a hook that Python collects releases its folder, even in code that has the lock.
 _MUTEX = threading.RLock()
 
 
@@ -251,7 +251,7 @@ def _acquire_or_take_over(path: str, own_file: str, text: str) -> _FolderLock | 
 
 
 def _is_other_process_of_own_rank(owner: LockOwner) -> bool:
-    """Returns whether a lock's holder is the parent of this process, or another child; False if no rank is known."""
+    """Returns whether a lock's holder is another process of this rank; False if no rank is known."""
     return environment.launcher_placement() is not None and owner.rank == environment.probable_rank()
 
 

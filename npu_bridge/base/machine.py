@@ -76,7 +76,7 @@ def current_memory_bytes() -> int | None:
 def available_memory_bytes() -> float:
     """Returns how much memory this process can still use: that of the machine or of its job; infinity if unknown.
 
-    A job's limit is that of a control group, or of a group around it. Files that are only cached leave room.
+    A job is limited by its control group and by the groups around it. Files that are only cached leave room.
     """
     found = [math.inf]
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -78,7 +78,7 @@ class SessionEngine:
         return self.inner.execute(session, request)
 
     def make_callable(self, session: Any, fetches: Any, feed_list: Any, accept_options: bool) -> Callable:
-        """Replaces `Session.make_callable`. The result calls `run` if `feed_list` is given, else no engine."""
+        """Replaces `Session.make_callable`. With `feed_list`, the result calls `run`; without, no engine."""
         return self.inner.make_callable(session, fetches, feed_list, accept_options)
 
     def prepare_call(self, session: Any, callable_options: Any) -> Callable:

@@ -184,7 +184,7 @@ def value_before_update(variable: Any) -> tf.Tensor:
 
 
 def assign_constrained(variable: Any, value: tf.Tensor) -> Any:
-    """Assigns a value of all ranks to a trained variable, and applies the variable's constraint to it, if any."""
+    """Applies a variable's constraint, if any, to a value of all ranks; assigns the result to the variable."""
     constraint = getattr(variable, "constraint", None)
     return variable.assign(value if constraint is None else constraint(value))
 

@@ -33,7 +33,7 @@ class InnerOptimizer(abc.ABC):
       optimizer: the wrapped optimizer.
       saved_as: the object that object-based checkpoints save as the optimizer: a wrapper, or `optimizer` itself.
       stand_ins: the float32 variables that the optimizer updates in place of 16-bit variables.
-      updates_in_float32: whether 16-bit variables have such a stand-in here, or in an optimizer that itself wraps one.
+      updates_in_float32: whether 16-bit variables have such a stand-in, here or inside of `optimizer`.
     """
 
     takes_references = True
@@ -248,8 +248,8 @@ class _KerasLegacyOptimizer(_KerasFamily):
 class _KerasSlotFamily(_KerasFamily):
     """Base of the Keras families whose slots are found by name.
 
-    `_names_of_updated` gives pairs of an updated variable and its part of slot names. `_split_slot_name` gives pairs of
-    a slot name and such a part, of which the name can consist, the longest part first.
+    `_names_of_updated` gives each updated variable with its part of the names of slots. `_split_slot_name` splits such
+    a name in every way into a slot and a variable's part, the longest part first.
     """
 
     def slots_of(self, variables):

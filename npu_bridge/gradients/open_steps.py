@@ -98,7 +98,7 @@ class UnappliedSteps:
 
         If the gradients were computed from those of several steps, for example as their sum, merges the steps. Eager
         gradients that the caller changed are taken for those of the latest step with their variables. So are gradients
-        of a graph that come from elsewhere, as those that were stored in variables or are fed. Ignores steps of a TF 1
+        of a graph that come from elsewhere, such as from variables or from feeds. Ignores steps of a TF 1
         loop or branch that is closed: their tensors cannot be read from outside, and a branch that is not taken never
         computes them. Returns None if no step has all of the variables.
 
@@ -145,7 +145,7 @@ class UnappliedSteps:
         return merge_steps([kept.step for kept in found], owner) if found else None
 
     def _find_steps(self, grads_and_vars):
-        """Returns the steps that returned these gradients, newest first; or those that are taken for them."""
+        """Returns the steps, newest first, that returned these gradients, or are assumed to have."""
         if tf.executing_eagerly() and (found := self._open_steps_with(grads_and_vars, a_part=True)):
             return found
         found = _steps_that_returned(grads_and_vars, self._open_steps_with([]))

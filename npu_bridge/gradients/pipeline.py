@@ -289,7 +289,7 @@ class Pipeline:
         for stage in self.stages_of_type(ReducingStage):
             stage.all_reduce(step)
         self._divide_by_loss_scale(step)
-        # A gradient of 16 bits can be zero without the loss scale. Float32 copies of variables get it unrounded.
+        # Without the loss scale, a gradient can be 0 in 16 bits. Float32 copies of variables get it unrounded.
         if not self._updates_in_float32:
             narrow_to_dtypes_of(step, given)
         summing = [stage for stage in self.stages_of_type(SummingStage) if stage.place == "accumulate reduced"]

@@ -122,7 +122,7 @@ def _check_uses_loss_of_step(inner, added, owner):
 
 
 def _check_accumulation_of_keras(inner, added, settings):
-    """Rejects what needs updates that leave variables out, or steps that it can count, if Keras 3 sums up batches."""
+    """Rejects stages that leave variables out, and counts of skipped steps, if Keras 3 accumulates gradients."""
     steps = getattr(getattr(inner, "optimizer", None), "gradient_accumulation_steps", None)
     counts_steps = getattr(settings.record, "counts_skipped_steps", False)
     if steps and (counts_steps or any(isinstance(stage, SelectingStage) for stage in added)):

@@ -27,7 +27,7 @@ def update_states(stages: Sequence[Stage], step: Step, after: Sequence, results:
       stages: the stages.
       step: the step; its gradients can be all of `Step.delivered` or a part of them.
       after: operators for which all updates of state wait.
-      results: the results of the update, for which the stages wait that are not needed early.
+      results: the results of the update; stages that are not needed early wait for them.
     """
     place, of_step = [step.losses, current_graph(), current_context()], step.notes.get(_SHARED, [])
     shared = next((ops for made_in, ops in of_step if all(map(operator.is_, made_in, place))), None)

@@ -173,7 +173,7 @@ def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> SessionRun:
 
 
 def run_of_context(run_context: tf.estimator.SessionRunContext) -> SessionRun:
-    """Returns the description of a run, without what hooks fetch along; all hooks of the run share one look-up."""
+    """Returns the description of a run, without the fetches of hooks; all hooks of the run share one look-up."""
     if not hasattr(run_context, _RUN):
         asked = run_context.original_args
         setattr(run_context, _RUN, run_of(run_context.session.graph, asked.fetches, asked.feed_dict))

@@ -78,7 +78,7 @@ class _ErrorWatchingEngine(SessionEngine):
     def close(self, session):
         error = sys.exc_info()[1]
         is_of_training = error is not None and error is not self._handled and stops_training(error)
-        if is_of_training and not is_being_freed(session):  # then the script can be handling any error
+        if is_of_training and not is_being_freed(session):  # which can happen during any other error
             self._handled = error
             secondary = NonFatalOutput("the report of the error", (Exception,))
             secondary.attempt(self._report_error, session, error)

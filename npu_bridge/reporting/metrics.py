@@ -36,7 +36,7 @@ class MetricsHook(StepHook):
     `other_ranks_own_ms` (median) and `waiting_for_slowest_rank` (a fraction of the time).
 
     The gradient norm is the norm of the applied gradients, which are averaged, unscaled and clipped. There is no norm
-    for a skipped step and the second step of a session, nor with `iterations_per_loop` above 1, where a run shows only
+    for a skipped step or the second step of a session, nor with `iterations_per_loop` above 1, where a run shows only
     its last step. An accumulated update has its norm in the entry of its last batch. If this batch has no entry, the
     norm is in the last entry before it.
 

@@ -93,7 +93,7 @@ def connect_slots(
 
 
 def find_peer(plan: JobPlan, host: str) -> str:
-    """Returns a host or an address with other ranks, as another host knows it; that host if it has all ranks."""
+    """Returns a host of other ranks, by a name or address that `host` can reach; `host` if it has all ranks."""
     peer = next((other for other in plan.slots if other != host), host)
     return (is_this_machine(peer) and address_towards(host)) or peer  # localhost is another machine there
 

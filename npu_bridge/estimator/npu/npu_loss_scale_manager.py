@@ -135,7 +135,7 @@ class _ScaleVariables(NamedTuple):
     bad_steps: tf.Variable
 
 
-# By manager: the variables in graphs, or in eager execution, in which the manager was not made.
+# By manager: its variables in eager execution, if it was made in a graph.
 _eager_variables: weakref.WeakKeyDictionary[Any, _ScaleVariables] = weakref.WeakKeyDictionary()
 _COLLECTION = ("npu_bridge", "variables_of_scales")  # in the graph, so both are freed together
 
@@ -178,7 +178,7 @@ class MovingLossScaleManager(_SerializableManager):
 
     @property
     def variables(self) -> tuple:
-        """The variables of the default TF 1 graph, or of eager execution; the first ones if it has none yet."""
+        """The variables in the default TF 1 graph or in eager execution; if there are none, the first ones."""
         graph = _outermost_graph()
         known = _eager_variables if graph is None else _variables_in(graph())
         if self not in known:

@@ -36,8 +36,8 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
     """Wraps an optimizer of Keras 3, and passes gradients through a pipeline first.
 
     As usual in Keras 3, `apply` expects gradients of the loss that `scale_loss` returned in the same function. If
-    `scale_loss` was not called there, `apply` expects gradients of the unscaled loss. In eager execution this holds for
-    a second `apply` of the same variables, too, unless two losses were scaled.
+    `scale_loss` was not called there, `apply` expects gradients of the unscaled loss. In eager execution, so does
+    a second `apply` of the same variables, unless two losses were scaled.
     """
 
     _adapt = staticmethod(functools.partial(adapt_optimizer, accepts_keras3=True))

@@ -286,7 +286,7 @@ def static_bytes(tensor: tf.Tensor) -> int:
 
 
 def replace_gradients(step: Step, reduced_by_position: dict) -> None:
-    """Replaces the gradients of a step by reduced gradients, given by position, of at least the previous bits."""
+    """Replaces the gradients of a step by reduced gradients, given by position, in dtypes of no fewer bits."""
 
     def cast_without_loss(position, grad):
         made = reduced_by_position[position]

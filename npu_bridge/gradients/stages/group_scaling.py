@@ -22,7 +22,7 @@ class GroupScaling(ManagedScaling):
       manager: an object with these methods: `get_loss_scale()` returns a float32 vector, `update_loss_scale(finite)`
         takes a boolean vector, and `group_of(variable)` returns the position of a variable's group. Its attribute
         `has_last_boundary` is True once a backward pass of the graph has scaled gradients. `use_at_boundaries()` makes
-        boundaries in the current graph scale gradients for it.
+        boundaries in the current graph use this manager.
     """
 
     needs_variables = True

@@ -98,7 +98,7 @@ class LossScaling(ManagedScaling):
 
 
 def _record_update(managers, updated):
-    """Checks runs of the session from the second update of a moving scale on; returns the update."""
+    """Adds a check of runs if the graph updates a moving scale twice; returns the update."""
     graph = tf.compat.v1.get_default_graph()
     # Updates in branches of one condition never run together.
     if is_building_graph() and current_control_flow_context(graph) is None:

@@ -135,7 +135,7 @@ class OverflowCheck(DecidingStage):
         - Changed by a stage or by the caller: this check, and a check of the gradients of the update.
         - None of this batch, or no earlier check: a check of the gradients of the update.
 
-        A check of gradients of this batch reads all of them, so that updates of a part each decide alike.
+        A check of gradients of this batch reads all of them, so that updates of all parts decide alike.
         """
         changed, replaced = _changed_and_replaced_gradients(step)
         stages_can_harm = any(map(_can_make_gradients_unusable, self.stages))

@@ -77,7 +77,7 @@ class StopRequest:
     def begin_run(self) -> None:
         """Counts a training run; after `block_new_runs`, waits until the number of the last run is known.
 
-        Threads that train at once begin their runs in another order on each rank. So a count of them ends no training
+        Threads that train at once begin their runs in any order on each rank. So a count cannot end the training
         after the same step on all ranks, and this is reported to the launcher.
         """
         thread = threading.get_ident()

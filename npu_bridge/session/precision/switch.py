@@ -55,7 +55,7 @@ class Switch:
         self._fallback = fallback if self.plan.trigger == "step" else None
 
     def set_batches_per_step(self, batches: int) -> None:
-        """Sets the number of batches of a step that counts, which is above 1 beside `Accumulate`."""
+        """Sets the number of batches of a counted step (an update): above 1 with `Accumulate`."""
         self._steps_per_run = -(-self._batches_per_run // batches)
 
     def must_use_original_precision(self, training: frozenset[str]) -> bool:
