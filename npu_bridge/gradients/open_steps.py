@@ -18,7 +18,7 @@ class UnappliedSteps:
     An optimizer returns gradients to its caller, and gets them back as plain pairs, possibly changed. In a graph or a
     function, this class finds the steps from whose gradients the given ones are computed, also in a branch inside.
     Eager execution does not record how a tensor was computed. There, gradients that the caller has changed are taken
-    for those of the latest step with their variables. So, after a step that is never applied, the next gradients of its
+    for those of the latest step with their variables. So, after a step that is not applied, the next gradients of its
     variables are taken for its own, even if they come from a tape. No rule can tell them from changed ones.
 
     Args:
@@ -109,6 +109,13 @@ class UnappliedSteps:
         found = self._find_steps(grads_and_vars) or self._open_steps_with(grads_and_vars)[:1]
         return merge_steps([kept.step for kept in found], owner) if found else None
 
+    def note_applied(self, grads_and_vars: Sequence) -> None:
+        """Takes no further gradients of these variables for changed ones of the same step, in eager execution."""
+        ids = {id(variable) for _, variable in grads_and_vars}
+        for kept in self._combined if tf.executing_eagerly() else ():
+            if kept.variable_ids is not None and ids <= kept.variable_ids:
+                kept.applied_ids |= ids
+
     def are_of_caller(self, grads_and_vars: Sequence) -> bool:
         """Returns whether the caller has computed these gradients of a graph or function from the variables themselves.
 
@@ -179,6 +186,7 @@ class _UnappliedStep:
     variable_ids: frozenset | None
     may_be_abandoned: bool
     context: Any
+    applied_ids: frozenset = frozenset()
 
     def is_still_open(self, newer_ids):
         """Returns False if the function of this step is finished, or if a newer eager step replaces this step."""
@@ -193,6 +201,8 @@ class _UnappliedStep:
         if self.variable_ids is None:
             return len(grads_and_vars) <= len(self.step.delivered)
         ids = {id(variable) for _, variable in grads_and_vars}
+        if not ids.isdisjoint(self.applied_ids):
+            return False
         return not ids.isdisjoint(self.variable_ids) if a_part else ids <= self.variable_ids
 
 

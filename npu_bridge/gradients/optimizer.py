@@ -184,6 +184,9 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         update = self._pipeline.apply(
             step, grads_and_vars, lambda pairs: self._inner.apply_gradients(pairs, global_step, name)
         )
+        self._open_steps.note_applied(grads_and_vars)
+        for variable in trained if tf.executing_eagerly() else ():
+            self._averaged_by_id.pop(id(variable), None)
         collections.publish_learning_rate(self._inner.optimizer)
         collections.publish_in_graph(collections.GRADIENTS, step.gradients)
         return update

@@ -273,3 +273,10 @@ def test_centralisation_leaves_out_variables_whose_names_contain_a_word():
     stages.CentralizeGradients().after_reduce(step)
     np.testing.assert_array_equal(step.gradients[0], grad)
     np.testing.assert_array_equal(step.gradients[1], [[-1.0, -2.0], [1.0, 2.0]])
+
+
+def test_gradients_with_one_value_for_each_output_are_not_centralised_to_zero():
+    grads = [tf.constant([[1.0, 2.0]]), tf.constant([[[3.0, 5.0]]]), tf.constant([[1.0], [3.0]])]
+    step = Step([(grad, tf.Variable(grad, name="kernel")) for grad in grads])
+    stages.CentralizeGradients().after_reduce(step)
+    assert [grad.numpy().tolist() for grad in step.gradients] == [[[1.0, 2.0]], [[[3.0, 5.0]]], [[-1.0], [1.0]]]

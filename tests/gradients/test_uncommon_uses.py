@@ -631,6 +631,16 @@ def test_an_eager_step_with_gradients_of_other_code_says_what_was_left_out(caplo
     assert float(variable[0]) == -7.0
 
 
+def test_gradients_of_a_tape_after_an_eager_step_are_those_of_other_code(caplog):
+    """The step before overflowed; its verdict is not for gradients of the same variable that come later."""
+    variable = tf.Variable([1.0])
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), falling_scale(4), is_loss_scale=True)
+    optimizer.minimize(lambda: tf.reduce_sum(variable) * float("inf"), var_list=[variable])
+    assert float(variable[0]) == 1.0 and "other code" not in caplog.text
+    optimizer.apply_gradients([(tf.constant([8.0]), variable)])
+    assert float(variable[0]) == -7.0 and "other code computed the gradients" in caplog.text
+
+
 def test_sums_that_a_script_keeps_are_not_called_those_of_other_code(graph, caplog):
     variable = tf1.get_variable("variable", initializer=[1.0])
     kept = tf1.get_variable("kept", initializer=[0.0], trainable=False)

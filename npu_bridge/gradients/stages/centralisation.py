@@ -18,8 +18,8 @@ class CentralizeGradients(Stage):
     """Subtracts from the gradients of matrices and kernels their mean over all axes but the last one.
 
     The last axis is the axis of a layer's outputs; in transposed convolutions it is not, so name these in `skip`. Three
-    kinds of gradients stay unchanged: of vectors and scalars, of variables whose name contains a string of `skip`, and
-    sparse gradients, which is logged once.
+    kinds of gradients stay unchanged: those with one value for each output, such as vectors and scalars; those of
+    variables whose name contains a string of `skip`; and sparse gradients, which is logged once.
 
     Args:
       skip: list of strings. A variable whose name contains one of them is left unchanged.
@@ -51,7 +51,7 @@ class CentralizeGradients(Stage):
             name = variable.name.partition(":")[0]
             say_once(logging.INFO, f"CentralizeGradients: the sparse gradient of {name} stays unchanged.")
             return grad
-        if grad.shape.rank is None or grad.shape.rank < 2:
+        if grad.shape.rank is None or all(size == 1 for size in grad.shape[:-1]):  # the difference would be 0
             return grad
         wide = widen(grad)
         mean = tf.reduce_mean(wide, axis=list(range(grad.shape.rank - 1)), keepdims=True)

@@ -1,4 +1,4 @@
-"""Exempts single operators from mixed precision: `keep_dtype_scope`, `keep_tensors_dtypes`, `customize_dtypes`."""
+"""Exempts single operators from mixed precision, as `keep_dtype_scope` and other functions of util.py ask."""
 
 from __future__ import annotations
 
