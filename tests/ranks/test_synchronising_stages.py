@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import keras
 import numpy as np
 import pytest
@@ -144,10 +142,11 @@ def constrained_lengths(stage):
     """On a rank: the lengths of two variables of length 1, after an update in another direction on each rank."""
     variables = [tf.Variable([[0.6], [0.8]], constraint=tf.keras.constraints.UnitNorm()) for _ in range(2)]
     gradient = tf.one_hot([collective.current().rank], 2, axis=0)
-    wrappers = (NPUOptimizer, tf1.train.GradientDescentOptimizer), (npu_keras_optimizer, keras.optimizers.SGD)
-    for (wrap, inner), each in zip(wrappers, variables):
-        loss = functools.partial(lambda variable: tf.reduce_sum(variable * gradient), each)
-        wrap(inner(1.0), is_distributed=True, stages=[stage]).minimize(loss, var_list=[each])
+    for wrap, inner, each in (
+        (NPUOptimizer, tf1.train.GradientDescentOptimizer, variables[0]),
+        (npu_keras_optimizer, keras.optimizers.SGD, variables[1]),
+    ):
+        wrap(inner(1.0), is_distributed=True, stages=[stage]).apply_gradients([(gradient, each)])
     return [float(tf.norm(variable)) for variable in variables]
 
 
