@@ -74,9 +74,10 @@ def current_memory_bytes() -> int | None:
 
 
 def available_memory_bytes() -> float:
-    """Returns how much memory this process can still use: that of the machine or of its job; infinity if unknown.
+    """Returns the bytes of memory that this process can still use; infinity if the system does not tell.
 
-    A job is limited by its control group and by the groups around it. Files that are only cached leave room.
+    The machine has a limit, and so have the control group of the job and the groups around it. Files that are only
+    cached leave room.
     """
     found = [math.inf]
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -14,6 +14,7 @@ from typing import Any, Callable, TypeVar
 
 import tensorflow as tf
 
+from npu_bridge.base import kept_in_graph
 from npu_bridge.base.session_wrapper import SessionEngine, add_engine
 from npu_bridge.collective import wire_names
 from npu_bridge.graph.loop import COLLECTIVE_TYPES
@@ -54,7 +55,7 @@ class FirstRunCheck:
 
 _Kind = TypeVar("_Kind", bound=FirstRunCheck)
 _CHECKS_OF_ALL: dict[Any, FirstRunCheck] = {}  # checks of all graphs, by key
-_COLLECTION = ("npu_bridge", "first_run_checks")  # in the graph, to which checks refer, so both are freed together
+_COLLECTION = ("npu_bridge", "first_run_checks")
 _TRANSFERS: weakref.WeakKeyDictionary[SessionRun, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -66,18 +67,11 @@ def find_or_add_check(graph: tf.Graph | None, key: Any, make: Callable[[], _Kind
       key: identifies the check among the checks of the graph.
       make: returns the new check; called at the first call with this key.
     """
-    checks: dict = _CHECKS_OF_ALL if graph is None else _checks_in(graph)
+    checks: dict = _CHECKS_OF_ALL if graph is None else kept_in_graph.find_or_make(graph, _COLLECTION, dict)
     if key not in checks:
         _add_checking_engine()
         checks[key] = make()
     return checks[key]
-
-
-def _checks_in(graph):
-    kept = graph.get_collection_ref(_COLLECTION)
-    if not kept:
-        kept.append({})
-    return kept[0]
 
 
 @functools.cache
@@ -124,7 +118,7 @@ def _run_with_checks(session, function, find_run):
 
 def _make_due_checks(session, find_run):
     """Makes the checks that are due before a run; returns those that need fetched values, each with its tensors."""
-    checks = [*_CHECKS_OF_ALL.values(), *_checks_in(session.graph).values()]
+    checks = [*_CHECKS_OF_ALL.values(), *kept_in_graph.find_or_make(session.graph, _COLLECTION, dict).values()]
     due = [check for check in checks if check.is_due(session)]
     run = find_run() if due else None
     receiving: list[tuple[FirstRunCheck, list[tf.Tensor]]] = []

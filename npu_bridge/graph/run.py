@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base import kept_in_graph
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import operator_definition
 from npu_bridge.graph.control_flow import Depth, group_by_depth
@@ -45,6 +46,7 @@ _CHANGING_NOTHING = re.compile(
 )
 
 _RUN = "_npu_bridge_run"  # attribute of a context of a run
+_RECORD = ("npu_bridge", "runs")
 
 
 class SessionRun:
@@ -218,9 +220,7 @@ class _GraphRecord:
 
 
 def _record_of_graph(graph: Any) -> _GraphRecord:
-    if not hasattr(graph, "_npu_bridge_runs"):
-        graph._npu_bridge_runs = _GraphRecord()  # in the graph, whose operators refer to it, so both are freed together
-    return graph._npu_bridge_runs
+    return kept_in_graph.find_or_make(graph, _RECORD, _GraphRecord)
 
 
 def _changes_state(kind):

@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from npu_bridge.base import kept_in_graph
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import add_control_inputs
 
@@ -34,10 +35,8 @@ def find_or_make_flat_slots(slots: Sequence[dict], sizes: Sequence[int]) -> Flat
         return None
     if not all(hasattr(slot, "handle") for own in slots for slot in own.values()):
         return None
-    known = graph.get_collection_ref(_KEY)
-    if not known:
-        known.append({})
-    by_slot, key = known[0], tuple(slot.ref() for own in slots for slot in own.values())
+    by_slot = kept_in_graph.find_or_make(graph, _KEY, dict)
+    key = tuple(slot.ref() for own in slots for slot in own.values())
     found = {id(by_slot.get(reference)): by_slot.get(reference) for reference in key}
     if list(found.values()) == [None]:
         made = FlatSlots(slots, sizes)

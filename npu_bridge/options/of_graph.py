@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+from npu_bridge.base import kept_in_graph
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.options.training_options import TrainingOptions
 
@@ -95,10 +96,7 @@ def _find_or_make_record(graph: Any = None) -> _GraphOptions:
         import tensorflow as tf
 
         graph = tf.compat.v1.get_default_graph()
-    kept = graph.get_collection_ref(_KEY)
-    if not kept:
-        kept.append(_GraphOptions())
-    return kept[0]
+    return kept_in_graph.find_or_make(graph, _KEY, _GraphOptions)
 
 
 def _find_current_record() -> _GraphOptions | None:

@@ -270,7 +270,7 @@ def _agent_command() -> str:
     path = environment.read_variable("PYTHONPATH")
     python_path = f"PYTHONPATH={shlex.quote(path)} " if path else ""
     agent = f"{python_path}exec {shlex.join(module_command('npu_run.remote.host_agent'))}"
-    # The empty line ends what the remote shell printed as it started.
+    # Ends the last line that the remote shell printed as it started.
     return f"echo; cd {shlex.quote(os.getcwd())} && {agent}"
 
 

@@ -120,7 +120,7 @@ def tensorflow_variable_of(variable: Any) -> Any:
 
 
 def reject_keras_variables(owner: str, variables: Iterable) -> None:
-    """Refuses variables of Keras 3, for code that needs TensorFlow variables and returns what it got.
+    """Raises an error for variables of Keras 3.
 
     Raises:
       TypeError: a variable is of Keras 3; the message names `owner`.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.base import kept_in_graph
 from npu_bridge.base.arguments import check_count, check_number, check_switch, is_number
 from npu_bridge.base.errors import KeywordChecksMixin, message, shown
 from npu_bridge.base.tf_internals.graphs import current_control_flow_context
@@ -137,14 +138,13 @@ class _ScaleVariables(NamedTuple):
 
 # By manager: its variables in eager execution, if it was made in a graph.
 _eager_variables: weakref.WeakKeyDictionary[Any, _ScaleVariables] = weakref.WeakKeyDictionary()
-_COLLECTION = ("npu_bridge", "variables_of_scales")  # in the graph, so both are freed together
+_COLLECTION = ("npu_bridge", "variables_of_scales")  # the same in a graph
 
 
-def _variables_in(graph):
-    kept = graph.get_collection_ref(_COLLECTION)
-    if not kept:
-        kept.append(weakref.WeakKeyDictionary())
-    return kept[0]
+def _variables_in(graph: weakref.ref | None) -> weakref.WeakKeyDictionary[Any, _ScaleVariables]:
+    if graph is None:
+        return _eager_variables
+    return kept_in_graph.find_or_make(graph(), _COLLECTION, weakref.WeakKeyDictionary)
 
 
 def _outermost_graph() -> weakref.ref | None:
@@ -178,14 +178,12 @@ class MovingLossScaleManager(_SerializableManager):
 
     @property
     def variables(self) -> tuple:
-        """The variables in the default TF 1 graph or in eager execution; if there are none, the first ones."""
-        graph = _outermost_graph()
-        known = _eager_variables if graph is None else _variables_in(graph())
-        if self not in known:
+        """The variables of the default TF 1 graph or of eager execution; the first ones if there are none yet."""
+        here = _variables_in(_outermost_graph()).get(self)
+        if here is None:
             return super().variables
-        here = known[self]
-        own = {id(self._loss_scale): here.scale, id(self._good_steps): here.good_steps}
-        own[id(self._bad_steps)] = here.bad_steps
+        pairs = ((self._loss_scale, here.scale), (self._good_steps, here.good_steps), (self._bad_steps, here.bad_steps))
+        own = {id(first): variable for first, variable in pairs}
         return tuple(own.get(id(variable), variable) for variable in super().variables)
 
     def get_loss_scale(self):
@@ -298,7 +296,7 @@ class MovingLossScaleManager(_SerializableManager):
         of_graph = graph() if graph is not None else None
         if of_graph is self._graph():
             return _ScaleVariables(self._loss_scale, self._fetched, self._good_steps, self._bad_steps)
-        known = _eager_variables if of_graph is None else _variables_in(of_graph)
+        known = _variables_in(graph)
         if self not in known:
             with of_graph.as_default() if of_graph is not None else tf.init_scope(), tf.compat.v1.name_scope(None):
                 known[self] = self._new_variables()

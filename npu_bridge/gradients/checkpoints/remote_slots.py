@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+from npu_bridge.base import kept_in_graph
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import add_control_inputs, set_read_tensor
@@ -54,10 +55,7 @@ def find_remote_slots(graph: tf.Graph) -> RemoteSlots | None:
 
 def find_or_make_remote_slots(ranks: Communicator) -> RemoteSlots:
     """Returns the remote slots of the default graph; makes them at the first call."""
-    kept = tf.compat.v1.get_default_graph().get_collection_ref(_COLLECTION)
-    if not kept:
-        kept.append(RemoteSlots(ranks))
-    return kept[0]
+    return kept_in_graph.find_or_make(tf.compat.v1.get_default_graph(), _COLLECTION, lambda: RemoteSlots(ranks))
 
 
 def broadcast_with_slots(variables: Sequence, ranks: Communicator, root_rank: int) -> tf.Operation | None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.base import kept_in_graph
 from npu_bridge.base.tf_internals.functions import add_function, eager_function_definition
 from npu_bridge.base.tf_internals.graphs import function_definition
 from npu_bridge.graph.loop import mark_shared_by_copies
@@ -143,10 +144,11 @@ class Imitation:
 
     def _functions_of_graph(self, policy, graph):
         """Returns the rounded copies of a graph's functions."""
-        found = graph.get_collection_ref(("npu_bridge", "rounded_functions", self._layers[policy]))
-        if not found:
-            found.append(self._make_rounded_functions(policy, graph, lambda name: function_definition(graph, name)))
-        return found[0]
+        return kept_in_graph.find_or_make(
+            graph,
+            ("npu_bridge", "rounded_functions", self._layers[policy]),
+            lambda: self._make_rounded_functions(policy, graph, lambda name: function_definition(graph, name)),
+        )
 
     def _make_rounded_functions(self, policy, graph, find):
         suffix = f"_rounded_to_{self._layers[policy]}"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
+from npu_bridge.base import kept_in_graph
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.tf_internals.graphs import (
     add_control_inputs,
@@ -212,10 +213,7 @@ def edit_new_operators(
 
 def layers_of(graph: tf.Graph) -> dict[str, RoundingLayer]:
     """Returns the rounding layers of a graph by name."""
-    found = graph.get_collection_ref(_KEY)
-    if not found:
-        found.append({})
-    return found[0]
+    return kept_in_graph.find_or_make(graph, _KEY, dict)
 
 
 def is_rounding_op(op: tf.Operation) -> bool:
