@@ -9,6 +9,7 @@ import threading
 import numpy as np
 
 from npu_bridge.base import environment
+from npu_bridge.base.equal_blocks import EqualBlocks
 from tests.session.precision.small_models import (
     Dense,
     dtypes_of,
@@ -100,19 +101,22 @@ def test_threads_with_equal_values_share_a_block_and_others_wait():
 
 
 def test_threads_in_one_block_may_each_begin_another_inside():
-    meeting, name = threading.Barrier(2), "NPU_BRIDGE_TEST_NONE"
+    meeting, entries, found = threading.Barrier(2), {}, []
+    blocks = EqualBlocks(entries)
 
     def nest(text):
-        with environment.set_variables_temporarily(lambda: {name: "shared"}):
+        with blocks.enter(lambda: {"name": "shared"}):
             meeting.wait(20)
-            with environment.set_variables_temporarily(lambda: {name: text}):
-                seen = environment.read_variable(name)
-            return seen, environment.read_variable(name)
+            with blocks.enter(lambda: {"name": text}):
+                seen = entries["name"]
+            found.append((seen, entries["name"]))
 
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(nest, text) for text in "ab"]
-        assert [each.result(20) for each in found] == [("a", "shared"), ("b", "shared")]
-    assert name not in os.environ
+    threads = [threading.Thread(target=nest, args=(text,), daemon=True) for text in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(found) == [("a", "shared"), ("b", "shared")] and not entries
 
 
 def test_a_stock_session_is_not_touched():
