@@ -8,12 +8,14 @@ function's objects late and in another thread, in which TensorFlow cannot leave 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import linecache
 import os
 import sys
 import traceback
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from npu_bridge.base.machine import is_installed_code
@@ -79,11 +81,8 @@ class MainThreadSampler:
           returned if the thread has been in one call for a while, and on every change. `{"stuck": None}` is returned
           when the thread moves again.
         """
-        frames = frames_of_threads()
-        try:
+        with frames_of_threads() as frames:
             return self._sample_frames(frames, now)
-        finally:
-            frames.clear()
 
     def _sample_frames(self, frames, now):
         """Samples the thread as `sample` does, and empties `frames` before it takes long."""
@@ -134,13 +133,10 @@ class MainThreadSampler:
 
     def position(self) -> dict[str, str]:
         """Returns the thread's current position: a dict of `where` and `pipeline`, as in `StuckCall`."""
-        frames = frames_of_threads()
-        try:
+        with frames_of_threads() as frames:
             frame = frames.get(self._thread)
             where = "" if frame is None else _describe_position(frame)
             return {"where": where, "pipeline": _find_input_pipeline(frames, self._thread)}
-        finally:
-            frames.clear()
 
     def _last_busy_time(self, now: float) -> float:
         """Returns the time of the last sample in which this process computed, or else the time when the call began."""
@@ -155,21 +151,27 @@ class MainThreadSampler:
         return self._busy_at
 
 
-def frames_of_threads() -> dict[int, types.FrameType]:
-    """Returns the innermost frame of each thread; the caller must empty the result.
+@contextlib.contextmanager
+def frames_of_threads() -> Iterator[dict[int, types.FrameType]]:
+    """Provides the innermost frame of each thread, and empties the dict at the end of the block.
 
-    The frame of the calling thread refers to the result, so both would live until Python collects garbage, with all
+    The frame of the calling thread refers to the dict, so both would live until Python collects garbage, with all
     objects of all threads' functions.
 
-    Garbage collection is switched off meanwhile: Python 3.11 before 3.11.8 can collect garbage here while it holds a
-    lock. Deleting an object tied to threads (such as a `threading.local`, which every TensorFlow graph has) needs this
-    lock, so the process would deadlock (gh-106883).
+    Garbage collection is switched off in the block. Python makes objects for other threads' frames when they are read,
+    and making one can collect garbage, which can run code of any object. From Python 3.11 on, the other thread can
+    leave its frame meanwhile, and its memory is used again: the process crashes or stops. Python 3.11 before 3.11.8
+    also holds a lock here, which deleting an object tied to threads needs (such as a `threading.local`, which every
+    TensorFlow graph has): the process would deadlock (gh-106883).
     """
     is_collecting = gc.isenabled()
     gc.disable()
+    frames: dict[int, types.FrameType] = {}
     try:
-        return sys._current_frames()
+        frames.update(sys._current_frames())
+        yield frames
     finally:
+        frames.clear()
         if is_collecting:
             gc.enable()
 

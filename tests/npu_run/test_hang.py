@@ -221,8 +221,9 @@ def test_repeated_calls_of_one_function_are_not_taken_for_one_that_hangs():
             call(lock)
 
     def is_in_call(lock):
-        frame = frames_of_threads()[thread.ident]
-        return frame.f_code is call.__code__ and frame.f_locals["lock"] is lock
+        with frames_of_threads() as frames:
+            frame = frames[thread.ident]
+            return frame.f_code is call.__code__ and frame.f_locals["lock"] is lock
 
     locks = [threading.Lock() for _ in range(20)]
     for lock in locks:
@@ -349,7 +350,7 @@ def test_sampling_keeps_no_object_of_a_function_that_returns():
 
 
 GARBAGE = """
-import gc, threading
+import gc, sys, threading, traceback
 from npu_run.rank.stuck_call import MainThreadSampler
 
 class Garbage:
@@ -363,6 +364,12 @@ def sample(number):
     sampler.sample(float(number))
     assert gc.isenabled()
 
+def note_collection(phase, info):
+    callers = {frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe(1))}
+    disturbed.append("_sample_frames" in callers)
+
+disturbed = []
+gc.callbacks.append(note_collection)
 gc.set_threshold(10)
 sampler = MainThreadSampler(threading.get_ident())
 for number in range(5000):
@@ -370,6 +377,7 @@ for number in range(5000):
 gc.disable()
 sampler.sample(5000.0)
 assert not gc.isenabled()
+assert disturbed and not any(disturbed)  # the frames of another thread can be gone after a collection
 """
 
 
