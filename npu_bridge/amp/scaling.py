@@ -56,12 +56,10 @@ class scale_loss:  # noqa: N801 - used like a function, as in `with scale_loss(.
         self._delays_unscale = bool(delay_unscale)
         self._scaled: ScaledLoss | None = None
 
-    @tf.autograph.experimental.do_not_convert
     def __enter__(self) -> ScaledLoss:
         self._scaled = ScaledLoss(self._loss, self._passes.open_step(), self._passes, self._loss_id)
         return self._scaled
 
-    @tf.autograph.experimental.do_not_convert
     def __exit__(self, kind, error, trace) -> None:
         scaled = self._scaled
         if kind is not None:
@@ -94,7 +92,6 @@ class ScaledLoss:
             wide = loss if loss.dtype.size >= tf.float32.size else tf.cast(loss, tf.float32)
             self.tensor = passes.pipeline.scale(wide, step, loss_id)
 
-    @tf.autograph.experimental.do_not_convert
     def backward(self, tape: tf.GradientTape, variables: Sequence[tf.Variable]) -> list:
         """Computes the gradients of the scaled loss, and adds them to the pass.
 
@@ -115,7 +112,6 @@ class ScaledLoss:
         self.add(zip(gradients, variables))
         return gradients
 
-    @tf.autograph.experimental.do_not_convert
     def add(self, grads_and_vars: Iterable[tuple]) -> None:
         """Adds gradients of the scaled loss that you have computed yourself.
 
@@ -125,7 +121,6 @@ class ScaledLoss:
         self.grads_and_vars += list(grads_and_vars)
 
 
-@tf.autograph.experimental.do_not_convert
 def unscaled_gradients(optimizer: Any) -> list:
     """Returns the sum of the gradients of all backward passes since the last update, unscaled.
 

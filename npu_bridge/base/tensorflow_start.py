@@ -29,9 +29,9 @@ from npu_bridge.base.install import (
     numpy_problem,
 )
 from npu_bridge.base.terminal import escape_controls
-from npu_bridge.base.tf_internals import names
+from npu_bridge.base.tf_internals import functions, names
 
-_OURS = ("npu_bridge", "npu_run", "hccl", "tensorflow1_compat")
+_OURS = ("npu_bridge", "npu_run", "hccl", "npu_device", "tensorflow1_compat")
 # Packages that run without TensorFlow, and with any version of it.
 _INDEPENDENT = ("npu_bridge.base", "npu_bridge.options", "npu_bridge.run", "npu_run")
 _ADVICE = ("Instructions for updating:", "The name %s is deprecated")
@@ -82,6 +82,7 @@ def _prepare_loaded_tensorflow(tensorflow: types.ModuleType) -> None:
         _choose_keras_2()
         redirect_to_keras_2(tensorflow)
         add_estimator_module(tensorflow)
+    functions.keep_from_autograph(_OURS)
     if not _is_verbose():
         logging.getLogger("tensorflow").addFilter(_is_not_advice)
         logging.getLogger("tensorflow").addFilter(_false_alarm_filter())
@@ -252,7 +253,7 @@ def _is_users_callback(method: str) -> bool:
         frame = frame.f_back
     if frame is None:
         return True
-    known = (*_OURS, "npu_device", "keras", "tf_keras", "horovod")
+    known = (*_OURS, "keras", "tf_keras", "horovod")
     methods = (method, method.replace("train_", ""))  # the second name is the one in older scripts
     for kind in map(type, frame.f_locals["self"].callbacks):
         makers = [base for base in kind.__mro__ if any(name in vars(base) for name in methods)]

@@ -59,7 +59,6 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         self._last_step = None
         self._backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine, type(self).__name__)
 
-    @tf.autograph.experimental.do_not_convert  # else AutoGraph converts this package in a tf.function, for minutes
     def compute_gradients(
         self,
         loss,
@@ -148,7 +147,6 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         self._averaged_by_id.update((id(variable), variable) for _, variable in delivered)
         return delivered
 
-    @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         """Applies gradients with the inner optimizer, unless a stage skips the step.
 

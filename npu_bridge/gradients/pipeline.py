@@ -180,13 +180,11 @@ class Pipeline:
             say_once(logging.WARNING, f"{text} Call minimize or compute_gradients.")
 
     # AutoGraph would convert this package when a user's tf.function calls it: slowly, to no effect.
-    @tf.autograph.experimental.do_not_convert
     def begin(self) -> Step:
         """Begins and returns a step. Call this method once per step, before `scale`."""
         self.rank_state.restore_own_weights()
         return Step()
 
-    @tf.autograph.experimental.do_not_convert
     def scale(self, loss: tf.Tensor, step: Step, loss_id: int = 0) -> tf.Tensor:
         """Returns the scaled loss, to be differentiated in place of `loss`.
 
@@ -202,7 +200,6 @@ class Pipeline:
         step.losses.scaled.append(loss)
         return loss
 
-    @tf.autograph.experimental.do_not_convert
     def gradients(self, step: Step, tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence) -> list:
         """Returns `tape.gradient(loss, variables)`; a `tf.function` computes only gradients that the step needs.
 
@@ -232,7 +229,6 @@ class Pipeline:
             if step.group is None:
                 stage.select_variables(step)
 
-    @tf.autograph.experimental.do_not_convert
     @wire_names.assign_collectives_to_owner
     def combine(self, step: Step, grads_and_vars: Sequence) -> list:
         """Converts this rank's gradients of the scaled loss to unscaled gradients, averaged over the ranks.
@@ -336,7 +332,6 @@ class Pipeline:
         branches = [functools.partial(reduce, number) for number in range(len(step.group.frozen))]
         results.unpack(step, choose_tensors(step.group.number, branches))
 
-    @tf.autograph.experimental.do_not_convert
     @wire_names.assign_collectives_to_owner
     def apply(self, step: Step, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
         """Runs the update unless a stage skips it, then updates the state of the stages.

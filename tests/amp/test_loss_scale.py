@@ -16,7 +16,7 @@ tf1 = tf.compat.v1
 def traced(manager, finites):
     """The scale after each step."""
 
-    @tf.function(autograph=False)
+    @tf.function
     def trace(finites):
         def step(_, finite):
             manager.update_loss_scale(finite)
@@ -169,7 +169,7 @@ def test_the_scale_is_set_between_steps_in_a_graph_that_is_finished():
 
 def test_the_scale_is_set_between_eager_steps_and_those_of_functions():
     manager = Dynamic.apex(scale_window=2)
-    update = tf.function(lambda finite: [manager.update_loss_scale(finite), finite][1], autograph=False)
+    update = tf.function(lambda finite: [manager.update_loss_scale(finite), finite][1])
     for value in (64, 64.0, np.float32(64), np.array([64.0]), tf.constant(64.0)):
         update(True)
         manager.set_loss_scale(value)

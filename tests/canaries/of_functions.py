@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import tensorflow as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from npu_bridge.base.tf_internals import functions
-from tests.canaries import canary_of, expect
+from tests.canaries import canary_of, expect, kept
 
 v1 = tf.compat.v1
 
@@ -33,6 +35,31 @@ def _():
         with functions.redirect_calls_in_block(None):
             expect(float(concrete(tf.constant(5.0))) == 6.0, "the innermost one does not count")
     expect(changed != 6.0 and float(concrete(tf.constant(5.0))) == 6.0, "calls are not those that were asked for")
+
+
+def _call(function):
+    return function()
+
+
+def _call_again(function):
+    return function()
+
+
+@canary_of(functions.keep_from_autograph, eagerly=True)
+def _():
+    from tensorflow.python.autograph.core import config
+
+    files = []
+
+    def note():
+        files.append(sys._getframe(1).f_code.co_filename)
+
+    with kept(config, "CONVERSION_RULES"):
+        tf.function(lambda: _call(note))()
+        functions.keep_from_autograph(["tests"])
+        tf.function(lambda: _call_again(note))()
+    expect(files[0] != __file__, "AutoGraph converts nothing at all")
+    expect(files[1] == __file__, "the package was converted")
 
 
 @canary_of(functions.rewritten_graph)

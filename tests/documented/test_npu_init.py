@@ -10,11 +10,20 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
+from tensorflow.python.autograph.pyct import transpiler
 
+from npu_bridge import amp
+from npu_bridge.estimator import npu_ops
 from npu_bridge.estimator.npu import npu_helpers as helpers
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer, npu_allreduce
+from npu_bridge.estimator.npu_unary_ops import npu_unary_ops
+from npu_bridge.hccl import hccl_ops
+from npu_bridge.optimizers import keras
 from npu_bridge.options import with_optimizer_entry
+from npu_bridge.stages import ClipByValue
 
 tf1 = tf.compat.v1
 REPOSITORY = Path(__file__).parents[2]
@@ -216,3 +225,31 @@ def test_experimental_options_are_a_dictionary():
         set(helpers.experimental_options.values()) == {RewriterConfig.ON, False}
         and len(helpers.experimental_options) == 8
     )
+
+
+def test_autograph_converts_nothing_of_the_package(monkeypatch):
+    """It would take half a minute for a user's `tf.function` that calls the package."""
+    convert, converted = transpiler.PyToPy.transform_function, []
+
+    def noting(self, function, context):
+        converted.append(function.__module__)
+        return convert(self, function, context)
+
+    monkeypatch.setattr(transpiler.PyToPy, "transform_function", noting)
+    variable = tf.Variable([1.0, 2.0])
+    scaled = helpers.npu_keras_optimizer(keras.LAMB(0.1), FixedLossScaleManager(8.0), stages=[ClipByValue(1.0)])
+    plain = NPUOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1), is_distributed=True)
+
+    @tf.function
+    def step():
+        scaled.minimize(lambda: tf.reduce_sum(npu_ops.dropout(variable, 0.5) ** 2), [variable])
+        plain.minimize(lambda: tf.reduce_sum(npu_unary_ops.gelu(variable)), var_list=[variable])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable**2)
+        with amp.scale_loss(loss, scaled) as scaled_loss:
+            scaled_loss.backward(tape, [variable])
+        scaled.apply_gradients(amp.unscaled_gradients(scaled))
+        return hccl_ops.allreduce(variable, "sum"), npu_allreduce([variable])
+
+    step()
+    assert set(converted) == {__name__}

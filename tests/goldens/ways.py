@@ -192,7 +192,7 @@ class InPipeline(_Objects):
             stages=golden.made_stages(),
             inner=self.optimizer,
         )
-        self._step = self._step_of if is_eager else tf.function(self._step_of, autograph=False)
+        self._step = self._step_of if is_eager else tf.function(self._step_of)
         named = {key.replace("/", "_"): variable for key, variable in self.variables.items()}
         self.checkpoint = tf.train.Checkpoint(optimizer=self.optimizer, **named, **self._pipeline.state())
 

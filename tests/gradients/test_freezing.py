@@ -54,7 +54,7 @@ def awkward_loss(variables, rows):
     """The loss of a model with an embedding, a loop, a condition and a function."""
     table, kernel, last = variables
 
-    @tf.function(autograph=False)
+    @tf.function
     def called(x):
         return tf.tanh(x) * tf.reduce_sum(kernel)
 
@@ -93,7 +93,7 @@ def trained_awkwardly(way, steps=7):
     def step(rows):
         optimizer.minimize(lambda: awkward_loss(variables, rows), variables)
 
-    step = tf.function(step, autograph=False) if way == "function" else step
+    step = tf.function(step) if way == "function" else step
     for batch in batches:
         step(tf.constant(batch, tf.int32))
     return [variable.numpy() for variable in variables]

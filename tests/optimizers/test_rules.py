@@ -49,7 +49,7 @@ def _trained_eagerly(make):
     variables = [tf.Variable(value) for value in _start()]
     optimizer = make()
 
-    @tf.function(autograph=False)  # rewriting our sources takes longer than the 50 steps
+    @tf.function
     def step(gradients):
         optimizer.apply_gradients(list(zip(gradients, variables)))
 

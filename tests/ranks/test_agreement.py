@@ -192,7 +192,7 @@ def functions_traced_unequally_often():
     manager = FixedLossScaleManager(8)
     pipeline = Pipeline([LossScaling(manager), AllReduce(name), OverflowCheck(name, True, checks_local_gradients=True)])
 
-    step = tf.function(_gradients, autograph=False)
+    step = tf.function(_gradients)
     for length in [4, 4, 4] if ranks.rank == 0 else [4, 2, 3]:
         step(pipeline, model, tf.ones([length, 4]))
     return [np.shape(gradient) for gradient in _gradients(pipeline, model, tf.ones([4, 4]))]

@@ -149,7 +149,7 @@ def trained_without_a_seed():
         batches = tf1.data.make_initializable_iterator(numbers)
         in_branch = tf.cond(loss > 0, lambda: tf.random.normal([]), lambda: 0.0)
         seeded = tf.random.normal([], seed=5)
-        called = tf.function(lambda value: value * tf.random.normal([3]), autograph=False)(1.0)
+        called = tf.function(lambda value: value * tf.random.normal([3]))(1.0)
         drawn = [called, called + 0.0, in_branch, seeded, *batches.get_next()]
         start = [tf1.global_variables_initializer(), batches.initializer]
         graph.finalize()

@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 _RENAMING = threading.local()
 
 
+def keep_from_autograph(packages: Sequence[str]) -> None:
+    """Keeps AutoGraph from converting the functions of packages (`autograph.core.config.CONVERSION_RULES`, TF 2.15).
+
+    A function that a user's `tf.function` calls would be converted with all functions that it calls: half a minute
+    without a benefit.
+    """
+    from tensorflow.python.autograph.core import config
+
+    config.CONVERSION_RULES = (*map(config.DoNotConvert, packages), *config.CONVERSION_RULES)
+
+
 def eager_function_definition(name: str) -> Any:
     """Returns the FunctionDef of a function that eager code can call, or None (`Context.get_function_def`, TF 2.15)."""
     from tensorflow.python.eager import context

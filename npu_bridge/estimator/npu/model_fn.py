@@ -96,7 +96,6 @@ def wrap_model_fn(model_fn, options, has_params):
             f"{', or add params' if ignores_params else ''}."
         )
 
-    @tf.autograph.experimental.do_not_convert  # strategies of tf.distribute convert all functions that they call
     def build(features, labels, mode, params, config):
         of_graph.record_options(options)
         session.prepare_graph(options, tf.compat.v1.get_default_graph(), belongs_to_this_run=True)

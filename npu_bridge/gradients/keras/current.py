@@ -18,19 +18,16 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
     count as averaged and changed by the stages, even if they come from a tape: ranks would then train apart.
     """
 
-    @tf.autograph.experimental.do_not_convert
     def compute_gradients(self, loss, var_list, tape=None):
         """Returns gradients averaged over the ranks; arguments as in `tf.keras.optimizers.Optimizer`."""
         return self._pipeline.compute_gradients(
             loss, tape, lambda scaled, tape: self._optimizer.compute_gradients(scaled, var_list, tape=tape)
         )
 
-    @tf.autograph.experimental.do_not_convert
     def aggregate_gradients(self, grads_and_vars):
         """Averages gradients over the ranks, unless they are already averaged."""
         return self._pipeline.average_unless_averaged(grads_and_vars)
 
-    @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs):
         """Updates the variables, unless a stage of the pipeline skips the step.
 
@@ -63,13 +60,11 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
             f"tf.keras.optimizers.legacy.{type(self._optimizer).__name__}(...)."
         )
 
-    @tf.autograph.experimental.do_not_convert
     def build(self, var_list):
         """Creates the slots of the variables, and the state of the stages for these variables."""
         self._optimizer.build(self._pipeline.inner.stand_ins.find_or_make(var_list))
         self._pipeline.pipeline.create_variables(var_list)
 
-    @tf.autograph.experimental.do_not_convert
     def finalize_variable_values(self, var_list):
         """Sets the variables to their moving averages at the end of a training, if the optimizer has `use_ema`."""
         self._pipeline.inner.stand_ins.call_with_stand_ins(var_list, self._optimizer.finalize_variable_values)

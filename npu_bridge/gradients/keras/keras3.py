@@ -8,7 +8,6 @@ import functools
 import numpy as np
 
 from npu_bridge.base.errors import message
-from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import to_python_numbers
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import original_variable_of
@@ -61,7 +60,6 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
             raise ValueError(message(self._settings.documented_name, problem, expected, got, fix))
         super().__setattr__(name, value)
 
-    @tf.autograph.experimental.do_not_convert
     def build(self, variables):
         """Creates the slots of the variables, and the state of the stages for these variables.
 
@@ -77,12 +75,10 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         self._pipeline.inner.create_state(values)
         self._pipeline.pipeline.create_variables(values)
 
-    @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss):
         """Returns the loss to differentiate, a tensor; if the optimizer scales the loss, the scaled loss."""
         return self._pipeline.scale_loss(loss)
 
-    @tf.autograph.experimental.do_not_convert
     def apply(self, grads, trainable_variables=None):
         """Averages gradients over the ranks and updates the variables, unless a stage skips the step.
 
@@ -108,14 +104,12 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         pairs = list(zip(grads, self._pipeline.inner.values_of(variables)))
         self._pipeline.apply(self._pipeline.average_scaled(pairs), self._pipeline.inner.update)
 
-    @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars):
         """Calls `apply` with (gradient, variable) pairs; returns the variable that counts updates."""
         grads, variables = zip(*grads_and_vars)
         self.apply(grads, variables)
         return self.iterations
 
-    @tf.autograph.experimental.do_not_convert
     def finalize_variable_values(self, var_list):
         """Sets the variables to their moving averages at the end of a training, if the optimizer has `use_ema`."""
         inner = self._pipeline.inner

@@ -20,7 +20,6 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
 
     _HAS_AGGREGATE_GRAD = True
 
-    @tf.autograph.experimental.do_not_convert
     def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
         return self._pipeline.compute_gradients(
             loss,
@@ -28,7 +27,6 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
             lambda scaled, tape: compute_legacy_gradients(self._optimizer, scaled, var_list, grad_loss, tape),
         )
 
-    @tf.autograph.experimental.do_not_convert
     def get_gradients(self, loss, params):
         """Returns averaged gradients in a TF 1 graph; arguments as in `tf.keras.optimizers.legacy.Optimizer`."""
         params = tf.nest.flatten(params)
@@ -37,11 +35,9 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
         )
         return [grad for grad, _ in pairs]
 
-    @tf.autograph.experimental.do_not_convert
     def _aggregate_gradients(self, grads_and_vars):
         return self._pipeline.average_unless_averaged(grads_and_vars)
 
-    @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
         """Updates the variables, unless a stage of the pipeline skips the step.
 

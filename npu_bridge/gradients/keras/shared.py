@@ -28,11 +28,9 @@ from npu_bridge.gradients.step_report import LastStepReport, StepReport
 _OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_pipeline", "_state", "_averages_over_ranks")
 
 
-# Otherwise AutoGraph would convert this package when a user's tf.function calls it: half a minute without a benefit.
 def make_forwarding_method(name: str):
     """Returns a method that calls the method `name` of the inner optimizer."""
 
-    @tf.autograph.experimental.do_not_convert
     def method(self, *arguments, **keywords):
         return getattr(self._optimizer, name)(*arguments, **keywords)
 
@@ -290,7 +288,6 @@ class LossScaleMixin:
         """Whether the scale can change."""
         return any(getattr(manager, "variables", ()) for manager in self._managers)
 
-    @tf.autograph.experimental.do_not_convert
     def get_scaled_loss(self, loss):
         """Multiplies a loss for a custom tape by the loss scale.
 
@@ -301,7 +298,6 @@ class LossScaleMixin:
         """
         return self._pipeline.scale_loss(loss)
 
-    @tf.autograph.experimental.do_not_convert
     def get_unscaled_gradients(self, grads):
         """Returns unscaled gradients, averaged over the ranks; clip them if needed, and pass them to `apply_gradients`.
 

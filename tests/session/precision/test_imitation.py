@@ -45,7 +45,7 @@ def conditional(weights):
     return state
 
 
-@tf.function(autograph=False)
+@tf.function
 def called(state, weights):
     return tf.matmul(tf.matmul(tf.tanh(state), weights), weights)
 
@@ -171,7 +171,7 @@ def test_functions_compute_what_sessions_do(build, mode, monkeypatch):
     """In functions, loops and conditions are functions; in the session they are those of TensorFlow 1."""
     monkeypatch.setattr(rewriter, "can_lower", lambda dtype: False)
     values = np.random.RandomState(4).randn(16, 16).astype(np.float32) / 4
-    function = tf.function(functools.partial(outputs_and_gradient, build), autograph=False)
+    function = tf.function(functools.partial(outputs_and_gradient, build))
     precision = precision_of(precision_mode_v2=mode)
     with apply_policy_to_functions(precision, precision.configured):
         in_function = [value.numpy() for value in function(tf.constant(values))]
