@@ -162,5 +162,5 @@ def test_a_callback_is_slow_if_it_is_a_persons_own(module, count, caplog, monkey
     monkeypatch.setattr(Slow, "__module__", module)
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    model.fit(tf.ones([8, 2]), tf.ones([8, 1]), batch_size=1, verbose=0, callbacks=[Slow()])
+    model.fit(tf.ones([6, 2]), tf.ones([6, 1]), batch_size=1, verbose=0, callbacks=[Slow()])
     assert len([text for text in warnings_of_tensorflow(caplog) if "is slow compared" in text]) == count

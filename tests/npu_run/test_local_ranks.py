@@ -134,6 +134,7 @@ def test_the_end_of_a_forked_process_is_not_that_of_its_rank(healthy):
     assert sorted(said) == ["", "[rank 1] ", "[rank 2] "]
 
 
+@pytest.mark.slow("three starts of TensorFlow")
 def test_a_process_that_is_forked_after_training_ends_and_its_error_is_shown(tmp_path):
     """The sessions of the rank hang in that process."""
     script = """

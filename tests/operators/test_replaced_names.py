@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import pathlib
 
+import pytest
+
 from tests.npu_run.launching import ROOT, write_script
 from tests.tensorflow1_compat.test_plain_python import run
 
@@ -82,6 +84,7 @@ def test_nothing_of_ours_calls_what_a_script_has_put_in_its_place(tmp_path):
     assert (code, output) == (0, "done\n"), errors
 
 
+@pytest.mark.slow("a start of its own for two names")
 def test_a_function_may_stand_in_for_the_one_that_it_uses(tmp_path):
     write_script(
         tmp_path,

@@ -73,6 +73,7 @@ def _weights_of_the_last_file(path):
     return all(map(np.array_equal, model.get_weights(), other.get_weights()))
 
 
+@pytest.mark.slow("rank 0 takes two seconds to end")
 def test_after_fit_every_rank_can_load_the_last_file(on_ranks, tmp_path):
     assert on_ranks(2, _weights_of_the_last_file, str(tmp_path / "model.keras")) == [True, True]
 
@@ -91,6 +92,7 @@ def _ends_of_restores(path):
     return ends
 
 
+@pytest.mark.slow("three trainings of Keras on two ranks")
 def test_a_training_can_be_restored_again(on_ranks, tmp_path):
     for whole, *restored in on_ranks(2, _ends_of_restores, str(tmp_path / "model.keras")):
         assert restored == [whole, whole]

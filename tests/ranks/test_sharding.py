@@ -139,8 +139,8 @@ def train_kinds(cases):
 ALL_KINDS = [*((name, True) for name in SLOTS_EACH), ("momentum", False)]
 
 
-@pytest.mark.few_fast(1, "the same on three ranks")
-@pytest.mark.parametrize("rank_count, cases", [(2, ALL_KINDS), (3, ALL_KINDS[3:])])
+@pytest.mark.few_fast(1, "the same on three ranks and with other slots")
+@pytest.mark.parametrize("rank_count, cases", [(2, ALL_KINDS[2:5:2]), (2, ALL_KINDS), (3, ALL_KINDS[3:])])
 def test_sharing_the_update_changes_no_bit(on_ranks, rank_count, cases):
     results = on_ranks(rank_count, train_kinds, cases)
     for case, ((expected, expected_slots, all_bytes), _) in results[0].items():

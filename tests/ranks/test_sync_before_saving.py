@@ -142,7 +142,7 @@ def in_turn_with_and_without_sync(optimizers):
     return [trained_in_turn(optimizers, syncs) for syncs in range(3)]
 
 
-@pytest.mark.few_fast(1, "two optimizers share nothing but the run")
+@pytest.mark.slow("six trainings on two ranks")
 @pytest.mark.parametrize("optimizers", [1, 2])
 def test_lists_that_train_in_turn_keep_all_updates(on_ranks, optimizers):
     for undisturbed, synced, synced_twice in on_ranks(2, in_turn_with_and_without_sync, optimizers):

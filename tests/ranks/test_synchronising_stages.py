@@ -259,6 +259,7 @@ def test_one_rank_goes_on_with_the_mean_of_weights_and_slots(on_ranks, tmp_path)
         np.testing.assert_allclose(state_of(model), np.mean(states, axis=0), rtol=1e-6)
 
 
+@pytest.mark.slow("for a message")
 @pytest.mark.ranks(2)
 def test_rank_0_says_that_it_drops_rows_of_a_stage_that_is_gone(on_ranks, tmp_path):
     on_ranks(2, saved_in_two_ways, str(tmp_path))

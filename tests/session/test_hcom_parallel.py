@@ -48,6 +48,7 @@ def train(folder, hcom_parallel, stages):
     return hook.values, held[0]
 
 
+@pytest.mark.few_fast(1, "selected values wait in the same way")
 @pytest.mark.parametrize("stages", [[], [TopK(0.25)]], ids=["all values", "selected values"])
 def test_numbers_are_the_same_and_transfers_wait(on_ranks, tmp_path, stages):
     overlapping = on_ranks(2, train, str(tmp_path / "on"), True, stages)

@@ -72,7 +72,7 @@ def exchanges():
     return {name: Exchange(check) for name, check in CHECKS.items()}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(name=st.sampled_from(sorted(CHECKS)), data=st.data())
 def test_a_check_that_is_certain_on_every_rank_passes(exchanges, name, data):
     # Few sizes at a time: among many, one that is never certain would nearly always decide.

@@ -82,6 +82,7 @@ def test_examples_of_the_pages_see_what_is_installed(tmp_path):
         assert not decides(tmp_path, block), block
 
 
+@pytest.mark.slow("two starts of TensorFlow")
 def test_what_is_switched_is_said_with_its_name_and_can_be_left(tmp_path):
     write_script(tmp_path, "import keras\nprint(type(keras).__name__)\nhasattr(keras, 'x')\nkeras.saving.hdf5_format\n")
     code, output = npu_run("train.py", cwd=tmp_path)
