@@ -179,7 +179,6 @@ class Pipeline:
             text = f"{owner}: {', '.join(names)} did not change the gradients, because other code computed them."
             say_once(logging.WARNING, f"{text} Call minimize or compute_gradients.")
 
-    # AutoGraph would convert this package when a user's tf.function calls it: slowly, to no effect.
     def begin(self) -> Step:
         """Begins and returns a step. Call this method once per step, before `scale`."""
         self.rank_state.restore_own_weights()
