@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import tensorflow as tf
 
 from npu_bridge.base.tf_internals import graphs
@@ -18,6 +20,12 @@ def _():
     with graphs.allow_graph_changes(graph):
         tf.no_op()
     expect(graph.finalized, "the graph stayed open")
+    export = threading.Thread(target=graph.as_graph_def)
+    with graphs.allow_graph_changes(graph):
+        export.start()
+        export.join(0.2)
+        expect(export.is_alive(), "the graph was exported while it could change")
+    export.join()
 
 
 @canary_of(graphs.update_input)

@@ -12,14 +12,19 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def allow_graph_changes(graph: tf.Graph) -> Iterator[None]:
-    """Allows changes to a graph, even a finalized one, inside the block (`Graph._unsafe_unfinalize`, TF 2.15)."""
-    was_finalized = graph.finalized
-    graph._unsafe_unfinalize()
-    try:
-        yield
-    finally:
-        if was_finalized:
-            graph.finalize()
+    """Allows changes to a graph, even a finalized one, inside the block (`Graph._unsafe_unfinalize`, TF 2.15).
+
+    Other threads wait with an export of the graph (`Graph._lock`): it fails if operators are added meanwhile. A
+    `tf.train.Supervisor` exports the graph in a thread of its own while the training begins.
+    """
+    with graph._lock:
+        was_finalized = graph.finalized
+        graph._unsafe_unfinalize()
+        try:
+            yield
+        finally:
+            if was_finalized:
+                graph.finalize()
 
 
 def update_input(op: tf.Operation, position: int, tensor: tf.Tensor) -> None:

@@ -145,7 +145,9 @@ def supervisor():
     train_op = npu_distributed_optimizer_wrapper(tf.train.GradientDescentOptimizer(0.05)).minimize(loss, step)
     iteration = util.IterationPerLoop()
     train_op = iteration.create_iteration_per_loop_var(train_op)
-    sv = tf.train.Supervisor(logdir=os.path.join(OUT, "supervisor") if get_rank_id() == 0 else None, summary_op=None)
+    logdir = os.path.join(OUT, "supervisor") if get_rank_id() == 0 else None
+    # Without a thread that saves: TensorFlow cannot export the graph while the broadcast is added to it.
+    sv = tf.train.Supervisor(logdir=logdir, summary_op=None, save_model_secs=0)
     losses = []
     with sv.managed_session(config=five_steps_in_a_run()) as sess:
         tf.get_default_graph()._unsafe_unfinalize()
