@@ -117,6 +117,16 @@ def test_a_schedule_moves_once_in_a_window():
         assert int(optimizer.iterations) == 4
 
 
+def test_all_sums_of_a_window_are_stored_in_one_condition():
+    def conditions(count):
+        variables = [tf.Variable([1.0]) for _ in range(count)]
+        optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(0.1), stages=[stages.Accumulate(2)])
+        step = tf.function(lambda: optimizer.minimize(lambda: tf.add_n(variables), variables))
+        return sum(op.type in ("If", "StatelessIf") for op in step.get_concrete_function().graph.get_operations())
+
+    assert conditions(2) == conditions(5) > 0
+
+
 def test_a_keras_model_is_saved_with_its_stages_in_the_middle_of_a_window(tmp_path):
     def new_model():
         model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=[3], kernel_initializer="ones")])
