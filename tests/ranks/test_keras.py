@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -309,6 +310,25 @@ def broadcast_at_first(kind):
             fit(optimizer, make_data(1), model, callbacks=[callback, snapshot])
             model.set_weights([value + rank for value in model.get_weights()])
         return snapshot.taken
+
+
+def transfers_of_single_values():
+    """On a rank: how many values the callback sends one by one before the first batch."""
+    communicator, eager = type(collective.current()), []
+    broadcast = communicator.broadcast
+
+    def counted(self, *arguments):
+        eager.append(tf.executing_eagerly())
+        return broadcast(self, *arguments)
+
+    with mock.patch.object(communicator, "broadcast", counted):
+        fit(BARE["current"](), make_data(1), callbacks=[NPUBroadcastGlobalVariablesCallback(0)])
+    return eager
+
+
+def test_the_callback_sends_all_values_together(on_ranks):
+    for eager in on_ranks(2, transfers_of_single_values):
+        assert len(eager) > 4 and not any(eager)
 
 
 @pytest.mark.few_fast(1, "other generations of Keras")

@@ -12,7 +12,7 @@ from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.estimator.npu.checks import check_root_rank
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.first_step.same_batches import FirstBatchOfFit
-from npu_bridge.gradients.first_step.start_values import variables_in_training
+from npu_bridge.gradients.first_step.start_values import broadcast_variables, variables_in_training
 from npu_bridge.reporting.fit_warnings import FitWarnings
 
 __all__ = ["NPUBroadcastGlobalVariablesCallback", "broadcast_global_variables"]
@@ -86,7 +86,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
             kept = set(map(id, own))
             variables = [variable for variable in variables_in_training(self.model) if id(variable) not in kept]
             _check_equal_on_all_ranks(variables)
-            _broadcast_assignments(variables, self._root_rank)
+            broadcast_variables(variables, self._root_rank)
             renew_adapted_layers(self.model, self._root_rank)
             return
         session = tf.compat.v1.keras.backend.get_session()

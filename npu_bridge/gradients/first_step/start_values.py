@@ -331,8 +331,16 @@ def _broadcast_differing(owner, variables, read, write, broadcast_code):
         values = read(chunk)
         if not all(variables[position].shape.is_fully_defined() for position in chunk):
             values = _zeros_where_shapes_differ(values)
-        write(chunk, _broadcast_from_rank_0(ranks, values))
+        write(chunk, _broadcast_values(ranks, values))
     return True
+
+
+def broadcast_variables(variables: Sequence[tf.Variable], root_rank: int) -> None:
+    """Gives variables their values on `root_rank`, many at once; ranks have them in equal shapes. Eager; collective."""
+    for chunk in _split_by_memory(range(len(variables)), variables):
+        values = [variables[position].numpy() for position in chunk]
+        for position, value in zip(chunk, _broadcast_values(collective.current(), values, root_rank)):
+            variables[position].assign(value)
 
 
 def _copy_to_ranks_without_values(variables, read, write):
@@ -348,7 +356,7 @@ def _copy_to_ranks_without_values(variables, read, write):
     of_ranks = zip(*exchanges.gather_values(held, _MEETING))
     missed = [position for position, column in enumerate(of_ranks) if column[0] and not all(column)]
     for chunk in _split_by_memory(missed, variables):
-        sent = [pair for pair in zip(chunk, _broadcast_from_rank_0(ranks, read(chunk))) if not held[pair[0]]]
+        sent = [pair for pair in zip(chunk, _broadcast_values(ranks, read(chunk))) if not held[pair[0]]]
         write([position for position, _ in sent], [value for _, value in sent])
 
 
@@ -383,8 +391,8 @@ def _zeros_where_shapes_differ(values):
     return [value if np.shape(value) == shape else np.zeros(shape, value.dtype) for value, shape in zip(values, shapes)]
 
 
-def _broadcast_from_rank_0(communicator, values):
+def _broadcast_values(communicator, values, root_rank=0):
     def broadcast(*given):
-        return [communicator.broadcast(tensor, 0, _MEETING) for tensor in given]
+        return [communicator.broadcast(tensor, root_rank, _MEETING) for tensor in given]
 
     return run_in_separate_graph(broadcast, *values)
