@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from typing import Callable, NamedTuple
 
@@ -26,6 +27,9 @@ _NOT_RESTORED = "Restoring from checkpoint failed"
 _LONGEST_REASON = 400
 # A reader raises these errors for an intact tensor whose dtype numpy does not have.
 _UNREADABLE_DTYPES = (tf.errors.InternalError, tf.errors.UnimplementedError)
+_LEAST_AGE_SECS = 2.0
+# By folder: names, sizes and times of the files of the checkpoint that was found intact last.
+_intact_files: dict[str, list[tuple[str, int, int]]] = {}
 
 
 class DamagedCheckpointError(RuntimeError):
@@ -128,22 +132,51 @@ def _describe_first_differing_variable(graph, prefix, reports_missing):
 
 
 def find_checkpoint_damage(prefix: str) -> _CheckpointDamage | None:
-    """Returns a `_CheckpointDamage`: the damaged file of a checkpoint, and the reason; None if no damage is found."""
+    """Returns a `_CheckpointDamage`: the damaged file of a checkpoint, and the reason; None if no damage is found.
+
+    The checkpoint of a folder that was intact is not read again as long as its files are the same.
+    """
+    folder, name = os.path.split(prefix)
     index = f"{prefix}.index"
     if not tf.io.gfile.exists(index):
         if tf.io.gfile.exists(prefix):
             return None  # a checkpoint of the first format, which TensorFlow can only read as a whole
         return _CheckpointDamage(index, "no such file")
+    data_file = re.compile(rf"{re.escape(name)}\.data-\d+-of-\d+")
+    data = [file for file in tf.io.gfile.listdir(folder or ".") if data_file.fullmatch(file)]
+    files = _sizes_and_times(folder, [f"{name}.index", *sorted(data)])
+    if files and _intact_files.get(folder) == files:
+        return None
+    damage = _read_checkpoint(prefix, data)
+    if damage is None and files:
+        _intact_files[folder] = files
+    return damage
+
+
+def _sizes_and_times(folder, files):
+    """Returns (name, bytes, time in ns) for each file; an empty list if that cannot tell changed files from the same.
+
+    So it is if a file was removed meanwhile, or is so new that a change could leave its time, in seconds, as it is.
+    """
+    try:
+        found = [tf.io.gfile.stat(os.path.join(folder, file)) for file in files]
+    except tf.errors.NotFoundError:
+        return []
+    if max(each.mtime_nsec for each in found) / 1e9 > time.time() - _LEAST_AGE_SECS:
+        return []
+    return [(file, each.length, each.mtime_nsec) for file, each in zip(files, found)]
+
+
+def _read_checkpoint(prefix, data):
+    """Reads a checkpoint whole; `data` lists its data files. Returns what `find_checkpoint_damage` returns."""
     try:
         reader = tf.train.load_checkpoint(prefix)
         names = reader.get_variable_to_shape_map()
     except tf.errors.NotFoundError:
         return None  # a reader expands the characters of patterns in a path; a session does not
     except tf.errors.OpError as error:
-        return _CheckpointDamage(index, _first_line(error))
+        return _CheckpointDamage(f"{prefix}.index", _first_line(error))
     folder, name = os.path.split(prefix)
-    data_file = re.compile(rf"{re.escape(name)}\.data-\d+-of-\d+")
-    data = [file for file in tf.io.gfile.listdir(folder or ".") if data_file.fullmatch(file)]
     count = int(data[0].rpartition("-of-")[2]) if data else 1
     expected = [f"{name}.data-{number:05}-of-{count:05}" for number in range(count)]
     for file in expected:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 
 import pytest
 import tensorflow as tf
@@ -116,6 +117,20 @@ def test_a_checkpoint_that_a_training_replaces_while_it_is_read_is_not_damaged(f
     cut(folder / DATA, 0.5)
     with pytest.raises(DamagedCheckpointError, match=DATA):
         check_checkpoint(str(folder))
+
+
+def test_a_checkpoint_is_read_again_only_if_its_files_have_changed(folder, monkeypatch):
+    load, read = tf.train.load_checkpoint, []
+    monkeypatch.setattr(tf.train, "load_checkpoint", lambda path: [read.append(path), load(path)][1])
+    for seconds, count in ((0, 2), (-60, 3)):  # of new files, the times say little
+        for file in (INDEX, DATA):
+            os.utime(folder / file, (time.time() + seconds, time.time() + seconds))
+        for _ in range(2):
+            check_newest_checkpoint(str(folder))
+        assert len(read) == count
+    flip(folder / DATA, 0.5)
+    with pytest.raises(DamagedCheckpointError):
+        check_newest_checkpoint(str(folder))
 
 
 def test_where_nothing_is_intact(folder, monkeypatch):
