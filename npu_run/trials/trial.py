@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,8 @@ FOLDER_MARK = "{out}"  # stands for this folder in a script's arguments
 FLOAT32: dict[str, Any] = dict.fromkeys(("precision_mode_v2", "customize_dtypes", "accelerate_train_mode"))
 FLOAT32["precision_mode"] = "must_keep_origin_dtype"
 _TRIAL = "NPU_RUN_TRIAL"
-_CHUNK_BYTES = 65536
+_CHUNK_BYTES = 1 << 20  # no pipe holds more
+_WAIT_SECS = 0.1
 
 
 class Trial(NamedTuple):
@@ -99,13 +101,22 @@ def run_trial(
 
 
 def _run_with_log(command: Sequence[str], environment: Mapping[str, str], log: str) -> int:
-    """Runs a command and copies its output to a log through a pipe, so that a full disk does not end the script."""
+    """Runs a command and copies its output to a log through a pipe, so that a full disk does not end the script.
+
+    Does not wait for processes that the command leaves behind, which can hold the pipe open.
+    """
     file = GrowingFile(log, "the log", gap="--- {count} bytes are not here: {reason}\n")
     file.write(b"")
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, env=environment, bufsize=0, **streams) as process:
-        while text := process.stdout.read(_CHUNK_BYTES):
-            file.write(text)
+        os.set_blocking(process.stdout.fileno(), False)
+        text, has_ended = None, False
+        while text != b"" and not has_ended:
+            has_ended = process.poll() is not None
+            select.select([process.stdout], [], [], 0.0 if has_ended else _WAIT_SECS)
+            text = process.stdout.read(_CHUNK_BYTES)
+            if text:
+                file.write(text)
         file.close()
         return process.wait()
 

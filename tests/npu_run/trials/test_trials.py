@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import sys
 
 import numpy as np
 import pytest
 
 from npu_run.trials.acceptance import Float32Band
 from npu_run.trials.seeds import seed_of_rank
-from npu_run.trials.trial import SEED, Trial
-from tests.npu_run.launching import write_script
+from npu_run.trials.trial import SEED, Trial, _run_with_log
+from tests.npu_run.launching import LIMIT_SECS, write_script
 from tests.npu_run.trials.running import losses_in
 from tests.reporting.test_page import write_history
 
@@ -161,3 +164,13 @@ def test_a_run_that_ends_early_is_not_judged_by_the_steps_that_it_has(tmp_path):
     band = Float32Band([str(tmp_path / "first"), str(tmp_path / "second")], 0.01)
     assert band.judge_run(str(tmp_path / "whole"))[0]
     assert band.judge_run(str(tmp_path / "short")) == (False, "it trained 2 of 3 steps")
+
+
+def test_a_run_with_a_log_ends_with_its_script_and_not_with_what_the_script_leaves_behind(tmp_path):
+    left = ["sh", "-c", f"sleep {LIMIT_SECS}; touch {tmp_path}/ended"]
+    start = f"subprocess.Popen({left}, start_new_session=True)"
+    script = f"import os, subprocess; print({start}.pid, 'x' * 60000, flush=True); os._exit(3)"
+    assert _run_with_log([sys.executable, "-c", script], os.environ, str(tmp_path / "log")) == 3
+    process, text = (tmp_path / "log").read_text().split()
+    assert not (tmp_path / "ended").exists() and len(text) == 60000
+    os.killpg(int(process), signal.SIGKILL)
