@@ -15,12 +15,14 @@ import select
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Callable
 
+from npu_bridge.base.terminal import logger
 from npu_bridge.session.elastic import stop_request
 from npu_run.rank.processor_time import name_horovods_threads
 from npu_run.rank.stuck_call import MainThreadSampler
 
+_LOG = logger(__name__)
 _SAMPLE_SECS = 0.5
 _CHUNK_BYTES = 4096
 
@@ -42,6 +44,7 @@ class RankLink:
         os.close(file)
         self._process = os.getpid()
         self._unread = b""
+        self._has_told_error = False
         self._stop_request = stop_request.stop_request_of_process()
         self._stop_request.connect_launcher(self.send)
         self._sampler = MainThreadSampler(threading.main_thread().ident or 0)
@@ -85,14 +88,27 @@ class RankLink:
         while True:
             if select.select([self._file], [], [], _SAMPLE_SECS)[0]:
                 for order in self._read_orders():
-                    self._execute_order(*order)
-            news = self._sampler.sample(time.monotonic())
-            if news is not None:
-                self.send(news)
+                    self._attempt(self._execute_order, *order)
+            self._attempt(self._send_news)
+
+    def _attempt(self, action: Callable[..., None], *arguments: str) -> None:
+        """Calls a function. An unexpected error is logged once, as the rank must also carry out the orders after it."""
+        try:
+            action(*arguments)
+        except Exception:
+            if not self._has_told_error:
+                self._has_told_error = True
+                _LOG.warning("npu-run: an unexpected error; the rank still carries out orders", exc_info=True)
+
+    def _send_news(self) -> None:
+        news = self._sampler.sample(time.monotonic())
+        if news is not None:
+            self.send(news)
 
 
 def _shut_down_horovod() -> None:
     """Shuts Horovod down on all ranks, so that a rank that waits in a collective raises an error with its name."""
     hvd = sys.modules.get("horovod.tensorflow")
-    if hvd is not None and hvd.is_initialized():
+    # The function is missing while the module is being loaded.
+    if hvd is not None and getattr(hvd, "is_initialized", bool)():
         threading.Thread(target=hvd.shutdown, name="npu-run shutdown", daemon=True).start()

@@ -386,6 +386,29 @@ def test_a_rank_that_is_looked_at_while_it_has_garbage_does_not_wait_for_itself(
     assert python(GARBAGE).wait(LIMIT_SECS) == 0
 
 
+ORDERS = """
+import os, socket, sys, threading, types
+from npu_run.rank.link import RankLink
+
+threading.excepthook = lambda error: os._exit(9)
+sys.modules["horovod.tensorflow"] = types.ModuleType("another thread is loading it")
+launcher, rank = socket.socketpair()
+link = RankLink(rank.detach())
+launcher.sendall(b"%s\\nhold\\n" % sys.argv[1].encode())
+text = b""
+while b"begun" not in text:
+    text += launcher.recv(4096)
+assert link.has_left_horovod == (sys.argv[1] == "leave")
+"""
+
+
+@pytest.mark.parametrize(("order", "says"), [("leave", ""), ("end_after nonsense", "ValueError: invalid literal")])
+def test_a_rank_obeys_the_orders_after_one_that_it_cannot_carry_out(order, says):
+    with python(ORDERS, order, stderr=subprocess.PIPE) as process:
+        error = process.communicate()[1]
+    assert process.returncode == 0 and says in error and bool(says) == bool(error), error
+
+
 BLOCKED = """
 import subprocess, sys, threading, time
 from npu_run.rank.processor_time import _horovods_thread_name, is_process_blocked
