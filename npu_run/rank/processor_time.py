@@ -12,9 +12,7 @@ import os
 import platform
 import threading
 import time
-import types
-from collections.abc import Iterator
-from typing import Callable
+from collections.abc import Iterator, Mapping
 
 from npu_bridge.base.after_import import call_after_import
 from npu_bridge.base.held_folders import THREAD
@@ -54,7 +52,7 @@ def processor_secs() -> float | None:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def is_process_blocked(frames: dict[int, types.FrameType], is_waiting_frame: Callable[[types.FrameType], bool]) -> bool:
+def is_process_blocked(waiting: Mapping[int, bool]) -> bool:
     """Returns whether no thread of this process can continue: every thread waits for another thread or for other ranks.
 
     A thread that sleeps, reads, writes or listens can continue. So can a Python thread that waits with a time limit,
@@ -62,23 +60,21 @@ def is_process_blocked(frames: dict[int, types.FrameType], is_waiting_frame: Cal
     but not during a cycle. The calling thread and the thread that renews locks on folders do not count.
 
     Args:
-      frames: the innermost frames of the threads that execute Python code, by `threading.get_ident()`. Emptied before
-        the threads are watched, so that functions which return meanwhile delete their objects.
-      is_waiting_frame: returns whether a thread in a given frame waits for another thread or for operators. TensorFlow
-        also waits in destructors: up to a minute for the thread that tunes an iterator; then it continues.
+      waiting: whether each thread that executes Python code waits for another thread or for operators, by
+        `threading.get_ident()`. TensorFlow also waits in destructors: up to a minute for the thread that tunes an
+        iterator; then it continues.
     Returns:
       True if the process is blocked. False also if the system does not show the threads' system calls.
     """
     wait, sleeps = _CALLS.get(platform.machine(), ("", set()))
-    known = [thread for thread in threading.enumerate() if thread.ident in frames]
-    if len(known) < len(frames):
+    known = [thread for thread in threading.enumerate() if thread.ident in waiting]
+    if len(known) < len(waiting):
         return False  # TensorFlow has called a Python function, which might sleep
     of_python = {str(thread.native_id) for thread in known}
     judged = [thread for thread in known if thread.ident != threading.get_ident() and thread.name != THREAD]
     left_out = of_python.difference(str(thread.native_id) for thread in judged)
-    if not all(is_waiting_frame(frames[thread.ident]) for thread in judged):
+    if not all(waiting[thread.ident] for thread in judged):
         return False
-    frames.clear()
 
     def is_waiting(thread):
         call = _system_call(thread)

@@ -16,7 +16,7 @@ import sys
 import traceback
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from npu_bridge.base.machine import is_installed_code
 from npu_bridge.base.tf_internals.names import INPUT_OF_ESTIMATOR, executes_operators
@@ -43,6 +43,24 @@ _CODE_CHARACTERS = 60
 # Marks of an input pipeline that runs Python code: TensorFlow calls back through the first file, generators of tf.data
 # through the second, and an Estimator builds its input in a function of that name.
 _CALLED_BACK, _OF_DATA = os.path.join("ops", "script_ops.py"), os.path.join("python", "data", "ops", "")
+
+_Stack = list[tuple[types.CodeType, int]]  # code and line of each frame, the innermost first
+
+
+class _Sample(NamedTuple):
+    """The state of all threads while the sampled thread is stuck, as their frames show it.
+
+    Attributes:
+      stacks: by identifier of the thread.
+      is_waiting: by identifier of the thread, whether it waits for another Python thread or for operators.
+      waits: whether the sampled thread waits for other ranks.
+      is_collecting: whether garbage is being collected.
+    """
+
+    stacks: dict[int, _Stack]
+    is_waiting: dict[int, bool]
+    waits: bool
+    is_collecting: bool
 
 
 class MainThreadSampler:
@@ -81,41 +99,49 @@ class MainThreadSampler:
           returned if the thread has been in one call for a while, and on every change. `{"stuck": None}` is returned
           when the thread moves again.
         """
+        was_told = self._last_report is not None
         with frames_of_threads() as frames:
-            return self._sample_frames(frames, now)
+            seen = self._sample_frames(frames, now)
+        if seen is None:
+            return {"stuck": None} if was_told and self._last_report is None else None
+        busy_at = self._last_busy_time(now)
+        is_idle = busy_at < now and was_told and not seen.is_collecting
+        is_blocked = is_idle and is_process_blocked(seen.is_waiting)
+        self._blocked = self._blocked + 1 if is_blocked else 0
+        stuck = {
+            "since": self._since,
+            "where": _describe_position(seen.stacks[self._thread]),
+            "waits": seen.waits,
+            "busy_at": busy_at,
+            "pipeline": _find_input_pipeline(seen.stacks, self._thread),
+            "is_blocked": self._blocked >= _BLOCKED_SAMPLES,
+        }
+        self._processor_secs = processor_secs()  # read again: sampling itself takes some processor time
+        is_new, self._last_report = stuck != self._last_report, stuck
+        return {"stuck": stuck} if is_new else None
 
-    def _sample_frames(self, frames, now):
-        """Samples the thread as `sample` does, and empties `frames` before it takes long."""
+    def _sample_frames(self, frames: dict[int, types.FrameType], now: float) -> _Sample | None:
+        """Returns the state of all threads if the sampled thread is stuck; None if it moved a moment ago."""
         frame = frames.get(self._thread)
         if frame is None or self._is_over:
             return None
         if not self._is_marked(frame) or frame.f_lasti != self._instruction:
-            was_told, self._last_report = self._last_report is not None, None
+            self._last_report = None
             self._put_mark(frame)
             self._instruction, self._since = frame.f_lasti, now
-            return {"stuck": None} if was_told else None
+            return None
         began, enough_secs = (
             (self._since, _NOTICE_SECS) if self._last_report is None else (self._sampled_at, _AGAIN_SECS)
         )
         if now - began < enough_secs:
             return None
-        busy_at = self._last_busy_time(now)
-        is_idle = busy_at < now and self._last_report is not None and not self._is_collecting
-        stuck = {
-            "since": self._since,
-            "where": _describe_position(frame),
+        return _Sample(
+            _stacks_of(frames),
+            {thread: _waits_for_thread_or_operators(innermost) for thread, innermost in frames.items()},
             # Garbage can hold iterators, which TensorFlow can take a minute to free.
-            "waits": not self._is_collecting and _waits_for_ranks(frame),
-            "busy_at": busy_at,
-            "pipeline": _find_input_pipeline(frames, self._thread),
-        }
-        del frame
-        is_blocked = is_idle and is_process_blocked(frames, _waits_for_thread_or_operators)
-        self._blocked = self._blocked + 1 if is_blocked else 0
-        self._processor_secs = processor_secs()  # read again: sampling itself takes some processor time
-        stuck["is_blocked"] = self._blocked >= _BLOCKED_SAMPLES
-        is_new, self._last_report = stuck != self._last_report, stuck
-        return {"stuck": stuck} if is_new else None
+            not self._is_collecting and _waits_for_ranks(frame),
+            self._is_collecting,
+        )
 
     def _is_marked(self, frame: types.FrameType) -> bool:
         """Returns whether a frame is the one that was marked last: Python makes each frame without a mark."""
@@ -134,9 +160,9 @@ class MainThreadSampler:
     def position(self) -> dict[str, str]:
         """Returns the thread's current position: a dict of `where` and `pipeline`, as in `StuckCall`."""
         with frames_of_threads() as frames:
-            frame = frames.get(self._thread)
-            where = "" if frame is None else _describe_position(frame)
-            return {"where": where, "pipeline": _find_input_pipeline(frames, self._thread)}
+            stacks = _stacks_of(frames)
+        where = _describe_position(stacks[self._thread]) if self._thread in stacks else ""
+        return {"where": where, "pipeline": _find_input_pipeline(stacks, self._thread)}
 
     def _last_busy_time(self, now: float) -> float:
         """Returns the time of the last sample in which this process computed, or else the time when the call began."""
@@ -153,7 +179,7 @@ class MainThreadSampler:
 
 @contextlib.contextmanager
 def frames_of_threads() -> Iterator[dict[int, types.FrameType]]:
-    """Provides the innermost frame of each thread, and empties the dict at the end of the block.
+    """Provides the innermost frame of each thread, and empties the dict at the end of the block, which reads no file.
 
     The frame of the calling thread refers to the dict, so both would live until Python collects garbage, with all
     objects of all threads' functions.
@@ -196,33 +222,36 @@ def _module_of(frame: types.FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _describe_position(innermost: types.FrameType) -> str:
+def _stacks_of(frames: dict[int, types.FrameType]) -> dict[int, _Stack]:
+    """Returns the code and the line of all frames of each thread. A frame between two lines has the number 0."""
+    return {
+        thread: [(frame.f_code, line or 0) for frame, line in traceback.walk_stack(innermost)]
+        for thread, innermost in frames.items()
+    }
+
+
+def _describe_position(stack: _Stack) -> str:
     """Returns file, line and code of the innermost frame outside installed packages, or else of the innermost frame."""
-    frame = _innermost_script_frame(innermost) or innermost
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    text = linecache.getline(file, line).strip()
+    code, line = _innermost_of_script(stack) or stack[0]
+    text = linecache.getline(code.co_filename, line).strip()
     text = text if len(text) <= _CODE_CHARACTERS else f"{text[:_CODE_CHARACTERS]}..."
-    return f"{os.path.basename(file)}:{line}" + (f" ({text})" if text else "")
+    return f"{os.path.basename(code.co_filename)}:{line}" + (f" ({text})" if text else "")
 
 
-def _innermost_script_frame(innermost: types.FrameType) -> types.FrameType | None:
-    for frame, _ in traceback.walk_stack(innermost):
-        if not is_installed_code(frame.f_code.co_filename):
-            return frame
-    return None
+def _innermost_of_script(stack: _Stack) -> tuple[types.CodeType, int] | None:
+    return next((place for place in stack if not is_installed_code(place[0].co_filename)), None)
 
 
-def _find_input_pipeline(frames: dict[int, types.FrameType], main: int) -> str:
+def _find_input_pipeline(stacks: dict[int, _Stack], main: int) -> str:
     """Returns file and line of the script's input pipeline if one of the pipeline's functions is running; else ""."""
-    for thread, innermost in frames.items():
-        codes = [frame.f_code for frame, _ in traceback.walk_stack(innermost)]
+    for thread, stack in stacks.items():
         if thread == main:
-            is_input = any(code.co_name == INPUT_OF_ESTIMATOR for code in codes)
+            is_input = any(code.co_name == INPUT_OF_ESTIMATOR for code, _ in stack)
         else:
-            is_input = any(code.co_filename.endswith(_CALLED_BACK) for code in codes) and any(
-                _OF_DATA in code.co_filename for code in codes
+            is_input = any(code.co_filename.endswith(_CALLED_BACK) for code, _ in stack) and any(
+                _OF_DATA in code.co_filename for code, _ in stack
             )
-        own = _innermost_script_frame(innermost) if is_input else None
+        own = _innermost_of_script(stack) if is_input else None
         if own is not None:
-            return f"{os.path.basename(own.f_code.co_filename)}:{own.f_lineno}"
+            return f"{os.path.basename(own[0].co_filename)}:{own[1]}"
     return ""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
+import linecache
 import operator
 import os
 import re
@@ -31,6 +33,7 @@ from npu_run.job.hang import (
     find_longest_wait_start,
     find_start_of_common_wait,
 )
+from npu_run.rank import stuck_call
 from npu_run.rank.processor_time import _horovods_thread_name, processor_secs
 from npu_run.rank.stuck_call import MainThreadSampler, frames_of_threads
 from tests.holding import python
@@ -409,6 +412,30 @@ def test_a_rank_obeys_the_orders_after_one_that_it_cannot_carry_out(order, says)
     assert process.returncode == 0 and says in error and bool(says) == bool(error), error
 
 
+def test_a_rank_collects_garbage_while_sources_and_threads_of_a_stuck_call_are_looked_at(monkeypatch):
+    seen, lock = {}, threading.Lock()
+    for module, name, result in (
+        (linecache, "getline", ""),
+        (stuck_call, "processor_secs", 0.0),
+        (stuck_call, "is_process_blocked", False),
+    ):
+
+        def read(*arguments, name=name, result=result):
+            seen[name] = seen.get(name, True) and gc.isenabled()
+            return result
+
+        monkeypatch.setattr(module, name, read)
+    lock.acquire()
+    with running(lock.acquire, release=lock.release) as thread:
+        sampler = MainThreadSampler(thread.ident)
+        for now in itertools.count(0.0, 10.0):
+            sampler.sample(now)
+            if len(seen) == 3:
+                break
+    sampler.end()
+    assert all(seen.values()), seen
+
+
 BLOCKED = """
 import subprocess, sys, threading, time
 from npu_run.rank.processor_time import _horovods_thread_name, is_process_blocked
@@ -452,8 +479,8 @@ threading.Thread(target=others[sys.argv[1]], daemon=True).start()
 
 def look():
     time.sleep(0.3)
-    is_wait = lambda frame: sys.argv[1] != "frees an object"
-    print(sum(is_process_blocked(sys._current_frames(), is_wait) for _ in range(5)), flush=True)
+    is_wait = sys.argv[1] != "frees an object"
+    print(sum(is_process_blocked(dict.fromkeys(sys._current_frames(), is_wait)) for _ in range(5)), flush=True)
     held.release()
 
 threading.Thread(target=look).start()
