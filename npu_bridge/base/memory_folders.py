@@ -1,7 +1,7 @@
 """Makes folders in memory that outlive their writers, for state from which a job resumes.
 
 The process that makes a folder holds a lock on it, which the kernel releases when the process dies. A later call
-removes the folder of a killed process after an hour; until then the job might be restarting.
+removes the folder of a killed process an hour after its last file was written; until then the job might be restarting.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 from npu_bridge.base.environment import MEMORY_FOLDER, read_variable, write_variable
-from npu_bridge.base.files import remove_own_files
+from npu_bridge.base.files import remove_own_files, walk
 
 _ROOT = "/dev/shm"
 _LOCK = ".lock"
@@ -126,7 +126,7 @@ def _remove_leftovers(prefix: str, kept_name: str) -> None:
         if not name.startswith(prefix) or path == kept_name:
             continue
         with contextlib.suppress(OSError):
-            if time.time() - os.stat(path).st_mtime > _KEPT_SECS:
+            if time.time() - max(found.st_mtime for _, found in walk(path)) > _KEPT_SECS:
                 lock = _lock_folder(path)
                 if lock is not None:
                     _remove_folder(path)

@@ -109,13 +109,25 @@ def test_what_a_killed_holder_has_left_is_removed_after_an_hour(age_secs, is_lef
     path = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
     Path(path, "state").write_text("left")
     held = make_memory_folder()
-    for each in (path, held.path):
+    for each in (path, held.path, *Path(path).iterdir()):
         os.utime(each, (time.time() - age_secs,) * 2)
     make_memory_folder().close()
     assert os.path.exists(path) == is_left
     assert os.path.exists(held.path), "a living process keeps its folder, however old it is"
     held.close()
     make_memory_folder(memory_folder_name(path)).close()
+
+
+def test_a_folder_is_kept_for_an_hour_after_its_last_file_was_written():
+    folder = make_memory_folder()
+    folder.close(keeps_files=True)
+    Path(folder.path, "step").mkdir()
+    Path(folder.path, "step", "state").write_text("the newest")
+    for each in (folder.path, *Path(folder.path).iterdir()):
+        os.utime(each, (time.time() - 4000,) * 2)
+    make_memory_folder().close()
+    assert os.path.exists(folder.path)
+    make_memory_folder(memory_folder_name(folder.path)).close()
 
 
 def test_a_folder_of_somebody_elses_making_is_not_used(monkeypatch, tmp_path):
