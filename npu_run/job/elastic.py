@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Callable, NamedTuple
 
+from npu_bridge.base.secondary_files import describe_failure
 from npu_bridge.options.rank_table import MOST_RANKS
 from npu_run.errors import LaunchError
 from npu_run.job.hosts import JobPlan, is_this_machine, read_hosts
@@ -114,14 +115,18 @@ class HostsCommand:
 
     def _run_command(self) -> str:
         """Runs the command once and stores the slots; returns the problem with the command or its output, or ""."""
-        with subprocess.Popen(
-            self._command,
-            shell=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        ) as process:
+        try:
+            process = subprocess.Popen(
+                self._command,
+                shell=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:  # no memory or no process number is free, say
+            return f"it cannot be started: {describe_failure(error)}"
+        with process:
             try:
                 output, _ = process.communicate(timeout=_ANSWER_SECS)
             except subprocess.TimeoutExpired:

@@ -214,8 +214,11 @@ class ConnectedTasks:
                 connection, _ = self._listener.accept()
             except OSError:  # this process has too many open files, say
                 time.sleep(_PAUSE_SECS)
-            else:
+                continue
+            try:
                 threading.Thread(target=self._authenticate, args=(connection,), daemon=True).start()
+            except RuntimeError:  # no more threads are allowed; the task connects again
+                connection.close()
 
     def _authenticate(self, connection: socket.socket) -> None:
         """Accepts a connection from a task that knows the job's secret; proves first that this process is task 0."""

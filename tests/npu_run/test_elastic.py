@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from random import Random
@@ -125,6 +127,21 @@ def test_hosts_stay_when_the_command_fails_later(monkeypatch, tmp_path):
     (tmp_path / "hosts").unlink()
     wait_for(lambda: told, "a word about it")
     assert hosts() == {"a": 2, "b": 1} and told[0].endswith("the hosts it named before stay")
+
+
+def test_a_command_that_cannot_be_started_is_started_again(monkeypatch):
+    start, failures, told = subprocess.Popen, [OSError(errno.EAGAIN, "no process is free")], []
+
+    def start_later(command, **options):
+        if command == "echo later:2" and failures:
+            raise failures.pop()
+        return start(command, **options)
+
+    monkeypatch.setattr(elastic, "_POLL_SECS", 0.01)
+    monkeypatch.setattr(subprocess, "Popen", start_later)
+    hosts = HostsCommand("echo later:2", told.append)
+    wait_for(lambda: hosts() == {"later": 2}, "the hosts")
+    assert told == ["--hosts-from echo later:2: it cannot be started: no process is free; no host is known yet"]
 
 
 # The consequences of the ways in which a job ends.

@@ -215,6 +215,26 @@ def test_a_connection_that_cannot_be_accepted_is_not_the_last_one():
     wait_for(lambda: accepted == ["a connection"], "the second connection", limit_secs=10)
 
 
+def test_a_connection_for_which_no_thread_can_be_started_is_not_the_last_one(monkeypatch):
+    accepted, ends = [], [end for _ in range(2) for end in socket.socketpair()]
+    waiting, own, start = ends[::2], threading.get_ident(), threading.Thread.start
+
+    def start_second(thread):
+        if threading.get_ident() == own and len(waiting) == 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_second)
+    tasks = ConnectedTasks.__new__(ConnectedTasks)
+    tasks._listener = SimpleNamespace(fileno=lambda: len(waiting) - 1, accept=lambda: (waiting.pop(0), None))
+    tasks._authenticate = accepted.append
+    tasks._accept_connections()
+    wait_for(lambda: accepted == [ends[2]], "the second connection")
+    assert ends[0].fileno() == -1
+    for end in ends:
+        end.close()
+
+
 def test_slots_of_tasks_cannot_be_left_out(tmp_path):
     write_script(tmp_path, SAYS)
     first, other = start_all(tmp_path, "--min-np", 1, "--cool-down", 60, "train.py")
