@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from npu_bridge.base.after_import import call_after_import
 from npu_bridge.base.tf_internals.names import KERAS
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -215,3 +216,16 @@ def test_of_tensorflow_only_greetings_and_the_absence_of_a_driver_are_hidden():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert done.stderr.splitlines() == shown
+
+
+def test_a_hook_on_an_import_disturbs_no_import_of_another_thread(monkeypatch, tmp_path):
+    changed = []
+    (tmp_path / "hooked.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    call_after_import("hooked", changed.append)
+    before, finders = sys.meta_path, list(sys.meta_path)
+    assert changed == [importlib.import_module("hooked")]
+    assert before == finders, "another thread can be in the middle of this list"
+    assert sys.meta_path == finders[1:]
+    del sys.modules["hooked"]

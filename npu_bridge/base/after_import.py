@@ -89,8 +89,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def exec_module(module: types.ModuleType) -> None:
                 with self._while_loading():
-                    if self in sys.meta_path:
-                        sys.meta_path.remove(self)
+                    # A new list: another thread that goes through the old one would miss the finder after this one.
+                    sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
                     load(module)
                 self._change(module)
 
