@@ -218,6 +218,17 @@ def test_of_tensorflow_only_greetings_and_the_absence_of_a_driver_are_hidden():
     assert done.stderr.splitlines() == shown
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device")
+def test_lines_that_cannot_be_written_do_not_make_an_import_fail():
+    code = (
+        "import os; from npu_bridge.base import tensorflow_start as start\n"
+        "with start._hide_stderr_lines(): os.write(2, b'a line'); os.write(2, b'another')"
+    )
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, stderr=full, timeout=300)
+    assert done.returncode == 0
+
+
 def test_a_hook_on_an_import_disturbs_no_import_of_another_thread(monkeypatch, tmp_path):
     changed = []
     (tmp_path / "hooked.py").write_text("")

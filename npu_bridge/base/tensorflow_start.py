@@ -194,9 +194,10 @@ def _hide_stderr_lines(*hidden: re.Pattern[bytes]) -> Iterator[None]:
             os.dup2(original, 2)
             os.close(original)
             said.seek(0)
-            for line in said:
-                if not any(pattern.match(line) for pattern in hidden):
-                    os.write(2, line)
+            with contextlib.suppress(OSError):  # a full disk, or a reader that is gone, does not make the import fail
+                for line in said:
+                    if not any(pattern.match(line) for pattern in hidden):
+                        os.write(2, line)
 
 
 def _explain_missing_tensorflow() -> None:
