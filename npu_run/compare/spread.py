@@ -83,7 +83,31 @@ def running_mean(values: np.ndarray, half_window: int) -> np.ndarray:
 def running_medians(rows: np.ndarray, length: int) -> np.ndarray:
     """Computes, for each row, the medians of all windows of a length."""
     length = min(length, rows.shape[1])
-    return np.median(np.lib.stride_tricks.sliding_window_view(rows, length, axis=1), axis=2)
+    return np.array([_medians_of_row(row, length) for row in rows])
+
+
+def _medians_of_row(row: np.ndarray, length: int) -> np.ndarray:
+    """Computes the medians of all windows of a row, without a copy of each window.
+
+    Bit by bit from the highest, finds the place that the middle values of all windows have in the sorted row.
+    """
+    order = np.argsort(row, kind="stable")
+    places = np.empty_like(order)
+    places[order] = np.arange(len(row))
+    low = np.tile(np.arange(len(row) - length + 1), (2, 1))  # for the lower and the upper middle value
+    high, found = low + length, np.zeros_like(low)
+    rank = np.zeros_like(low) + [[(length - 1) // 2], [length // 2]]
+    for bit in reversed(range(len(row).bit_length())):
+        is_one = (places >> bit) & 1 == 1
+        zeros = np.concatenate([[0], np.cumsum(~is_one)])
+        goes_up = rank >= zeros[high] - zeros[low]
+        found |= goes_up.astype(found.dtype) << bit
+        rank -= np.where(goes_up, zeros[high] - zeros[low], 0)
+        low, high = (np.where(goes_up, zeros[-1] + at - zeros[at], zeros[at]) for at in (low, high))
+        places = np.concatenate([places[~is_one], places[is_one]])  # so that a window stays in one piece
+    lower, upper = row[order][found]
+    unknown = np.concatenate([[0], np.cumsum(np.isnan(row))])
+    return np.where(unknown[length:] > unknown[:-length], np.nan, (lower + upper) / 2)
 
 
 def rms(values: np.ndarray) -> float:

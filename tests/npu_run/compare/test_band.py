@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from npu_run.compare.band import compare_losses, judge_losses, measure_band
 from npu_run.compare.losses import Losses, read_losses, read_repeats
-from npu_run.compare.spread import t_quantile
+from npu_run.compare.spread import running_medians, t_quantile
 from npu_run.compare.verdict import NotComparableError
 from tests.reporting.test_page import write_history
 
@@ -45,6 +46,19 @@ NOISES = {"white": white, "drifting": drifting, "growing": growing}
 @pytest.mark.parametrize("chance, freedom, expected", [(0.05, 1, 12.7062), (0.01, 2, 9.92484), (0.001, 30, 3.64596)])
 def test_quantiles_are_those_of_tables(chance, freedom, expected):
     assert t_quantile(chance, freedom) == pytest.approx(expected, rel=1e-5)
+
+
+def test_medians_of_windows_need_memory_for_the_steps_alone():
+    rows = np.random.default_rng(10).standard_normal((3, 3000)).round(2)
+    rows[0, 40], rows[1, 50], rows[2, 60:62] = np.nan, np.inf, -np.inf
+    for length in (1, 2, 7, 750, 1501, 3000, 4000):
+        windows = np.lib.stride_tricks.sliding_window_view(rows, min(length, 3000), axis=1)
+        tracemalloc.start()
+        medians = running_medians(rows, length)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 40 * rows.nbytes
+        np.testing.assert_array_equal(medians, np.median(windows, axis=2))
 
 
 @pytest.mark.few_fast("each", "not every pair")
