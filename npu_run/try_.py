@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import os
 import shlex
@@ -43,8 +44,9 @@ def try_script(steps: int, as_json: bool, launcher: list[str], script: str, argu
         rows = History(os.path.join(folder, HISTORY_FILE)).rows
         if code:
             with open_file(log, errors="replace") as file:
-                for line in file.read().splitlines()[-_LAST_LINES:]:
-                    echo(f"  {escape_in_line(line)}", err=as_json)
+                for line in collections.deque(file, maxlen=_LAST_LINES):
+                    shown = escape_in_line(line.rstrip("\n"))
+                    echo(f"  {shown}", err=as_json)
         problem = _describe_problem(code, rows)
         count = read_json(trial.parameters, within_folder=folder) if os.path.exists(trial.parameters) else None
         if as_json:
