@@ -268,16 +268,14 @@ class _KerasSlotFamily(_KerasFamily):
 
     def _slots_by_name(self):
         """Returns slots by slot name, then by reference of the updated variable."""
-        updated = {}
+        updated, slots, left = {}, {}, {}
         for variable, name in self._names_of_updated():
             updated.setdefault(name, []).append(original_variable_of(keras3.tensorflow_variable_of(variable)).ref())
-        slots = {}
         for held in self.optimizer.variables:
             # In eager execution, variables can share a name; their slots then have the order of the variables.
             for slot, name in [pair for pair in self._split_slot_name(held.name) if pair[1] in updated][:1]:
-                of_name = slots.setdefault(slot, {})
-                primary = next((each for each in updated[name] if each not in of_name), updated[name][0])
-                of_name.setdefault(primary, keras3.tensorflow_variable_of(held))
+                primary = next(left.setdefault((slot, name), iter(updated[name])), updated[name][0])
+                slots.setdefault(slot, {}).setdefault(primary, keras3.tensorflow_variable_of(held))
         return slots
 
 

@@ -55,6 +55,7 @@ class RankState:
             training_apart.check_training_of_sessions()
             self._exchanges_before = exchanges.count_exchanges()
         self._has_reported_restore = False
+        self._have_slots: set = set()
         self._is_start_warning_off = False
         self._kept = [stage for stage in stages if not isinstance(stage, RestartingStage)]
         has_own = any(is_hook_overridden(type(stage), "variables_of_this_rank") for stage in self._kept)
@@ -206,10 +207,12 @@ class RankState:
         """
         if is_building_graph():
             return
-        if self._comparison.owner or not self._has_reported_restore:
+        trained = [variable for grad, variable in grads_and_vars if grad is not None]
+        references = {variable.ref() for variable in trained}
+        if not (self._have_slots >= references if self._comparison.owner else self._has_reported_restore):
             make_slots()
+            self._have_slots |= references
         if self._comparison.owner:
-            trained = [variable for grad, variable in grads_and_vars if grad is not None]
             variables = [*trained, *self._equal_variables()]
             self._comparison.compare_variables(variables, self.variables_of_this_rank(), self._is_start_warning_off)
         if not self._has_reported_restore:

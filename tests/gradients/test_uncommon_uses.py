@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 
 import keras
@@ -21,7 +22,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     npu_distributed_optimizer_wrapper,
 )
 from npu_bridge.gradients.arithmetic import sum_repeated_rows
-from npu_bridge.gradients.inner import adapt_optimizer
+from npu_bridge.gradients.inner import InnerOptimizer, adapt_optimizer
 from npu_bridge.gradients.losses import sum_gradients_by_variable
 from npu_bridge.gradients.open_steps import UnappliedSteps
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
@@ -338,6 +339,34 @@ def test_all_slots_are_found_in_one_pass(monkeypatch):
     monkeypatch.setattr(type(inner), "_split_slot_name", lambda self, name: splits.append(name) or split(self, name))
     assert [slot.name.split("/")[1] for slot in inner.make_slots(variables)] == ["m"] * 30 + ["v"] * 30
     assert len(splits) == len(inner.variables())
+
+
+def test_variables_of_one_name_are_not_compared_with_each_other(monkeypatch):
+    variables = [tf.Variable([1.0], name="same") for _ in range(60)]
+    inner, hashed = adapt_optimizer(tf.keras.optimizers.Adam(), "test"), []
+    inner.create_state(variables)
+    kind = type(variables[0].ref())
+    original = kind.__hash__
+    monkeypatch.setattr(kind, "__hash__", lambda self: hashed.append(1) or original(self))
+    assert len(inner.slots_of(variables)) == 120
+    assert len(hashed) < 20 * len(variables)
+
+
+def slots_made_in_five_steps():
+    """On a rank: returns of how many variables the slots were created, for each time in five eager steps."""
+    variables, made = [tf.Variable([1.0], name=f"v{number}") for number in range(2)], []
+    optimizer = NPUDistributedOptimizer(tf.compat.v1.train.MomentumOptimizer(0.1, 0.9))
+    make = InnerOptimizer.make_slots
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InnerOptimizer, "make_slots", lambda self, given: made.append(len(given)) or make(self, given))
+        for trained in (variables[:1], variables[:1], variables, variables, variables[:1]):
+            optimizer.minimize(functools.partial(tf.add_n, trained), var_list=trained)
+    return made
+
+
+@pytest.mark.ranks(2)
+def test_ranks_create_slots_once_in_eager_steps(on_ranks):
+    assert on_ranks(2, slots_made_in_five_steps) == [[1, 2]] * 2
 
 
 def mean_of_large_numbers():
