@@ -139,7 +139,7 @@ def allow_copies(op: tf.Operation) -> tf.Operation:
 
 
 def mark_shared_by_copies(op: tf.Operation) -> tf.Operation:
-    """Marks an operator whose value can be fed: copies of a step then read the original. Returns the operator."""
+    """Marks an operator without inputs: copies of a step then read the original, which can be fed. Returns the op."""
     set_attribute(op, _SHARED, attr_value_pb2.AttrValue(b=True))
     return op
 
@@ -179,10 +179,12 @@ def export_definition(
 
 def _is_shared(op):
     """Returns whether copies read the original operator: a placeholder, or access to a variable, iterator or table."""
-    if op.type == "Placeholder" or _SHARED in op.node_def.attr:
+    if op.inputs:
+        return False
+    if op.type == "Placeholder" or _is_marked(op, _SHARED):
         return True
     gives_access = op.outputs and all(out.dtype == tf.resource or is_reference(out.dtype) for out in op.outputs)
-    return bool(gives_access) and not op.inputs and op.type != "TemporaryVariable"
+    return bool(gives_access) and op.type != "TemporaryVariable"
 
 
 def _reason_not_to_copy(op, with_collectives):
@@ -192,8 +194,16 @@ def _reason_not_to_copy(op, with_collectives):
         if with_collectives and _REPEATABLE_COLLECTIVES.match(op.type):
             return ""
         return f"{op.name} ({op.type}) is a collective operator"
+    if op.type.startswith(_STATE_IN_RESOURCES) or not op.op_def.is_stateful:
+        return ""
     is_unseeded = op.type in _RANDOM_TYPES and op.get_attr("seed") == op.get_attr("seed2") == 0
-    is_harmless = is_unseeded or _REPEATABLE in op.node_def.attr
-    if op.op_def.is_stateful and not is_harmless and not op.type.startswith(_STATE_IN_RESOURCES):
-        return f"{op.name} ({op.type}) keeps state in itself"
-    return ""
+    is_harmless = is_unseeded or _is_marked(op, _REPEATABLE)
+    return "" if is_harmless else f"{op.name} ({op.type}) keeps state in itself"
+
+
+def _is_marked(op, name):
+    """Returns whether an operator has the attribute `name`; its NodeDef would be a copy of all its constants."""
+    try:
+        return op.get_attr(name)
+    except ValueError:
+        return False

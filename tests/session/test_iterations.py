@@ -14,7 +14,7 @@ from npu_bridge.estimator.npu.npu_hook import SetIterationsVarHook
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.graph_mode import classic_control_flow
-from npu_bridge.graph.loop import NotLoopableError, put_in_loop
+from npu_bridge.graph.loop import NotLoopableError, export_definition, ops_to_copy, put_in_loop
 from npu_bridge.session import iterations, name_step
 from npu_bridge.session.iterations import CALLER, POOL, LoopThreadChoice
 from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits
@@ -125,6 +125,17 @@ def test_what_is_fed_is_the_same_in_every_step_and_the_rest_goes_on(graph):
         session.run([pulled.initializer, iterator.initializer])
         session.run(loop.op, {loop.count: 5, fed: 7})
         assert session.run(pulled).tolist() == [35, 1 + 3 + 5 + 7 + 9]
+
+
+def test_operators_are_copied_once(graph, monkeypatch):
+    """Each NodeDef is a copy of the operator, a large constant included."""
+    weight, copied, original = tf1.get_variable("weight", initializer=1.0), [], tf.Operation.node_def
+    step = [weight.assign_add(tf.reduce_sum(tf.constant([1.0, 2.0]) * number)).op for number in range(5)]
+    monkeypatch.setattr(tf.Operation, "node_def", property(lambda op: copied.append(op) or original.fget(op)))
+    ops = ops_to_copy(step, ())
+    assert copied == []
+    export_definition(graph, ops)
+    assert copied == ops
 
 
 def _with_noise(of_graph=0, of_op=5):
