@@ -143,7 +143,7 @@ class History:
         self._clock = clock
         self._file: GrowingFile | None = None
         self._is_open = False
-        self.entries: list[Entry] = list(_read_entries(self.path))
+        self.entries: list[Entry] = list(_parse_lines(self.path, _read_lines(self.path)))
 
     @property
     def rows(self) -> list[StepRow]:
@@ -186,18 +186,21 @@ class History:
     def begin_session(self, step: int, ranks: int = 1) -> None:
         """Drops the entries after global step `step`, adds a session start there, and opens the file for steps.
 
-        The file is replaced as a whole, so a crash here leaves either the old or the new file. If the file cannot be
-        written, the training continues, and entries are kept until it can be written. A file that is not a history is
-        left alone. Evaluations that other objects have added to the file since it was read are kept.
+        Unless the file has exactly the entries to keep, it is replaced as a whole, so a crash leaves the old or the new
+        file. If the file cannot be written, the training continues, and entries are kept until it can. A file that is
+        not a history is left alone. Evaluations that other objects have added to the file are kept.
         """
         self.close()
         known = {(each.step, each.time, each.name) for each in self.evaluations}
-        added = [each for each in _read_entries(self.path) if isinstance(each, Evaluation)]
-        self.entries += [each for each in added if (each.step, each.time, each.name) not in known]
-        self.entries = _entries_until(self.entries, step) + [SessionStart(step, self.now, ranks)]
-        begin = functools.partial(write_atomically, self.path, "".join(map(_format_line, self.entries)), _FILES)
-        self._file = self._make_file(begin)
-        self._file.write(b"")
+        lines = _read_lines(self.path)
+        added = _parse_lines(self.path, [line if line.startswith('{"evaluation"') else "" for line in lines])
+        self.entries += [e for e in added if isinstance(e, Evaluation) and (e.step, e.time, e.name) not in known]
+        kept, start = _entries_until(self.entries, step), SessionStart(step, self.now, ranks)
+        has_kept = lines[-1] == "" and len(lines) - 1 == len(self.entries) == len(kept)
+        self.entries = [*kept, start]
+        text = "".join(map(_format_line, [start] if has_kept else self.entries))
+        self._file = self._make_file(None if has_kept else functools.partial(write_atomically, self.path, text, _FILES))
+        self._file.write(text.encode() if has_kept else b"")
         self._is_open = True
 
     @property
@@ -234,11 +237,7 @@ class History:
         batches: int | None = None,
         secs: float | None = None,
     ) -> Evaluation:
-        """Adds an evaluation with those metrics that are single numbers; also possible between sessions.
-
-        Returns:
-          The new entry.
-        """
+        """Adds an evaluation with the metrics that are single numbers, also between sessions; returns the new entry."""
         entry = Evaluation.of(step, metrics, name, batches, secs, self.now)
         self._add(entry)
         return entry
@@ -257,13 +256,14 @@ class History:
         if self._file is not None:
             self._file.close()
 
-    def _make_file(self, begin_file: Callable[[], None]) -> GrowingFile:
-        return GrowingFile(self.path, "the history", begin_file, kept_bytes=_KEPT_BYTES)
+    def _make_file(self, begin: Callable[[], None] | None = None) -> GrowingFile:
+        begin = begin or functools.partial(check_output_path, self.path, _FILES)
+        return GrowingFile(self.path, "the history", begin, kept_bytes=_KEPT_BYTES)
 
     def _add(self, entry: Entry) -> None:
         self.entries.append(entry)
         if self._file is None:
-            self._file = self._make_file(functools.partial(check_output_path, self.path, _FILES))
+            self._file = self._make_file()
         self._file.write(_format_line(entry).encode())
         if not self._is_open:  # between sessions
             self._file.close()
@@ -290,16 +290,18 @@ def _entries_until(entries: list[Entry], step: int) -> list[Entry]:
     ]
 
 
-def _read_entries(path: str) -> Iterator[Entry]:
+def _read_lines(path: str) -> list[str]:
     if not os.path.exists(path):
-        return
+        return [""]
     with open_file(path, errors="replace") as file:
-        lines = file.read().split("\n")
+        return file.read().split("\n")
+
+
+def _parse_lines(path: str, lines: list[str]) -> Iterator[Entry]:
     for number, line in enumerate(lines, 1):
-        if not line:
-            continue
         try:
-            yield _parse_line(line)
+            if line:
+                yield _parse_line(line)
         except (ValueError, KeyError, TypeError):
             if number == len(lines):  # without a newline: the writing process died in the middle
                 _log.info("%s: the last line is incomplete and was left out.", path)
@@ -391,9 +393,8 @@ def list_rows_and_starts(history: History) -> tuple[list[StepRow], list[int], li
     for entry in history.entries:
         if isinstance(entry, SessionStart):
             starts.append(len(rows))
-        if not isinstance(entry, StepRow):
-            continue
-        skipped += entry.skipped
-        rows.append(entry)
-        tried.append(entry.step + skipped)
+        elif isinstance(entry, StepRow):
+            skipped += entry.skipped
+            rows.append(entry)
+            tried.append(entry.step + skipped)
     return rows, tried, starts

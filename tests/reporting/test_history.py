@@ -13,6 +13,7 @@ import pytest
 
 from npu_bridge import collective
 from npu_bridge.reporting import History, HistoryHook
+from npu_bridge.reporting import history as history_file
 from npu_bridge.reporting.history import list_rows_and_starts
 from tests.reporting.stepping import Clock, run_steps
 
@@ -83,6 +84,23 @@ def test_an_evaluation_that_a_script_has_added_stays_in_the_next_session(path):
     history.begin_session(2)
     history.close()
     assert [evaluation.metrics for evaluation in History(path).evaluations] == [{"loss": 0.5}]
+
+
+def test_a_session_that_drops_nothing_adds_one_line_and_parses_no_step(path, monkeypatch):
+    steps = [(step, False) for step in range(1, 51)]
+    write(path, steps)
+    history, number, parsed = History(path, Clock(900.0)), os.stat(path).st_ino, []
+    History(path, Clock(800.0)).append_evaluation(50, {"loss": 1.0})
+    size, parse = os.path.getsize(path), history_file._parse_line
+    monkeypatch.setattr(history_file, "_parse_line", lambda line: parsed.append(line) or parse(line))
+    history.begin_session(50)
+    assert os.stat(path).st_ino == number and len(parsed) == len(history.evaluations) == 1
+    assert os.path.getsize(path) == size + len('{"start": 50, "time": 900.0, "ranks": 1}\n')
+    for lost in (5, 200, size):  # a part of a line, some lines, all lines: the whole file is written again
+        history.close()
+        os.truncate(path, max(0, os.path.getsize(path) - lost))
+        history.begin_session(50)
+        assert History(path).entries == history.entries and steps_of(history) == steps
 
 
 def test_a_remote_folder_does_not_become_a_local_one(tmp_path, monkeypatch, caplog):
