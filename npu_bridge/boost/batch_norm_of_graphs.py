@@ -10,7 +10,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import update_input
 from npu_bridge.boost import batch_norm_patterns as patterns
-from npu_bridge.graph.operators import consumers, producers
+from npu_bridge.graph.operators import consumers
 
 _NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 _KINDS = {
@@ -100,13 +100,13 @@ def _observing_ops(ops):
 
 def _inputs_of_dropouts(ops):
     """Returns the tensor that passes through each operator of a dropout, `where(random >= rate, scale * x, 0)`."""
-    found = {}
+    sources, found = [op for op in ops if "Random" in op.type], {}
+    drawn = set(search(sources, lambda one: [user for user in consumers(one) if user.type not in _NOT_READING]))
     for op in ops:
         if op.type != "SelectV2":
             continue
         mask, kept, _ = op.inputs
-        deciding = search([mask.op], lambda one: () if one.type in _NOT_READING else producers(one.inputs))
-        if any("Random" in each.type for each in deciding):
+        if mask.op in drawn:
             found[op] = kept
             if kept.op.type in _DROPOUT_SCALES and kept.op.inputs[1].shape.rank == 0:
                 found[kept.op] = kept.op.inputs[0]

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import boost
+from npu_bridge.boost import batch_norm_of_graphs
 from npu_bridge.boost import batch_norm_patterns as patterns
 
 # Layers of TensorFlow 1 warn each time that there are newer ones.
@@ -239,3 +240,17 @@ def test_a_graph_with_dropout_and_summaries_loses_in_training_what_it_loses_in_e
             x = x + normed(tf1.layers.conv2d(y, 4, 3, padding="same"), "last", training)
             removed.append(list(boost.less_batch_norm(graph).report.removed))
     assert removed[0] == removed[1] and [name.split("/")[0] for name in removed[0]] == ["inner"]
+
+
+def test_dropouts_are_found_in_one_search_of_the_graph(graph, monkeypatch):
+    value, searched = tf.ones([4]), []
+    for _ in range(20):
+        value = tf.where(value > 0.5, 2.0 * value, 0.0)
+    tf.where(tf.random.uniform(tf.shape(value)) >= 0.5, value, 0.0)
+    search = batch_norm_of_graphs.search
+    monkeypatch.setattr(
+        batch_norm_of_graphs, "search", lambda *given: (searched.append(op) or op for op in search(*given))
+    )
+    (kept,) = batch_norm_of_graphs._inputs_of_dropouts(graph.get_operations()).values()
+    assert kept is value
+    assert len(searched) == len(set(searched)) > 2
