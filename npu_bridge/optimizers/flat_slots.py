@@ -17,7 +17,9 @@ from npu_bridge.base import kept_in_graph
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import add_control_inputs
 
-_KEY = ("npu_bridge", "flat_slots")  # TensorFlow exports collections with text keys only
+# TensorFlow exports collections with text keys only.
+_KEY = ("npu_bridge", "flat_slots")
+_NOTHING = ("npu_bridge", "function that does nothing")
 
 
 def find_or_make_flat_slots(slots: Sequence[dict], sizes: Sequence[int]) -> FlatSlots | None:
@@ -68,13 +70,12 @@ class FlatSlots:
         with tf.init_scope(), tf.device(slots[0][self._names[0]].device), tf.name_scope("flat_slots"):
             self.handles = self._make_flat_variable_handles()
             self._mutex = tf.raw_ops.MutexV2(shared_name=self.name)
-            self._move_in, self._move_out, nothing = map(
-                _trace_function, (self._move_to_flat, self._move_from_flat, lambda: None)
-            )
-            self._nothing = nothing
+            self._move_in, self._move_out = map(_trace_function, (self._move_to_flat, self._move_from_flat))
+            graph = tf.compat.v1.get_default_graph()
+            self._nothing = kept_in_graph.find_or_make(graph, _NOTHING, lambda: _trace_function(lambda: None))
             lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
-                given = self._build_if_flat(self._move_out, nothing)
+                given = self._build_if_flat(self._move_out, self._nothing)
             with tf.control_dependencies([given]):
                 released = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
         for own in slots:

@@ -9,8 +9,8 @@ import tensorflow as tf
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.optimizers import flat_slots, keras, keras_legacy, tf1
 from npu_bridge.optimizers import fused as fused_module
-from npu_bridge.optimizers import keras, keras_legacy, tf1
 from tests.optimizers import numpy_models
 
 v1 = tf.compat.v1
@@ -157,6 +157,14 @@ def test_states_by_name():
         other.set_states({"m": {"v11": np.zeros([5])}})
     with pytest.raises(ValueError, match=r"m of v1 has another shape than its variable. Expected \(5,\); got \(4,\)"):
         other.set_states({"m": {"v1": np.zeros([4])}})
+
+
+def test_a_graph_has_one_empty_function(monkeypatch):
+    traced, trace = [], flat_slots._trace_function
+    monkeypatch.setattr(flat_slots, "_trace_function", lambda function: traced.append(function) or trace(function))
+    Training(lambda: tf1.LAMB(0.01, groups=GROUPS, fused=True)).run(_gradients()[:1])
+    names = [function.__name__ for function in traced]
+    assert names.count("_move_to_flat") == names.count("_move_from_flat") > names.count("<lambda>") == 1
 
 
 def test_weights_changed_from_outside_are_seen():
