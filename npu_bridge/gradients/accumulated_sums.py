@@ -97,7 +97,7 @@ class AccumulationWindow:
     def store_or_reset(self) -> Any:
         """Stores the sums for the next batch, or resets them to 0 after the last batch; returns the op."""
         counted = self._counter.assign(tf.where(self.is_last, 0, self._counted + 1))
-        # One condition for all sums: a condition for each of 1,000 variables would take 10 s to build.
+        # One condition for all dense sums, and two for all sparse ones: a condition for each takes long to build.
         dense = [each for each in self._sums if isinstance(each, _DenseSum)]
         sparse = [each for each in self._sums if isinstance(each, _SparseSum)]
         values = (

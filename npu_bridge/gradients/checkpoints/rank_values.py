@@ -128,11 +128,14 @@ class RankValues:
         return {variable.name: int(count) for (variable, _), count in zip(self._kept.values(), self._count_rows())}
 
     def _count_rows(self):
-        return [tf.raw_ops.VariableShape(input=rows.handle)[0] for _, rows in self._kept.values()]
+        zero, one = tf.constant([0]), tf.constant([1])
+        shapes = [tf.raw_ops.VariableShape(input=rows.handle) for _, rows in self._kept.values()]
+        return [_slice(shape, zero, one, one, shrink_axis_mask=1) for shape in shapes]
 
     def _assign_and_empty_rows(self):
         taken = [
-            variable.assign(_row_of_this_rank(variable, rows.read_value())) for variable, rows in self._kept.values()
+            variable.assign(value)
+            for variable, value in zip(self.variables, _rows_of_this_rank(self._kept.values(), self._count_rows()))
         ]
         with tf.control_dependencies([] if tf.executing_eagerly() else taken):
             empty = [
@@ -239,18 +242,32 @@ def _empty_rows(variable, name):
     return made
 
 
-def _row_of_this_rank(variable, rows):
-    """Returns the value of a variable after a restore: the restored row of this rank.
+def _rows_of_this_rank(kept, counts):
+    """Returns the values of variables after a restore: for each the restored row of this rank.
 
     If the number of ranks has changed, the value is the mean of the rows. Without rows, the value stays.
 
-    Avoids a `tf.cond` for each variable, which would make graph construction slow.
+    Builds as few operators for a variable as possible, and no `tf.cond`: a `tf.function` traces them for each variable
+    whose value differs between ranks, such as every sum of `Accumulate`.
     """
-    ranks, count = collective.current(), tf.shape(rows)[0]
-    is_of_others = tf.logical_and(count > 1, tf.not_equal(count, ranks.size))
-    number = tf.where(is_of_others, 0, tf.clip_by_value(count - 1, 0, ranks.rank))  # one row is this rank's own
-    own = tf.concat([rows[number : number + 1], variable.read_value()[tf.newaxis]], axis=0)[0]
-    if rows.dtype.is_floating or rows.dtype == tf.bool:
-        mean = tf.reduce_mean if rows.dtype.is_floating else tf.reduce_any
-        own = tf.where(is_of_others, mean(rows, axis=0), own)
-    return own
+    ranks, counts = collective.current(), tf.stack(counts)
+    are_of_others = tf.logical_and(counts > 1, tf.not_equal(counts, ranks.size))
+    numbers = tf.where(are_of_others, 0, tf.clip_by_value(counts - 1, 0, ranks.rank))  # one row is this rank's own
+    zero, one = tf.constant([0]), tf.constant([1])
+    begins, ends = (tf.unstack(at[:, tf.newaxis], len(kept)) for at in (numbers, numbers + 1))
+    values = []
+    for (variable, row_variable), begin, end, is_of_others in zip(
+        kept, begins, ends, tf.unstack(are_of_others, len(kept))
+    ):
+        rows = row_variable.read_value()
+        found = tf.concat([_slice(rows, begin, end, one), tf.expand_dims(variable.read_value(), 0)], axis=0)
+        own = _slice(found, zero, one, one, shrink_axis_mask=1)
+        if rows.dtype.is_floating or rows.dtype == tf.bool:
+            mean = tf.reduce_mean if rows.dtype.is_floating else tf.reduce_any
+            own = tf.where(is_of_others, mean(rows, axis=0), own)
+        values.append(own)
+    return values
+
+
+def _slice(tensor, begin, end, strides, **masks):
+    return tf.raw_ops.StridedSlice(input=tensor, begin=begin, end=end, strides=strides, **masks)
