@@ -122,11 +122,11 @@ class _AveragingMethods:
         averaging = KerasPipeline(pipeline, self._owner)
         self._pipelines.append(averaging)
 
-        @tf.autograph.experimental.do_not_convert
         @functools.wraps(original)
         def replacement(*arguments, **keywords):
             return new_method(original, averaging, *arguments, **keywords)
 
+        replacement.__module__ = __name__  # AutoGraph leaves functions of this package alone
         object.__setattr__(optimizer, method_name, replacement)
 
     def _average_pairs(self, pipeline, pairs):

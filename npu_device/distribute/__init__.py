@@ -30,7 +30,6 @@ __all__ = [
 ]
 
 
-@tf.autograph.experimental.do_not_convert
 def all_reduce(values: Any, reduction: str = "mean", fusion: int = 1, fusion_id: int = -1, group: str = WORLD) -> Any:
     """Combines a value, or each value of a list, over the ranks.
 
@@ -63,7 +62,6 @@ def all_reduce(values: Any, reduction: str = "mean", fusion: int = 1, fusion_id:
     return given if isinstance(values, (list, tuple)) else given[0]
 
 
-@tf.autograph.experimental.do_not_convert
 def broadcast(values: Any, root_rank: int = 0, fusion: int = 2, fusion_id: int = 0, group: str = WORLD) -> None:
     """Assigns to variables on all ranks their values on one rank.
 

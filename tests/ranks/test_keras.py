@@ -312,6 +312,29 @@ def broadcast_at_first(kind):
         return snapshot.taken
 
 
+def trained_with_a_condition(wrap):
+    """On a rank: a weight after a step whose loss has an `if` that AutoGraph translates."""
+    weight = tf.Variable(1.0)
+    optimizer = wrap(tf.keras.optimizers.SGD(0.5))
+
+    def loss():
+        if weight > 0.0:
+            return weight * 1.0
+        return weight * 3.0
+
+    @tf.function
+    def step():
+        optimizer.minimize(lambda: loss(), [weight])
+
+    step()
+    return float(weight.numpy())
+
+
+@pytest.mark.parametrize("wrap", [npu_distributed_optimizer_wrapper, KerasDistributeOptimizer, npu_keras_optimizer])
+def test_a_loss_in_a_function_may_have_conditions(on_ranks, wrap):
+    assert on_ranks(2, trained_with_a_condition, wrap) == [0.5, 0.5]
+
+
 def transfers_of_single_values():
     """On a rank: how many values the callback sends one by one before the first batch."""
     communicator, eager = type(collective.current()), []
