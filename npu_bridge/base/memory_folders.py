@@ -126,7 +126,7 @@ def _remove_leftovers(prefix: str, kept_name: str) -> None:
         if not name.startswith(prefix) or path == kept_name:
             continue
         with contextlib.suppress(OSError):
-            if time.time() - max(found.st_mtime for _, found in walk(path)) > _KEPT_SECS:
+            if time.time() - max((found.st_mtime for _, found in walk(path)), default=time.time()) > _KEPT_SECS:
                 lock = _lock_folder(path)
                 if lock is not None:
                     _remove_folder(path)

@@ -130,6 +130,12 @@ def test_a_folder_is_kept_for_an_hour_after_its_last_file_was_written():
     make_memory_folder(memory_folder_name(folder.path)).close()
 
 
+def test_a_folder_that_goes_while_it_is_looked_at_is_no_error(monkeypatch):
+    listed = [*os.listdir(memory_folders._ROOT), f"npu_bridge-{os.getuid()}-gone"]
+    monkeypatch.setattr(os, "listdir", lambda path: listed)
+    make_memory_folder().close()
+
+
 def test_a_folder_of_somebody_elses_making_is_not_used(monkeypatch, tmp_path):
     monkeypatch.setattr(memory_folders, "_ROOT", str(tmp_path))
     (tmp_path / "elsewhere").mkdir()
