@@ -44,7 +44,7 @@ class RankLink:
         os.close(file)
         self._process = os.getpid()
         self._unread = b""
-        self._has_told_error = False
+        self._last_error = ""
         self._stop_request = stop_request.stop_request_of_process()
         self._stop_request.connect_launcher(self.send)
         self._sampler = MainThreadSampler(threading.main_thread().ident or 0)
@@ -92,12 +92,12 @@ class RankLink:
             self._attempt(self._send_news)
 
     def _attempt(self, action: Callable[..., None], *arguments: str) -> None:
-        """Calls a function. An unexpected error is logged once, as the rank must also carry out the orders after it."""
+        """Calls a function. Logs an unexpected error if it is new, as the rank must carry out the orders after it."""
         try:
             action(*arguments)
-        except Exception:
-            if not self._has_told_error:
-                self._has_told_error = True
+        except Exception as error:
+            if repr(error) != self._last_error:
+                self._last_error = repr(error)
                 _LOG.warning("npu-run: an unexpected error; the rank still carries out orders", exc_info=True)
 
     def _send_news(self) -> None:

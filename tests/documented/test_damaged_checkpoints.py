@@ -122,7 +122,7 @@ def test_a_checkpoint_that_a_training_replaces_while_it_is_read_is_not_damaged(f
 def test_a_checkpoint_is_read_again_only_if_its_files_have_changed(folder, monkeypatch):
     load, read = tf.train.load_checkpoint, []
     monkeypatch.setattr(tf.train, "load_checkpoint", lambda path: [read.append(path), load(path)][1])
-    for seconds, count in ((0, 2), (-60, 3)):  # of new files, the times say little
+    for seconds, count in ((3600, 2), (-3600, 3)):  # of new files, the times say little
         for file in (INDEX, DATA):
             os.utime(folder / file, (time.time() + seconds, time.time() + seconds))
         for _ in range(2):

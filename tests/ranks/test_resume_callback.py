@@ -92,7 +92,6 @@ def _ends_of_restores(path):
     return ends
 
 
-@pytest.mark.slow("three trainings of Keras on two ranks")
 def test_a_training_can_be_restored_again(on_ranks, tmp_path):
     for whole, *restored in on_ranks(2, _ends_of_restores, str(tmp_path / "model.keras")):
         assert restored == [whole, whole]

@@ -45,7 +45,7 @@ def resumed_on_rank_0_alone(is_broadcast, folder):
     return before.everything(), after.everything()
 
 
-@pytest.mark.slow("restores on all ranks are tested in test_sync_before_saving.py")
+@pytest.mark.few_fast(1, "the other kind of file")
 @pytest.mark.parametrize("is_broadcast", [False, True])
 def test_what_each_rank_keeps_gets_to_it_from_a_restore_on_rank_0_alone(on_ranks, tmp_path, is_broadcast):
     for whole, resumed in on_ranks(2, resumed_on_rank_0_alone, is_broadcast, str(tmp_path)):
