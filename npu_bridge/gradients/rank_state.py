@@ -208,11 +208,12 @@ class RankState:
         if is_building_graph():
             return
         trained = [variable for grad, variable in grads_and_vars if grad is not None]
-        references = {variable.ref() for variable in trained}
-        if not (self._have_slots >= references if self._comparison.owner else self._has_reported_restore):
+        compares = bool(self._comparison.owner)
+        references = {variable.ref() for variable in trained if compares}
+        if not (self._have_slots >= references if compares else self._has_reported_restore):
             make_slots()
             self._have_slots |= references
-        if self._comparison.owner:
+        if compares:
             variables = [*trained, *self._equal_variables()]
             self._comparison.compare_variables(variables, self.variables_of_this_rank(), self._is_start_warning_off)
         if not self._has_reported_restore:
