@@ -213,7 +213,7 @@ def train_and_read(folder, kind):
     return found
 
 
-@pytest.mark.few_fast(["NPUEstimator"], "ranks of the others wait in the same way")
+@pytest.mark.slow("test_a_resumed_job_continues_rank_0s_checkpoint_on_every_rank finds it, too")
 @pytest.mark.parametrize("kind", ["NPUEstimator", "Estimator", "without hooks", "MonitoredSession"])
 def test_what_rank_0_has_saved_is_there_when_training_ends(on_ranks, tmp_path, kind):
     of_rank_0, of_rank_1 = on_ranks(2, train_and_read, str(tmp_path), kind)

@@ -368,6 +368,7 @@ def groups_without_a_board():
     return "fine"
 
 
+@pytest.mark.slow("three ranks of its own")
 @pytest.mark.ranks(3)
 @pytest.mark.horovod("its groups are process sets")
 def test_where_horovod_allows_no_groups_the_message_says_how(on_ranks):
