@@ -179,7 +179,9 @@ class MainThreadSampler:
 
 @contextlib.contextmanager
 def frames_of_threads() -> Iterator[dict[int, types.FrameType]]:
-    """Provides the innermost frame of each thread, and empties the dict at the end of the block, which reads no file.
+    """Provides the innermost frame of each thread, and empties the dict at the end of the block.
+
+    Read no file in the block: until it ends, the process collects no garbage.
 
     The frame of the calling thread refers to the dict, so both would live until Python collects garbage, with all
     objects of all threads' functions.

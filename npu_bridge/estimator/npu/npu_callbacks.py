@@ -116,16 +116,12 @@ def broadcast_global_variables(root_rank: int) -> Any:
         are_ready = session.run([tf.compat.v1.is_variable_initialized(variable) for variable in variables])
         ready = [variable for variable, is_ready in zip(variables, are_ready) if is_ready]
         _check_equal_on_all_ranks(ready)
-        return tf.group(*_broadcast_assignments(ready, root_rank))
-
-
-def _broadcast_assignments(variables, root_rank):
-    communicator = collective.current()
-    # Named by position: Keras numbers names in the order of building, which can differ between ranks.
-    return [
-        variable.assign(communicator.broadcast(tf.convert_to_tensor(variable), root_rank, f"keras_variable_{position}"))
-        for position, variable in enumerate(variables)
-    ]
+        ranks, assigned = collective.current(), []
+        for position, variable in enumerate(ready):
+            # Named by position: Keras numbers names in the order of building, which can differ between ranks.
+            name = f"keras_variable_{position}"
+            assigned.append(variable.assign(ranks.broadcast(tf.convert_to_tensor(variable), root_rank, name)))
+        return tf.group(*assigned)
 
 
 def _check_equal_on_all_ranks(variables):

@@ -172,13 +172,12 @@ class MovingLossScaleManager(_SerializableManager):
         self._rule = rule
         self._constants: Any = functools.partial(dict, constants)  # a dict itself would become part of checkpoints
         self._first: Any = functools.partial(np.asarray, init_loss_scale)
-        state = self._new_variables()
-        self._loss_scale, self._fetched, self._good_steps, self._bad_steps = state
+        self._loss_scale, self._fetched, self._good_steps, self._bad_steps = self._new_variables()
         self._graph: Any = _outermost_graph() or (lambda: None)
 
     @property
     def variables(self) -> tuple:
-        """The variables of the default TF 1 graph or of eager execution; the first ones if there are none yet."""
+        """The variables in the default TF 1 graph or in eager execution; those made first if it has none yet."""
         here = _variables_in(_outermost_graph()).get(self)
         if here is None:
             return super().variables
