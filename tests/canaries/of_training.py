@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-import gc
 import importlib
 import os
 import sys
@@ -18,6 +17,7 @@ import tensorflow as tf
 
 from npu_bridge.base.tf_internals import callers, names, savers, training
 from tests.canaries import canary_of, expect, kept, of_keras3
+from tests.garbage import collect_garbage
 
 v1 = tf.compat.v1
 legacy = tf.keras.optimizers.legacy
@@ -229,7 +229,7 @@ def _():
             super().close()
 
     Watched().close()
-    gc.collect()
+    collect_garbage()
     expect(found == [False, True], f"calls of `close` by a script and by Python are distinguished as {found}")
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from npu_bridge.estimator.npu.npu_helpers import npu_config_proto
 from npu_bridge.estimator.npu.npu_session import decorate_sessions, decorator_tf_session
 from npu_bridge.options import of_graph, with_optimizer_entry
+from tests.garbage import collect_garbage
 from tests.session.conftest import sessions_that_read_options  # noqa: F401 - here, too
 
 tf1 = tf.compat.v1
@@ -96,7 +97,7 @@ def test_wrong_calls_fail_as_before():
         tf1.Session(tf1.ConfigProto())
     with pytest.raises(TypeError, match="tf.ConfigProto"):
         tf1.Session(config="text")
-    gc.collect()
+    collect_garbage()
 
 
 @pytest.mark.parametrize("kind", [tf1.Session, tf1.InteractiveSession])
@@ -104,7 +105,7 @@ def test_wrong_calls_fail_as_before():
 def test_illegal_option_is_an_error_at_construction(kind):
     with pytest.raises(ValueError, match="parameter_map: precision_mode .*'allow_mix_precision'"):
         kind(config=with_optimizer_entry(None, {"precision_mode": "allow_mix_precisio"}))
-    gc.collect()
+    collect_garbage()
 
 
 def _options_of(session):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import threading
 import time
@@ -23,6 +22,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUO
 from npu_bridge.reporting.step_hook import StepHook
 from npu_bridge.reporting.straggler_hook import StragglerHook
 from npu_bridge.stages import PartialSync
+from tests.garbage import collect_garbage
 from tests.npu_run.launching import npu_run, write_script
 from tests.ranks.ways import slow_scale
 
@@ -217,7 +217,7 @@ def graphs_left_after_their_trainings():
         return weakref.ref(graph)
 
     graphs = [train(added) for added in ([], [PartialSync(2)], [])]
-    gc.collect()
+    collect_garbage()
     return [graph() is not None for graph in graphs]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import pathlib
@@ -17,6 +16,7 @@ from npu_bridge.reporting import History, ReportCallback, ReportHook
 from npu_bridge.reporting.failure_hook import FailureHook
 from npu_bridge.reporting.page import describe_failure, note_failure, write_page
 from npu_bridge.session.precision import AccelerateTrainCallback
+from tests.garbage import collect_garbage
 from tests.npu_run.launching import wait_for
 from tests.reporting.stepping import run_steps
 
@@ -94,7 +94,7 @@ def test_an_error_that_a_script_handles_while_a_session_is_freed_is_not_that_of_
         raise KeyError("of other code")
     except KeyError:
         del session
-        gc.collect()
+        collect_garbage()
     assert json.loads((tmp_path / "report.json").read_text()).get("failure") is None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import logging
@@ -22,6 +21,7 @@ from npu_bridge.base.held_folders import FolderHeldError, hold_folder
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
 from npu_bridge.session import ModelDirInUseError, hold_model_dir
+from tests.garbage import collect_garbage
 from tests.goldens.counting_estimator import estimator_of, input_fn, model_fn
 from tests.holding import LOCK, held_by_another, leave_by_the_dead, python
 
@@ -403,7 +403,7 @@ def test_a_training_that_fails_gives_the_folder_back(make, tmp_path):
     estimator = make(tmp_path)
     with pytest.raises(ValueError, match="of the script"):
         estimator.train(input_fn, hooks=[Fails()], max_steps=4)
-    gc.collect()
+    collect_garbage()
     assert LOCK not in os.listdir(tmp_path)
     estimator.train(input_fn, max_steps=4)
     assert LOCK not in os.listdir(tmp_path)

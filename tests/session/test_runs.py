@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 
 import pytest
@@ -11,6 +10,7 @@ import tensorflow as tf
 from npu_bridge.graph import run as graph_run
 from npu_bridge.graph.run import run_of
 from npu_bridge.reporting.step_hook import StepHook
+from tests.garbage import collect_garbage
 from tests.session.models import FEATURES, LABELS, build, classic
 
 tf1 = tf.compat.v1
@@ -88,7 +88,7 @@ def test_a_run_is_read_once_until_the_graph_grows_and_ends_with_the_graph():
         assert run_of(graph, value).ops == (value.op,)
     gone = weakref.ref(graph)
     del graph, value, run
-    gc.collect()
+    collect_garbage()
     assert gone() is None
 
 
