@@ -7,6 +7,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from npu_bridge.base.arguments import check_number
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
@@ -106,7 +108,29 @@ def _is_reached(steps, limit):
     return steps >= limit
 
 
-def scale_variable(initial_value: Any) -> tuple[tf.Variable, tf.Tensor | None]:
+class ScaleVariables(NamedTuple):
+    """The variables of a loss scale in one graph, and the tensor that reads the scale; None in eager execution."""
+
+    scale: tf.Variable
+    fetched: tf.Tensor | None
+    good_steps: tf.Variable
+    bad_steps: tf.Variable
+
+
+def make_scale_variables(first: np.ndarray) -> ScaleVariables:
+    """Creates the variables of a loss scale outside of all conditions and loops.
+
+    Args:
+      first: the scale of the first step, or an array of several scales.
+    """
+    nothing = np.zeros(first.shape, np.int32)
+    with tf.init_scope():
+        return ScaleVariables(
+            *_scale_variable(first), counter_variable(nothing, "good_steps"), counter_variable(nothing, "bad_steps")
+        )
+
+
+def _scale_variable(initial_value: Any) -> tuple[tf.Variable, tf.Tensor | None]:
     """Creates the variable of a loss scale and, in a TF 1 graph, the tensor `loss_scale:0` that reads it.
 
     The op named `loss_scale` is a read of the variable, and the update waits for this read. The variable itself would

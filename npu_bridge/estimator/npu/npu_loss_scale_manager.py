@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,12 +20,12 @@ from npu_bridge.gradients.loss_scale_rule import (
     SMALLEST_SCALE,
     ScaleRule,
     ScaleState,
+    ScaleVariables,
     check_backoff,
     check_growth,
     check_scale,
-    counter_variable,
+    make_scale_variables,
     read_values,
-    scale_variable,
     write_values,
 )
 
@@ -127,21 +127,12 @@ class FixedLossScaleManager(_SerializableManager):
         return None if tf.executing_eagerly() else tf.no_op()
 
 
-class _ScaleVariables(NamedTuple):
-    """The variables of a loss scale in one graph, and the tensor that reads the scale."""
-
-    scale: tf.Variable
-    fetched: tf.Tensor | None
-    good_steps: tf.Variable
-    bad_steps: tf.Variable
-
-
 # By manager: its variables in eager execution, if it was made in a graph.
-_eager_variables: weakref.WeakKeyDictionary[Any, _ScaleVariables] = weakref.WeakKeyDictionary()
+_eager_variables: weakref.WeakKeyDictionary[Any, ScaleVariables] = weakref.WeakKeyDictionary()
 _COLLECTION = ("npu_bridge", "variables_of_scales")  # the same in a graph
 
 
-def _variables_in(graph: weakref.ref | None) -> weakref.WeakKeyDictionary[Any, _ScaleVariables]:
+def _variables_in(graph: weakref.ref | None) -> weakref.WeakKeyDictionary[Any, ScaleVariables]:
     if graph is None:
         return _eager_variables
     return kept_in_graph.find_or_make(graph(), _COLLECTION, weakref.WeakKeyDictionary)
@@ -172,7 +163,7 @@ class MovingLossScaleManager(_SerializableManager):
         self._rule = rule
         self._constants: Any = functools.partial(dict, constants)  # a dict itself would become part of checkpoints
         self._first: Any = functools.partial(np.asarray, init_loss_scale)
-        self._loss_scale, self._fetched, self._good_steps, self._bad_steps = self._new_variables()
+        self._loss_scale, self._fetched, self._good_steps, self._bad_steps = make_scale_variables(self._first())
         self._graph: Any = _outermost_graph() or (lambda: None)
 
     @property
@@ -290,24 +281,16 @@ class MovingLossScaleManager(_SerializableManager):
         state = self._variables(weakref.ref(session.graph) if hasattr(session, "graph") else _outermost_graph())
         return [state.scale, state.good_steps, state.bad_steps]
 
-    def _variables(self, graph: weakref.ref | None) -> _ScaleVariables:
+    def _variables(self, graph: weakref.ref | None) -> ScaleVariables:
         """Returns the variables of a TF 1 graph (None: of eager execution); makes them at the first call."""
         of_graph = graph() if graph is not None else None
         if of_graph is self._graph():
-            return _ScaleVariables(self._loss_scale, self._fetched, self._good_steps, self._bad_steps)
+            return ScaleVariables(self._loss_scale, self._fetched, self._good_steps, self._bad_steps)
         known = _variables_in(graph)
         if self not in known:
             with of_graph.as_default() if of_graph is not None else tf.init_scope(), tf.compat.v1.name_scope(None):
-                known[self] = self._new_variables()
+                known[self] = make_scale_variables(self._first())
         return known[self]
-
-    def _new_variables(self) -> _ScaleVariables:
-        first = self._first()
-        nothing = np.zeros(first.shape, np.int32)
-        with tf.init_scope():
-            return _ScaleVariables(
-                *scale_variable(first), counter_variable(nothing, "good_steps"), counter_variable(nothing, "bad_steps")
-            )
 
     def _write(self, state, session, owner):
         shape = tuple(self._loss_scale.shape)
