@@ -30,6 +30,6 @@ def seldom_collect():
 
     Modules of TensorFlow are a million objects that stay, and graphs come by the thousand.
     """
-    gc.collect()
+    collect_garbage()
     gc.freeze()
     gc.set_threshold(_OBJECTS)

@@ -59,6 +59,8 @@ def test_pairs(number, letter):
 """
 FAST = ["test_plain", "test_two[1]", "test_two[2]", "test_one[b]"]
 FAST += ["test_pairs[a-1]", "test_pairs[a-2]", "test_pairs[b-1]", "test_pairs[c-1]"]
+# However long it took: a busy machine can be late.
+TOO_LONG = r" took \d+\.\d s; a case of `make test` takes at most "
 
 
 @pytest.fixture
@@ -93,19 +95,17 @@ def test_a_mark_says_why(run, mark):
 def test_a_long_case_fails_the_fast_tier_alone(run, tmp_path):
     long = SUITE.replace('@pytest.mark.slow("long")\n', "")
     code, printed = run(long, "-m", "not slow")
-    assert code == 1 and re.search(
-        r"^test_suite\.py::test_slow took 0\.3 s; a case of `make test` takes at", printed, re.M
-    )
+    assert code == 1 and re.search(rf"^test_suite\.py::test_slow{TOO_LONG}", printed, re.M)
     assert "test_slow took" in (tmp_path / "out" / "times.txt").read_text()
     code, printed = run(long)
-    assert code == 0 and "took 0.3 s;" not in printed
+    assert code == 0 and not re.search(TOO_LONG, printed)
 
 
 def test_a_slow_machine_is_not_taken_for_slow_cases(run):
     cases = "".join(f"def test_{number}():\n    time.sleep(0.3)\n\n\n" for number in range(5))
     suite = f"import time\nfrom tests import times\n\ntimes._MOST_OF_ALL = 0.5\n\n\n{cases}"
     code, printed = run(suite, "-m", "not slow")
-    assert code == 0 and " took 0.3 s;" not in printed
+    assert code == 0 and not re.search(TOO_LONG, printed)
 
 
 def test_cases_that_ci_names_exist():
@@ -118,5 +118,5 @@ def test_minutes_of_folders_and_the_slowest_cases_are_kept(run, tmp_path):
     table = (tmp_path / "out" / "times.txt").read_text()
     for text in (printed, table):
         assert re.search(r"^ +0\.\d\d min +14 cases  in 0\.\d minutes$", text, re.M), text
-        assert re.search(r"^ +0\.3\d s  test_suite\.py::test_slow$", text, re.M), text
+        assert re.search(r"^ +\d+\.\d\d s  test_suite\.py::test_slow$", text, re.M), text
     assert code == 0

@@ -45,17 +45,26 @@ class KeyValueStore:
         """Stores the text of a rank; does nothing without a store."""
         if self.exists:
             request = urllib.request.Request(self._url + str(rank), data=text.encode(), method="PUT")
-            self._opener.open(request, timeout=_REQUEST_SECS).close()
+            self._open(request).close()
 
     def get(self, rank: int) -> str | None:
         """Returns the text of a rank, or None."""
         try:
-            with self._opener.open(self._url + str(rank), timeout=_REQUEST_SECS) as answer:
+            with self._open(self._url + str(rank)) as answer:
                 return answer.read().decode()
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
             raise
+
+    def _open(self, request):
+        """Sends a request, and once more if the server refuses it, as it does after this process has stood still."""
+        try:
+            return self._opener.open(request, timeout=_REQUEST_SECS)
+        except (ConnectionError, urllib.error.URLError) as error:
+            if not isinstance(getattr(error, "reason", error), ConnectionError):
+                raise
+        return self._opener.open(request, timeout=_REQUEST_SECS)
 
     def find_missing_ranks(self, size: int) -> list[int]:
         """Returns the ranks among 0..size-1 without a text; empty without a store."""

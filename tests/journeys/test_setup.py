@@ -38,7 +38,7 @@ class Machine:
         self.home = folder / "home"
         self.home.mkdir()
         self.checkout.mkdir()
-        shutil.copytree(ROOT / "tools", self.checkout / "tools")
+        shutil.copytree(ROOT / "tools", self.checkout / "tools", ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("Makefile", "setup.cfg"):
             shutil.copy(ROOT / name, self.checkout)
         for name in SHELL_TOOLS:

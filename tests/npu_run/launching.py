@@ -65,7 +65,7 @@ def write_ssh(folder: Path) -> dict[str, str]:
 PATIENT = """
 import os
 from npu_run.job import first_failure, hang, supervisor
-first_failure.SECONDARY_GRACE_SECS = supervisor.SECONDARY_GRACE_SECS = 200.0
+first_failure.SECONDARY_GRACE_SECS = supervisor.SECONDARY_GRACE_SECS = supervisor._LEAVE_SECS = 200.0
 is_hung = hang.HangDetector.is_hung
 hang.HangDetector.is_hung = lambda *arguments: os.path.exists("hanging") and is_hung(*arguments)
 """

@@ -114,8 +114,13 @@ def test_a_command_that_names_no_hosts_is_told_once(monkeypatch, tmp_path, answe
     assert len(told) == 1 and says in told[0], told
     assert hosts() == {}
     if "sleeper" in answer:
-        first = int((tmp_path / "sleeper").read_text().split()[0])
+        wait_for(lambda: _pids_in(tmp_path / "sleeper"), "a command that is quick enough to write its number")
+        first = _pids_in(tmp_path / "sleeper")[0]
         wait_for(lambda: not is_alive(first), "the end of the command")
+
+
+def _pids_in(path):
+    return list(map(int, path.read_text().split())) if path.exists() else []
 
 
 def test_hosts_stay_when_the_command_fails_later(monkeypatch, tmp_path):
@@ -359,7 +364,7 @@ def test_a_signal_while_a_job_ends_for_other_slots_lets_it_save(tmp_path, monkey
             pathlib.Path("saving").touch()
             while not pathlib.Path("signalled").exists():
                 time.sleep(0.01)
-            time.sleep(0.5)  # longer than the launcher takes to stop a rank
+            time.sleep(2)  # longer than the launcher takes to stop a rank
         request.exit_after_save(1)
         """,
     )

@@ -13,8 +13,9 @@ from npu_run.job.hosts import plan_job
 from tests.npu_run.launching import needs_horovod, npu_run, write_script
 
 SAYS = """
-import os
-print("rank", os.environ["RANK_ID"], "sees", os.environ.get("CUDA_VISIBLE" + "_DEVICES"), "")
+import os, sys
+seen = os.environ.get("CUDA_VISIBLE" + "_DEVICES")
+sys.stdout.write(f"rank {os.environ['RANK_ID']} sees {seen} \\n")  # at once: no other rank's line can come into it
 """
 
 

@@ -236,7 +236,7 @@ def disks(tmp_path_factory):
         yield full, fixed
     finally:
         for folder in mounted:
-            subprocess.run(["umount", str(folder)], check=True)
+            subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 class World:

@@ -15,6 +15,7 @@ import pytest
 
 from npu_bridge.collective import key_value_server
 from npu_bridge.collective.key_value_server import KeyValueServer, read_host, read_secret
+from npu_bridge.collective.key_value_store import KeyValueStore
 from tests.npu_run.launching import needs_horovod, npu_run, wait_for, write_script
 
 
@@ -95,6 +96,20 @@ def test_a_stranger_who_says_nothing_is_not_waited_for_long(server, monkeypatch)
     with socket.create_connection(("127.0.0.1", location.port), timeout=20) as stranger:
         assert stranger.recv(1) == b""
     assert server.refused == 1
+
+
+def test_a_rank_that_stood_still_meanwhile_asks_again(server, monkeypatch):
+    host = server.listen("127.0.0.1")
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", host.address)
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(host.port))
+    for call in (lambda store: store.put(1, "there"), lambda store: store.get(1)):
+        monkeypatch.setattr(key_value_server, "_HEAD_SECS", 0.0)
+        monkeypatch.setattr(server, "count_refused", lambda: monkeypatch.setattr(key_value_server, "_HEAD_SECS", 300.0))
+        result = call(KeyValueStore("of_test"))
+    assert result == "there"
+    server.stop()
+    with pytest.raises(OSError):
+        KeyValueStore("of_test").get(1)
 
 
 def test_what_a_member_may_store_is_bounded_too(server, monkeypatch):

@@ -31,7 +31,8 @@ from tests.npu_run.test_local_ranks import WAITING, assert_all_gone, wait_for_pi
 SAYS = """
 import os, sys
 names = "RANK_ID RANK_SIZE DEVICE_ID GREETING NPU_RUN_SET SLURM_PROCID HOROVOD_GLOO_IFACE"
-print("seen", *(os.environ.get(name) for name in names.split()), *sys.argv[1:], flush=True)
+values = ["seen", *(str(os.environ.get(name)) for name in names.split()), *sys.argv[1:]]
+sys.stdout.write(" ".join(values) + "\\n")  # at once, so that no other rank's line can come into it
 """
 
 

@@ -439,7 +439,7 @@ def results_that_one_rank_uses():
 
 
 def test_a_function_runs_collectives_whose_results_only_another_rank_uses(on_ranks):
-    first, second = on_ranks(2, results_that_one_rank_uses, time_limit_secs=60.0)
+    first, second = on_ranks(2, results_that_one_rank_uses)
     assert first == [[2.0, 2.0], [1.0, 1.0], [0.5] * 4, [1.0, 1.0], [1, 1], [1.0, 1.0], [1.0, 1.0]]
     assert second == [[1.0, 1.0]]
 

@@ -51,7 +51,7 @@ def test_parameters():
 
 def test_memory_of_this_process_and_of_others_of_its_host():
     block = np.ones(20_000_000)  # 160 MB
-    assert block.nbytes < current_memory_bytes() <= peak_memory() * 1.01
+    assert block.nbytes < current_memory_bytes() <= peak_memory() * 1.1  # the system counts roughly on many processors
     here = {"host": socket.gethostname()[:100]}
     places = [{**here, "process": os.getpid()}, {**here, "process": os.getppid()}, {"host": "elsewhere", "process": 1}]
     assert sorted(peak_memory_of_ranks(places, 0)) == [0, 1]

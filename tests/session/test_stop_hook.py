@@ -14,6 +14,16 @@ from npu_bridge.session import StopHook
 from npu_bridge.session.elastic import stop_hook
 from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE, StopRequest
 from npu_bridge.session.stop_together import StopTogether
+from tests.garbage import collect_garbage
+
+
+@pytest.fixture(autouse=True)
+def no_handler():
+    """Frees the signal: a training of another case that failed handles it until its callback is collected."""
+    collect_garbage()
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_hooks_behind_it_end_before_the_process_does(graph, tmp_path, monkeypatch):

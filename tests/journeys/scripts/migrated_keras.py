@@ -85,12 +85,16 @@ def as_estimator():
     """A Keras model with dropout as an NPUEstimator, which trains five steps in a run."""
     npu_clear_session()
     np.random.seed(get_rank_id())
+    tf.set_random_seed(get_rank_id())
     layers = [tf.keras.layers.Input([4]), tf.keras.layers.Dense(16), tf.keras.layers.Dropout(0.1)]
     model = tf.keras.Sequential([*layers, tf.keras.layers.Dense(1)])
     model.compile(loss="mse", optimizer=npu_keras_optimizer(tf.keras.optimizers.legacy.SGD(0.02)))
     steps = 20 if get_rank_id() == 0 else 0
     run_config = NPURunConfig(
-        model_dir=os.path.join(OUT, "as_estimator"), save_checkpoints_steps=steps, iterations_per_loop=5
+        model_dir=os.path.join(OUT, "as_estimator"),
+        save_checkpoints_steps=steps,
+        iterations_per_loop=5,
+        tf_random_seed=1,
     )
     estimator = model_to_npu_estimator(keras_model=model, config=run_config)
     estimator.train(input_fn=make_dataset, max_steps=5)
