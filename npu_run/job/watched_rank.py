@@ -12,7 +12,7 @@ import sys
 import termios
 import time
 import tty
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
 from npu_run.job.first_failure import InputEnd, RankEnding
@@ -21,35 +21,6 @@ from npu_run.job.output import TAIL_LINES, JointStream, RankLog, RankOutput
 
 # The exit code of ssh when the connection fails.
 _LOST_EXIT_CODE = 255
-
-
-class Process(Protocol):
-    """The process of a rank, on this machine (`RankProcess`) or another machine (`RemoteProcess`).
-
-    Attributes:
-      is_stopped: whether the process is stopped by a signal.
-      disconnect_reason: why the state of the process is unknown; "" while it is known.
-      last_sign_of_life: time of the last sign of life, in seconds on the monotonic clock.
-    """
-
-    is_stopped: bool
-    disconnect_reason: str
-    last_sign_of_life: float
-
-    def poll(self) -> int | None:
-        """Returns the exit code, or minus the number of the signal that killed the process; None while it runs."""
-
-    def send_signal(self, number: int) -> None:
-        """Sends a signal to the process and to every process of its process session."""
-
-    def send_order(self, order: str) -> None:
-        """Sends the rank one of the orders that `rank/link.py` carries out, such as "hold"."""
-
-    def read_remaining_output(self, *channels: str) -> None:
-        """Reads and passes on the rest of the output."""
-
-    def close(self) -> None:
-        """Closes the channels."""
 
 
 class WatchedRank:
@@ -62,7 +33,7 @@ class WatchedRank:
       streams: the launcher's output streams, under the names "stdout" and "stderr".
       log: the rank's log, which also gets all output; None without logs.
     Attributes:
-      process: the process that runs the rank.
+      process: the process that runs the rank: a `RankProcess`, or on another host a `RemoteProcess`.
       ending: how the rank ended; None while it runs.
       stuck: the reported call in which the rank's main thread is stuck, or None.
       position: the position of the rank's main thread when the rank was last asked.
@@ -76,7 +47,7 @@ class WatchedRank:
 
     def __init__(self, rank: int, streams: dict[str, JointStream], log: RankLog | None = None):
         self.rank = rank
-        self.process: Process
+        self.process: Any
         self.ending: RankEnding | None = None
         self.stuck: StuckCall | None = None
         self.position: ThreadPosition | None = None
