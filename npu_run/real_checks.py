@@ -287,7 +287,7 @@ def _find_config_error(
         {name for name in values if name not in known and (has_unknown_arguments or name in given_arguments)},
     )
     try:
-        settings = collect_settings(plain, IN_OBJECT, OPTIONS)
+        settings = collect_settings(plain, IN_OBJECT)
     except _REFUSALS:
         return None
     return next(

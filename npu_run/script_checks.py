@@ -157,8 +157,8 @@ def _find_session_error(settings: Iterable[_Setting], values: ExpressionEvaluato
             if error is not None:
                 return error
     try:
-        given = optimizer_entry_values(config, OPTIONS)
-        read = collect_settings(given, IN_SESSION, OPTIONS)
+        given = optimizer_entry_values(config)
+        read = collect_settings(given, IN_SESSION)
     except (TypeError, ValueError) as error:
         return error
     unknown = {option.name: UnknownValue() for option in OPTIONS if option.has_plain_value and option.name not in given}

@@ -71,7 +71,7 @@ def _can_be_toml_table(value: Any) -> bool:
     """Returns whether a value is a helper object that a file can hold: an object with all required values."""
     if not hasattr(value, "_declared_as"):
         return False
-    required = [o for o in value._option_table.options_of(value._declared_as) if o.default is REQUIRED]
+    required = [o for o in OPTIONS.options_of(value._declared_as) if o.default is REQUIRED]
     return all(getattr(value, option.attribute) is not None for option in required)
 
 

@@ -12,7 +12,7 @@ from npu_bridge.base.errors import message, shortened, shown
 from npu_bridge.base.reading import open_file, unreadable_file_error, wrong_format_error
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.kinds import HelperObject, RawBytes, TensorFlowObject
-from npu_bridge.options.table import RUN_CONFIG, OptionTable
+from npu_bridge.options.table import RUN_CONFIG
 
 # Parsing takes two seconds for each megabyte, and grows with the square of a line's length.
 _MOST_BYTES, LONGEST_LINE, _MOST_DOTS = 64 * 2**10, 4096, 16
@@ -46,7 +46,7 @@ def build_from_file(
     """
     content, text = read_toml(path, f"{cls.__name__}.from_file")
     tables = {name: content[name] for name in lists if name in content}
-    reader = TomlReader(os.fspath(path), text, getattr(cls, "_option_table", OPTIONS), helpers)
+    reader = TomlReader(os.fspath(path), text, helpers)
     made = {name: reader.make_objects(name, content.pop(name), make) for name, make in lists.items() if name in content}
     values = reader.constructor_values(RUN_CONFIG, content, "", skipped_keys=overrides)
     try:
@@ -89,31 +89,29 @@ class TomlReader:
     Args:
       path: the file, or another text that begins error messages.
       text: the text from which the TOML was parsed.
-      table: the known options.
       helpers: the helper classes, or other functions with their arguments, by owner name.
     """
 
-    def __init__(self, path: str, text: str, table: OptionTable, helpers: Mapping[str, type]):
+    def __init__(self, path: str, text: str, helpers: Mapping[str, type]):
         self._path = path
         self._lines = _key_lines(text)
-        self._table = table
         self._helpers = helpers
 
     def constructor_values(
         self, owner: str, content: Mapping[str, Any], section: str, skipped_keys: Container[str] = ()
     ) -> dict[str, Any]:
         """Returns the constructor values of an owner from its table; `section` is a prefix such as "dump_config."."""
-        names = [option.name for option in self._table.options_of(owner)]
+        names = [option.name for option in OPTIONS.options_of(owner)]
         values = {}
         for key, value in content.items():
             if key not in names:
-                raise self.add_location(self._table.unknown_option_error(ValueError, owner, key), section)
+                raise self.add_location(OPTIONS.unknown_option_error(ValueError, owner, key), section)
             if key not in skipped_keys:
                 values[key] = self._convert_value(key, value, section)
         return values
 
     def _convert_value(self, key: str, value: Any, section: str) -> Any:
-        kind = self._table[key].kind
+        kind = OPTIONS[key].kind
         if isinstance(kind, HelperObject):
             if not isinstance(value, dict):
                 place, expected = self._location(section + key), f"[{section}{key}] with {kind.owner}'s parameters"

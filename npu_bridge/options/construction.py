@@ -11,7 +11,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.errors import message, option_error, say_once, shortened, shown
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.reading import DEFAULT_CHECKPOINT_STEPS, check_helper_object
-from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, OptionTable
+from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG
 
 # Parameters of tf.estimator.RunConfig, in the order in which it checks them.
 BASE_PARAMETERS = (
@@ -29,7 +29,7 @@ BASE_PARAMETERS = (
 )
 
 
-def declare_constructor(owner: str, option_table: OptionTable = OPTIONS) -> Callable[[type], type]:
+def declare_constructor(owner: str) -> Callable[[type], type]:
     """Returns a class decorator that gives a config class the constructor that its options describe.
 
     The constructor calls `_set_up(values)` of the class with the bound values. Its signature and the `Args` of the
@@ -37,25 +37,23 @@ def declare_constructor(owner: str, option_table: OptionTable = OPTIONS) -> Call
 
     Args:
       owner: the owner under which the table lists the options.
-      option_table: the options.
     """
 
     def add_constructor(cls: type) -> type:
         base = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
         base_only = {name for name, one in base.items() if one.kind is one.POSITIONAL_OR_KEYWORD} - {"self"}
-        base_only.difference_update(option.name for option in option_table.options_of(owner))
+        base_only.difference_update(option.name for option in OPTIONS.options_of(owner))
 
         def __init__(self, *args, **kwargs):
             others = {name: kwargs.pop(name) for name in base_only.intersection(kwargs)}
-            self._set_up(option_table.bind(owner, args, kwargs), **others)
+            self._set_up(OPTIONS.bind(owner, args, kwargs), **others)
 
-        __init__.__signature__ = option_table.signature(owner)  # type: ignore[attr-defined]
+        __init__.__signature__ = OPTIONS.signature(owner)  # type: ignore[attr-defined]
         __init__.__qualname__ = f"{cls.__qualname__}.__init__"
         __init__.__module__ = cls.__module__
         cls.__init__ = __init__  # type: ignore[misc]
         cls._declared_as = owner  # type: ignore[attr-defined]
-        cls._option_table = option_table  # type: ignore[attr-defined]
-        lines = [f"  {o.name}: {o.doc} {_sentence_start(o.expected)}." for o in option_table.options_of(owner)]
+        lines = [f"  {o.name}: {o.doc} {_sentence_start(o.expected)}." for o in OPTIONS.options_of(owner)]
         summary, title, errors = (cls.__doc__ or "").rstrip().partition("Raises:")
         cls.__doc__ = "\n    ".join([f"{summary.rstrip()}\n", "Args:", *lines, title + errors, ""])
         return cls
@@ -67,11 +65,10 @@ class DeclaredConfig:
     """A base of the helper config classes, which checks the values and then stores them as attributes."""
 
     _declared_as = ""
-    _option_table = OPTIONS
 
     def _set_up(self, values: Mapping[str, Any]) -> None:
-        check_helper_object(self._declared_as, values, self._option_table)
-        for option in self._option_table.options_of(self._declared_as):
+        check_helper_object(self._declared_as, values)
+        for option in OPTIONS.options_of(self._declared_as):
             setattr(self, option.attribute, values[option.name])
 
     def __repr__(self) -> str:
@@ -94,13 +91,11 @@ def format_call(config: Any, **defaults: Any) -> str:
 
 def changed_values(config: Any, **defaults: Any) -> dict[str, Any]:
     """Returns, by parameter, the values of a config object that differ from defaults; arguments as in `format_call`."""
-    pairs = [
-        (option, getattr(config, option.attribute)) for option in config._option_table.options_of(config._declared_as)
-    ]
+    pairs = [(option, getattr(config, option.attribute)) for option in OPTIONS.options_of(config._declared_as)]
     return {o.name: value for o, value in pairs if value != defaults.get(o.name, o.default)}
 
 
-def check_run_config(values: Mapping[str, Any], table: OptionTable = OPTIONS) -> None:
+def check_run_config(values: Mapping[str, Any]) -> None:
     """Checks the values given to an NPURunConfig, in the documented order; combinations of options are checked later.
 
     Raises:
@@ -109,7 +104,7 @@ def check_run_config(values: Mapping[str, Any], table: OptionTable = OPTIONS) ->
 
     def check_options(*names: str, only_type: bool = False) -> None:
         for name in names:
-            table[name].check(values[name], IN_OBJECT, only_type=only_type)
+            OPTIONS[name].check(values[name], IN_OBJECT, only_type=only_type)
 
     check_options("iterations_per_loop", "mix_compile_mode")
     if values["mix_compile_mode"] and values["iterations_per_loop"] != 1:
@@ -129,7 +124,7 @@ def check_run_config(values: Mapping[str, Any], table: OptionTable = OPTIONS) ->
             "save_checkpoints_secs=None",
             "Leave one of the two out.",
         )
-    check_options(*(option.name for option in table.options_of(RUN_CONFIG)))
+    check_options(*(option.name for option in OPTIONS.options_of(RUN_CONFIG)))
 
 
 def _check_cluster(values: Mapping[str, Any]) -> None:

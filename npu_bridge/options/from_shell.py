@@ -19,7 +19,7 @@ from npu_bridge.base.terminal import escape_in_line
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.config_file import LONGEST_LINE, TomlReader, parse_toml
 from npu_bridge.options.kinds import HelperObject
-from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, OptionTable
+from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG
 
 _PYTHON_WORDS = {"True": True, "False": False}
 
@@ -38,27 +38,24 @@ def pass_settings_to_ranks(assignments: Sequence[str]) -> None:
         if isinstance(o.kind, HelperObject)
     }
     for word in assignments:
-        reader = TomlReader(_error_prefix(word), "", OPTIONS, helpers)
+        reader = TomlReader(_error_prefix(word), "", helpers)
         values = reader.constructor_values(RUN_CONFIG, _parse_assignment(word), "")
         try:
             _check_values(RUN_CONFIG, **values)
         except (TypeError, ValueError) as error:
-            raise _add_setting_location(error, word, OPTIONS) from error
+            raise _add_setting_location(error, word) from error
     environment.write_variable(environment.SETTINGS, json.dumps(list(assignments)))
     environment.write_variable(environment.SETTINGS_READ, 0)
 
 
 @contextlib.contextmanager
-def apply_settings(
-    values: Mapping[str, Any], table: OptionTable, helpers: Mapping[str, type]
-) -> Iterator[dict[str, Any]]:
+def apply_settings(values: Mapping[str, Any], helpers: Mapping[str, type]) -> Iterator[dict[str, Any]]:
     """Overrides the values with which an `NPURunConfig` is made, in the block of this context manager.
 
     After the block, rank 0 prints, once for each place in the script, which NPURunConfig was changed.
 
     Args:
       values: constructor values, by parameter.
-      table: the options of the NPURunConfig.
       helpers: the helper classes by owner name.
     Yields:
       The values, overridden by the settings.
@@ -70,9 +67,9 @@ def apply_settings(
     changed, word = dict(values), ""
     try:
         for word in words:
-            changed.update(_merge_settings(RUN_CONFIG, changed, _parse_assignment(word), table, helpers))
+            changed.update(_merge_settings(RUN_CONFIG, changed, _parse_assignment(word), helpers))
     except (TypeError, ValueError) as error:
-        raise _add_setting_location(error, word, table) from error
+        raise _add_setting_location(error, word) from error
     try:
         yield changed
     except (TypeError, ValueError) as error:
@@ -80,7 +77,7 @@ def apply_settings(
         failing_word = next((word for word in words if option in _list_nested_names(_parse_assignment(word))), None)
         if failing_word is None:
             raise
-        raise _add_setting_location(error, failing_word, table) from error
+        raise _add_setting_location(error, failing_word) from error
     if words:
         environment.write_variable(environment.SETTINGS_READ, 1)
         if environment.probable_rank() == 0:
@@ -124,8 +121,8 @@ def _check_values(owner: str, **values: Any) -> None:
             option.check(values[option.name], IN_OBJECT)
 
 
-def _add_setting_location(error: Exception, assignment: str, table: OptionTable) -> Exception:
-    return TomlReader(_error_prefix(assignment), "", table, {}).add_location(error, "")
+def _add_setting_location(error: Exception, assignment: str) -> Exception:
+    return TomlReader(_error_prefix(assignment), "", {}).add_location(error, "")
 
 
 def _list_nested_names(content: Mapping[str, Any]) -> Iterator[str]:
@@ -135,16 +132,17 @@ def _list_nested_names(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _merge_settings(
-    owner: str, before: Mapping[str, Any], content: Mapping[str, Any], table: OptionTable, helpers: Mapping[str, type]
+    owner: str, before: Mapping[str, Any], content: Mapping[str, Any], helpers: Mapping[str, type]
 ) -> dict[str, Any]:
     """Returns the settings in `content` by option name; a table becomes a copy of its helper object, with changes."""
     values = {}
     for name, value in content.items():
-        kind = table[name].kind
+        kind = OPTIONS[name].kind
         if isinstance(kind, HelperObject):
             helper = before.get(name)
-            own = {} if helper is None else {o.name: getattr(helper, o.attribute) for o in table.options_of(kind.owner)}
-            value = helpers[kind.owner](**{**own, **_merge_settings(kind.owner, own, value, table, helpers)})
+            options = () if helper is None else OPTIONS.options_of(kind.owner)
+            own = {option.name: getattr(helper, option.attribute) for option in options}
+            value = helpers[kind.owner](**{**own, **_merge_settings(kind.owner, own, value, helpers)})
         values[name] = value
     return values
 

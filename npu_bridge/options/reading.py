@@ -25,7 +25,6 @@ from npu_bridge.options.table import (
     RUN_CONFIG,
     Option,
     OptionSource,
-    OptionTable,
     UnknownKeyError,
 )
 from npu_bridge.options.training_options import TrainingOptions
@@ -46,15 +45,14 @@ def read_run_config(config: Any) -> TrainingOptions:
     Raises:
       TypeError, ValueError: an option, or a combination of options, is illegal.
     """
-    table = find_option_table(config)
-    given = optimizer_entry_values(session_config(config), table)
-    own = _values_of_config(config, table)
-    sent = _values_sent_to_session(own, table)
+    given = optimizer_entry_values(session_config(config))
+    own = _values_of_config(config)
+    sent = _values_sent_to_session(own)
     for name in given.keys() & sent.keys():
-        _warn_of_overridden_entry(table[name], given[name], sent[name])
+        _warn_of_overridden_entry(OPTIONS[name], given[name], sent[name])
     given.update(sent)
-    given.update({name: value for name, value in own.items() if table[name].key is None})
-    return _apply_rules(collect_settings(given, IN_OBJECT, table))
+    given.update({name: value for name, value in own.items() if OPTIONS[name].key is None})
+    return _apply_rules(collect_settings(given, IN_OBJECT))
 
 
 def _warn_of_overridden_entry(option, value, own):
@@ -65,18 +63,17 @@ def _warn_of_overridden_entry(option, value, own):
         say_once(logging.WARNING, message("NPURunConfig", problem, expected, got, fix))
 
 
-def read_session_config(session_config: Any, table: OptionTable = OPTIONS) -> TrainingOptions:
+def read_session_config(session_config: Any) -> TrainingOptions:
     """Returns the options of a session.
 
     Reads all entries named `NpuOptimizer` in order; for each key, the last value counts.
 
     Args:
       session_config: a ConfigProto, with or without such entries, or None.
-      table: the known options.
     Raises:
       ValueError: a value, or a combination of options, is illegal. Unknown keys only cause a warning.
     """
-    return _apply_rules(collect_settings(optimizer_entry_values(session_config, table), IN_SESSION, table))
+    return _apply_rules(collect_settings(optimizer_entry_values(session_config), IN_SESSION))
 
 
 def read_option_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
@@ -88,23 +85,21 @@ def read_option_keywords(function: str, values: Mapping[str, Any]) -> TrainingOp
     Raises:
       TypeError, ValueError: an option, or a combination of options, is illegal.
     """
-    return _apply_rules(collect_settings(dict(values), OptionSource(is_session=False, function=function), OPTIONS))
+    return _apply_rules(collect_settings(dict(values), OptionSource(is_session=False, function=function)))
 
 
 def parameter_values(config: Any) -> dict[str, Any]:
     """Returns an NPURunConfig's values for the parameter_map, by session key: `str`, `int` or `bool`."""
-    table = find_option_table(config)
-    sent = _values_sent_to_session(_values_of_config(config, table), table)
-    return {table[name].key: table[name].kind.normalise(value) for name, value in sent.items()}
+    sent = _values_sent_to_session(_values_of_config(config))
+    return {OPTIONS[name].key: OPTIONS[name].kind.normalise(value) for name, value in sent.items()}
 
 
-def with_optimizer_entry(session_config: Any, values: Mapping[str, Any], table: OptionTable = OPTIONS) -> Any:
+def with_optimizer_entry(session_config: Any, values: Mapping[str, Any]) -> Any:
     """Returns a copy of a ConfigProto with one more `NpuOptimizer` entry.
 
     Args:
       session_config: a ConfigProto, left unchanged; None for an empty one.
       values: by session key, as from `parameter_values`.
-      table: the known options.
     Returns:
       A new ConfigProto.
     Raises:
@@ -119,34 +114,29 @@ def with_optimizer_entry(session_config: Any, values: Mapping[str, Any], table: 
     entry = changed.graph_options.rewrite_options.custom_optimizers.add()
     entry.name = ENTRY_NAME
     for key, value in values.items():
-        slot = table.option_by_key(key).kind.session_field
+        slot = OPTIONS.option_by_key(key).kind.session_field
         setattr(entry.parameter_map[key], slot, value.encode("utf-8") if isinstance(value, str) else value)
     return changed
 
 
 def make_session_config(config: Any) -> Any:
     """Copies an NPURunConfig's ConfigProto, and adds an `NpuOptimizer` entry with all options of the NPURunConfig."""
-    return with_optimizer_entry(session_config(config), parameter_values(config), find_option_table(config))
+    return with_optimizer_entry(session_config(config), parameter_values(config))
 
 
-def find_option_table(config: Any) -> OptionTable:
-    """Returns the option table from which the class of a config object was declared."""
-    return getattr(type(config), "_option_table", OPTIONS)
-
-
-def check_helper_object(owner: str, values: Mapping[str, Any], table: OptionTable) -> None:
+def check_helper_object(owner: str, values: Mapping[str, Any]) -> None:
     """Checks the values of one helper object: first each value, then combinations within the object.
 
     Raises:
       TypeError, ValueError: a value, or a combination, is illegal.
     """
-    options = table.options_of(owner)
+    options = OPTIONS.options_of(owner)
     for option in options:
         option.check(values[option.name], IN_OBJECT)
     plain = {o.name: o.normalise(values[o.name]) for o in options if o.has_plain_value}
     given = frozenset(name for name, value in values.items() if value is not None)
     for rule in HELPER_RULES.get(owner, ()):
-        rule(Settings(plain, given, IN_OBJECT, table))
+        rule(Settings(plain, given, IN_OBJECT))
 
 
 def _apply_rules(settings: Settings) -> TrainingOptions:
@@ -158,13 +148,13 @@ def _apply_rules(settings: Settings) -> TrainingOptions:
     return TrainingOptions({**values, **imposed}, _log_unusual_options(settings))
 
 
-def collect_settings(given_values: dict[str, Any], source: OptionSource, table: OptionTable) -> Settings:
+def collect_settings(given_values: dict[str, Any], source: OptionSource) -> Settings:
     """Returns the input of the rules: the given values, each checked, and the defaults of all other options.
 
     Raises:
       TypeError, ValueError: a value is illegal.
     """
-    plain_options = [option for option in table if option.has_plain_value]
+    plain_options = [option for option in OPTIONS if option.has_plain_value]
     for option in plain_options:
         if option.name in given_values:
             option.check(given_values[option.name], source)
@@ -172,7 +162,7 @@ def collect_settings(given_values: dict[str, Any], source: OptionSource, table: 
     for option in plain_options:
         if option.variable and option.name not in given_values:
             _read_environment_value(option, values, source)
-    return Settings(values, frozenset(n for n, v in given_values.items() if v is not None), source, table)
+    return Settings(values, frozenset(n for n, v in given_values.items() if v is not None), source)
 
 
 def _normalise_value(option: Option, values: Mapping[str, Any]) -> Any:
@@ -204,13 +194,13 @@ def _log_unusual_options(settings: Settings) -> list[str]:
     # Only an NPURunConfig writes this key, and it has already given these warnings about its own options.
     is_sent = settings.place.is_session and "min_group_size" in settings.given
     names = []
-    for option in settings.table:
+    for option in OPTIONS:
         value = settings.values.get(option.name)
         usual = [option.absent if settings.place.is_session else option.default]
         usual += [option.default] if is_sent else []
         usual += [DEFAULT_CHECKPOINT_STEPS] if option.name == "save_checkpoints_steps" else []
         is_own = option.name in settings.given and value not in usual
-        if not is_own or (is_sent and option.name in _option_values_of_task(settings.table)):
+        if not is_own or (is_sent and option.name in _option_values_of_task()):
             continue
         names.append(option.name)
         if is_sent or environment.probable_rank() != 0:
@@ -241,11 +231,11 @@ def announce_ineffective_options(options: TrainingOptions) -> None:
     say_on_terminal(f"npu_bridge: {some} ({names}): npu-run effects {script} lists them")
 
 
-def _values_of_config(config: Any, table: OptionTable) -> dict[str, Any]:
+def _values_of_config(config: Any) -> dict[str, Any]:
     """Returns the plain values of an NPURunConfig and of its helper objects, by option name."""
-    owners = _find_config_objects(config, table)
+    owners = _find_config_objects(config)
     values: dict[str, Any] = {}
-    for option in table:
+    for option in OPTIONS:
         owner = owners.get(option.owner)
         if option.has_plain_value and owner is not None:
             values[option.name] = getattr(owner, option.attribute)
@@ -254,12 +244,12 @@ def _values_of_config(config: Any, table: OptionTable) -> dict[str, Any]:
     return values
 
 
-def _values_sent_to_session(config_values: Mapping[str, Any], table: OptionTable) -> dict[str, Any]:
+def _values_sent_to_session(config_values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of an NPURunConfig that are sent to a session."""
-    dynamic = [config_values.get(option.name) for option in table.options_of(DYNAMIC_INPUT)]
+    dynamic = [config_values.get(option.name) for option in OPTIONS.options_of(DYNAMIC_INPUT)]
     sent = {}
     for name, value in config_values.items():
-        option = table[name]
+        option = OPTIONS[name]
         is_incomplete = option.owner == DYNAMIC_INPUT and None in dynamic
         if not option.key or is_incomplete or (option.needs and not config_values.get(option.needs)):
             continue
@@ -267,28 +257,27 @@ def _values_sent_to_session(config_values: Mapping[str, Any], table: OptionTable
             value = option.absent
         if value is not None or not option.accepts_none:
             sent[option.name] = value
-    sent.update(_option_values_of_task(table))
+    sent.update(_option_values_of_task())
     return sent
 
 
-def _find_config_objects(config: Any, option_table: OptionTable, owner: str = RUN_CONFIG) -> dict[str, Any]:
+def _find_config_objects(config: Any, owner: str = RUN_CONFIG) -> dict[str, Any]:
     """Returns a config object and its helper objects by owner name; None for an unset helper."""
     found = {owner: config}
-    for option in option_table.options_of(owner):
+    for option in OPTIONS.options_of(owner):
         if isinstance(option.kind, HelperObject):
             helper = None if config is None else getattr(config, option.attribute)
-            found.update(_find_config_objects(helper, option_table, option.kind.owner))
+            found.update(_find_config_objects(helper, option.kind.owner))
     return found
 
 
-def _option_values_of_task(table: OptionTable) -> dict[str, Any]:
+def _option_values_of_task() -> dict[str, Any]:
     task = environment.read_tf_config().get("task") or {}
     own = {"job": task.get("type", "localhost"), "task_index": int(task.get("index", 0))}
-    own.update(use_off_line=True, min_group_size=True)
-    return {name: value for name, value in own.items() if name in table}
+    return {**own, "use_off_line": True, "min_group_size": True}
 
 
-def optimizer_entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
+def optimizer_entry_values(session_config: Any) -> dict[str, Any]:
     """Returns the values in all `NpuOptimizer` entries of a ConfigProto, by option name."""
     given: dict[str, Any] = {}
     if session_config is None:
@@ -298,7 +287,7 @@ def optimizer_entry_values(session_config: Any, table: OptionTable) -> dict[str,
             continue
         for key in sorted(entry.parameter_map):
             try:
-                option = table.option_by_key(key)
+                option = OPTIONS.option_by_key(key)
             except UnknownKeyError as error:  # scripts can have keys of newer NPU stacks
                 say_once(logging.WARNING, str(error))
                 continue

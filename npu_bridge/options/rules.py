@@ -9,7 +9,8 @@ from typing import Any, Callable, NamedTuple
 
 from npu_bridge.base.errors import message, option_error, say_once, shown
 from npu_bridge.options import grammar
-from npu_bridge.options.table import DUMP, EXPERIMENTAL, PROFILING, OptionSource, OptionTable
+from npu_bridge.options.catalogue import OPTIONS
+from npu_bridge.options.table import DUMP, EXPERIMENTAL, PROFILING, OptionSource
 from npu_bridge.options.table_precision import MIXED_PRECISION_MODES
 
 DEFAULT_PROFILING_OPTIONS = (
@@ -31,13 +32,11 @@ class Settings(NamedTuple):
       values: plain values by option name; rules that correct a value change it here.
       given: names of the options that were set; the others have the NPU stack's defaults.
       place: the place where the options were set.
-      table: the options.
     """
 
     values: dict[str, Any]
     given: frozenset[str]
     place: OptionSource
-    table: OptionTable
 
     def make_error(self, name: str, problem: str, expected: str, fix: str) -> Exception:
         """Returns a ValueError about option `name`; `{}` in `problem` stands for the name in the user's spelling."""
@@ -49,7 +48,7 @@ class Settings(NamedTuple):
         say_once(logging.WARNING, message(*self._message_parts(name, problem, expected, fix)))
 
     def _message_parts(self, name: str, problem: str, expected: str, fix: str) -> tuple[str, str, str, str, str]:
-        option = self.table[name]
+        option = OPTIONS[name]
         problem = problem.format(self.place.spelling(option))
         return self.place.holder_of(option), problem, expected, shown(self.values[name]), fix
 
@@ -66,14 +65,14 @@ class Settings(NamedTuple):
             parse(self.values[name])
         except ValueError as reason:
             raise self.make_error(
-                name, "{} is not usable", self.table[name].expected, f"Correct it: {reason}."
+                name, "{} is not usable", OPTIONS[name].expected, f"Correct it: {reason}."
             ) from reason
 
 
 def check_only_one_precision_mode(settings: Settings) -> None:
     """Refuses `precision_mode` together with `precision_mode_v2`."""
     if settings.values["precision_mode"] is not None and settings.values["precision_mode_v2"] is not None:
-        spelling = settings.place.spelling(settings.table["precision_mode"])
+        spelling = settings.place.spelling(OPTIONS["precision_mode"])
         problem = f"{{}} is set together with {spelling}={settings.values['precision_mode']!r}"
         raise settings.make_error("precision_mode_v2", problem, "only one of the two", "Keep precision_mode_v2.")
 

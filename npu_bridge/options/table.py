@@ -224,10 +224,6 @@ class OptionTable:
         fix = f"It belongs to {other.owner}." if other else ""
         return unknown_name_error(kind, owner, name, [option.name for option in self.options_of(owner)], fix)
 
-    def with_options(self, *options: Option) -> OptionTable:
-        """Returns a table with more options."""
-        return OptionTable((*self._options, *options))
-
     def signature(self, owner: str) -> inspect.Signature:
         """Returns the constructor signature of an owner, `self` included."""
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

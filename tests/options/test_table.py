@@ -12,16 +12,19 @@ from npu_bridge.options import OPTIONS, make_session_config, read_run_config, re
 from npu_bridge.options.construction import declare_constructor
 from npu_bridge.options.environment_table import VARIABLES
 from npu_bridge.options.kinds import Integer
-from npu_bridge.options.table import RUN_CONFIG, Option, recorded
+from npu_bridge.options.table import RUN_CONFIG, Option, OptionTable, recorded
 from tools import options_pages
 
 FAKE = Option(89, "fake_level", Integer(0, 3), "A made-up level.", recorded("Made up."), default=1)
 
 
-def test_one_entry_is_enough_for_a_new_option():
-    table = OPTIONS.with_options(FAKE)
+def test_one_entry_is_enough_for_a_new_option(monkeypatch):
+    with pytest.raises(TypeError, match="fake_level"):
+        NPURunConfig(fake_level=2)
+    for name, value in vars(OptionTable([*OPTIONS, FAKE])).items():
+        monkeypatch.setattr(OPTIONS, name, value)
 
-    @declare_constructor(RUN_CONFIG, table)
+    @declare_constructor(RUN_CONFIG)
     class Extended(NPURunConfig):
         """One option more."""
 
@@ -30,12 +33,10 @@ def test_one_entry_is_enough_for_a_new_option():
     config = Extended(fake_level=2)
     assert config._fake_level == 2
     assert read_run_config(config).fake_level == 2
-    assert read_session_config(make_session_config(config), table) == read_run_config(config)
+    assert read_session_config(make_session_config(config)) == read_run_config(config)
     assert options_pages.row(FAKE)[:2] == ("`fake_level` `.i`", "an integer in 0..3; `1`")
     with pytest.raises(ValueError, match="fake_level"):
         Extended(fake_level=4)
-    with pytest.raises(TypeError, match="fake_level"):
-        NPURunConfig(fake_level=2)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_one_entry_is_enough_for_a_new_option():
 )
 def test_table_refuses_contradictions(option):
     with pytest.raises(ValueError, match="options: "):
-        OPTIONS.with_options(option)
+        OptionTable([*OPTIONS, option])
 
 
 def test_every_option_has_an_honest_effect_and_a_line():

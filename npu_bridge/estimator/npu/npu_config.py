@@ -17,7 +17,7 @@ from npu_bridge import collective
 from npu_bridge.base.tf_internals.training import distribute_config, restrict_file_writing
 from npu_bridge.collective.exchanges import wait_for_ranks
 from npu_bridge.gradients import collections
-from npu_bridge.options import construction, from_shell, make_session_config, read_run_config
+from npu_bridge.options import OPTIONS, construction, from_shell, make_session_config, read_run_config
 from npu_bridge.options.construction import DeclaredConfig, declare_constructor
 from npu_bridge.options.table import DUMP, DYNAMIC_INPUT, EXPERIMENTAL, GRAPH_MEMORY, MEMORY, PROFILING, RUN_CONFIG
 from npu_bridge.session import precision
@@ -157,11 +157,11 @@ class NPURunConfig(tf.estimator.RunConfig):
         return self.__dict__.get("_stages", ())
 
     def _set_up(self, values: dict[str, Any], **base_arguments: Any) -> None:
-        with from_shell.apply_settings(values, self._option_table, _HELPERS) as changed:
+        with from_shell.apply_settings(values, _HELPERS) as changed:
             self._initialise(changed, base_arguments)
 
     def _initialise(self, values: dict[str, Any], other_keywords: dict[str, Any]) -> None:
-        construction.check_run_config(values, self._option_table)
+        construction.check_run_config(values)
         strategy = values["distribute"]
         of_base = {name: values[name] for name in construction.BASE_PARAMETERS}
         if values["model_dir"] is not None:
@@ -171,7 +171,7 @@ class NPURunConfig(tf.estimator.RunConfig):
             of_base["experimental_distribute"] = distribute_config(strategy)
         super().__init__(**of_base, **other_keywords)
         restrict_file_writing(NPURunConfig, lambda: collective.current().rank == 0, _wait_for_last_checkpoint)
-        for option in self._option_table.options_of(RUN_CONFIG):
+        for option in OPTIONS.options_of(RUN_CONFIG):
             if option.name not in (*construction.BASE_PARAMETERS, "distribute"):
                 setattr(self, option.attribute, values[option.name])
         construction.warn_about_checkpoint_times(
