@@ -102,19 +102,6 @@ def _():
     expect(not contrib.has_own_update(v1.train.SyncReplicasOptimizer(stock, 1)), "one around another updates itself")
 
 
-@canary_of(contrib.bounded_tensor_spec)
-def _():
-    spec = contrib.bounded_tensor_spec([2], tf.float32, 0.0, 1.0, "spec")
-    expect(spec.maximum == 1.0 and spec.name == "spec" and spec.shape == [2], "the bounds are others")
-
-
-@canary_of(contrib.smart_cond, contrib.smart_constant_value)
-def _():
-    expect(contrib.smart_cond(True, lambda: 1, lambda: 2, None) == 1, "the other branch was taken")
-    known = [contrib.smart_constant_value(value) for value in (True, tf.constant(False), v1.placeholder(tf.bool, []))]
-    expect(known == [True, False, None], f"what is known is {known}")
-
-
 @canary_of(contrib.remove_squeezable_dimensions)
 def _():
     labels, predictions = contrib.remove_squeezable_dimensions(tf.zeros([4, 1]), tf.zeros([4]), None)

@@ -91,27 +91,6 @@ def has_own_update(optimizer: tf.compat.v1.train.Optimizer) -> bool:
     return type(optimizer)._resource_apply_dense is not tf.compat.v1.train.Optimizer._resource_apply_dense
 
 
-def bounded_tensor_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str | None) -> Any:
-    """Returns a tensor's shape, dtype and bounds (`tensor_spec.BoundedTensorSpec`, TF 2.15)."""
-    from tensorflow.python.framework import tensor_spec
-
-    return tensor_spec.BoundedTensorSpec(shape, dtype, minimum, maximum, name)
-
-
-def smart_cond(predicate: Any, when_true: Callable, when_false: Callable, name: str | None) -> Any:
-    """Builds one branch if the predicate is constant, else `tf.cond` (`smart_cond.smart_cond`, TF 2.15)."""
-    from tensorflow.python.framework import smart_cond as module
-
-    return module.smart_cond(predicate, when_true, when_false, name)
-
-
-def smart_constant_value(predicate: Any) -> bool | None:
-    """Returns a predicate's static value, or None (`smart_cond.smart_constant_value`, TF 2.15)."""
-    from tensorflow.python.framework import smart_cond as module
-
-    return module.smart_constant_value(predicate)
-
-
 def remove_squeezable_dimensions(labels: Any, predictions: Any, name: str | None) -> tuple:
     """Returns labels and predictions of equal rank (`confusion_matrix.remove_squeezable_dimensions`, TF 2.15)."""
     from tensorflow.python.ops import confusion_matrix

@@ -1,6 +1,8 @@
 """`tf.contrib.framework`: model variables, argument scopes, checkpoints, nested structures."""
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.framework.smart_cond import smart_cond, smart_constant_value
+from tensorflow.python.framework.tensor_spec import BoundedTensorSpec
 from tensorflow.python.framework.tensor_util import constant_value, is_tensor
 from tensorflow.python.ops.gen_state_ops import is_variable_initialized as _is_variable_initialized
 from tensorflow.python.util import nest
@@ -10,7 +12,6 @@ from tf_slim.ops.framework_ops import *
 from tf_slim.ops.variables import *
 
 from npu_bridge.base.search import search as _search
-from npu_bridge.base.tf_internals import contrib
 from tensorflow1_compat.contrib.framework.tensor_util import (
     assert_same_float_dtype,
     assert_scalar,
@@ -47,21 +48,6 @@ def load_checkpoint(filepattern):
 def load_variable(checkpoint_dir, name):
     """Returns the value of a variable in a checkpoint."""
     return tf.train.load_variable(checkpoint_dir, name)
-
-
-def BoundedTensorSpec(shape, dtype, minimum, maximum, name=None):
-    """Returns a specification of a tensor: shape, dtype and inclusive bounds."""
-    return contrib.bounded_tensor_spec(shape, dtype, minimum, maximum, name)
-
-
-def smart_cond(pred, true_fn=None, false_fn=None, name=None):
-    """Builds a `tf.cond`, or only one branch if the value of `pred` is known while the graph is built."""
-    return contrib.smart_cond(pred, true_fn, false_fn, name)
-
-
-def smart_constant_value(pred):
-    """Returns the value of `pred` if it is known while the graph is built, else None."""
-    return contrib.smart_constant_value(pred)
 
 
 def fuse_op(graph_def, input_nodes, output_nodes, output_dtypes, output_quantized, op_name, op_type):
