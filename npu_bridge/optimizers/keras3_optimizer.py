@@ -77,7 +77,6 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """Makes an optimizer from the result of `get_config`."""
         deserialize = functools.partial(keras.optimizers.schedules.deserialize, custom_objects=custom_objects)
         return cls(**rule_arguments_from_config(config, deserialize))
 

@@ -54,7 +54,6 @@ class CudnnCompatibleGRUCell(tf.nn.rnn_cell.GRUCell):
         self.built = True
 
     def call(self, inputs, state):
-        """Returns (output, new state)."""
         gates = tf.nn.xw_plus_b(tf.concat([inputs, state], 1), self._gate_kernel, self._gate_bias)
         reset, update = tf.split(tf.sigmoid(gates), 2, axis=1)
         hidden = tf.nn.xw_plus_b(state, self._hidden_kernel, self._hidden_bias)

@@ -184,13 +184,11 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
             variable.assign(value)
 
     def get_config(self):
-        """Returns the inner optimizer and the settings as JSON types."""
         inner = keras.optimizers.serialize(self._optimizer)
         return to_python_numbers({"optimizer": inner, **self._settings.to_config(), "generation": "keras3"})
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """Makes an optimizer from the result of `get_config`."""
         inner = copy.deepcopy(config["optimizer"])  # Keras changes what it reads
         # Not `keras.optimizers.deserialize`, whose list lacks Lamb (Keras 3.15).
         optimizer = keras.saving.deserialize_keras_object(inner, custom_objects)

@@ -17,15 +17,12 @@ class WrappingOptimizer(tf.train.Optimizer):
         self._optimizer = optimizer
 
     def compute_gradients(self, *args, **kwargs):
-        """Calls the inner optimizer."""
         return self._optimizer.compute_gradients(*args, **kwargs)
 
     def get_slot(self, *args, **kwargs):
-        """Calls the inner optimizer."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args, **kwargs):
-        """Calls the inner optimizer."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
 

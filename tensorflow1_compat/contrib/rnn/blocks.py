@@ -51,7 +51,6 @@ class LSTMBlockCell(_LSTMBlockOptions, _TwoStateCell):
         self._set_options(num_units, forget_bias, cell_clip, use_peephole)
 
     def call(self, inputs, state):
-        """Returns (output, new state)."""
         before, h = state
         gates = tf.nn.bias_add(tf.matmul(tf.concat([inputs, h], 1), self._kernel), self._bias)
         i, new, f, o = tf.split(gates, 4, 1)
@@ -161,7 +160,6 @@ class GRUBlockCell(_OneStateCell):
     _names = ("w_ru", "b_ru", "w_c", "b_c")
 
     def call(self, inputs, h_prev):
-        """Returns (output, new state)."""
         gates = tf.nn.bias_add(tf.matmul(tf.concat([inputs, h_prev], 1), self._gate_kernel), self._gate_bias)
         r, u = tf.split(tf.sigmoid(gates), 2, 1)
         candidate = tf.matmul(tf.concat([inputs, r * h_prev], 1), self._candidate_kernel)

@@ -69,7 +69,6 @@ class LayerNormBasicLSTMCell(_TwoStateCell):
         self._keep_prob, self._seed = dropout_keep_prob, dropout_prob_seed
 
     def call(self, inputs, state):
-        """Returns (output, new state)."""
         c, h = state
         both = tf.concat([inputs, h], 1)
         kernel = tf.get_variable("kernel", [both.shape[-1], 4 * self._num_units], both.dtype)
@@ -110,7 +109,6 @@ class CoupledInputForgetGateLSTMCell(_TwoStateCell):
         return sizes if self._is_tuple else sum(sizes)
 
     def call(self, inputs, state):
-        """Returns (output, new state)."""
         c, h = state if self._is_tuple else tf.split(state, [self._num_units, self.output_size], 1)
         with tf.variable_scope(tf.get_variable_scope(), initializer=self._initializer):
             return self._step(inputs, c, h)
@@ -170,7 +168,6 @@ class NASCell(_TwoStateCell):
         self.built = True
 
     def call(self, inputs, state):
-        """Returns (output, new state)."""
         c, m = state
         m_matrix = tf.matmul(m, self.recurrent_kernel)
         if self._use_bias:
@@ -200,7 +197,6 @@ class UGRNNCell(_OneStateCell):
         self._forget_bias, self._activation = forget_bias, activation
 
     def call(self, inputs, state):
-        """Returns (output, new state)."""
         both = tf.concat([inputs, state], 1)
         with tf.variable_scope(tf.get_variable_scope(), initializer=self._initializer):
             kernel = tf.get_variable("kernel", [both.shape[-1], 2 * self._num_units], both.dtype)
@@ -225,7 +221,6 @@ class SRUCell(_OneStateCell):
         self.built = True
 
     def call(self, inputs, state):
-        """Returns (output, new state)."""
         candidate, f, r, shortcut = tf.split(tf.matmul(inputs, self._kernel), 4, axis=1)
         forget, reset = tf.split(tf.sigmoid(tf.nn.bias_add(tf.concat([f, r], 1), self._bias)), 2, axis=1)
         c = forget * state + (1 - forget) * candidate
@@ -251,7 +246,6 @@ class IndRNNCell(_OneStateCell):
         self.built = True
 
     def call(self, inputs, state):
-        """Returns (output, new state)."""
         new = self._activation(tf.matmul(inputs, self._kernel_w) + state * self._kernel_u + self._bias)
         return new, new
 
@@ -291,7 +285,6 @@ class ConvLSTMCell(RNNCell):
         return tf.TensorShape([*self._input_shape[:-1], self._channels + extra])
 
     def call(self, inputs, state, scope=None):
-        """Returns (output, new state)."""
         c, h = state
         both = tf.concat([inputs, h], -1)
         shape = [*self._kernel_shape, both.shape[-1], 4 * self._channels]

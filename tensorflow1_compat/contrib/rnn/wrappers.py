@@ -54,7 +54,6 @@ class InputProjectionWrapper(_WrappingCell):
         self._num_proj, self._activation = num_proj, activation
 
     def call(self, inputs, state):
-        """Returns (output, new state)."""
         return self._cell(_project(inputs, self._num_proj, self._activation), state)
 
 
@@ -72,7 +71,6 @@ class OutputProjectionWrapper(_WrappingCell):
         return self._output_size
 
     def call(self, inputs, state):
-        """Returns (output, new state)."""
         output, state = self._cell(inputs, state)
         return _project(output, self._output_size, self._activation), state
 
@@ -88,7 +86,6 @@ class EmbeddingWrapper(_WrappingCell):
         self._classes, self._size, self._initializer = embedding_classes, embedding_size, initializer
 
     def call(self, inputs, state):
-        """Returns (output, new state)."""
         scope = tf.get_variable_scope()
         initializer = self._initializer or scope.initializer or tf.random_uniform_initializer(-(3**0.5), 3**0.5)
         dtype = tf.nest.flatten(state)[0].dtype
@@ -164,7 +161,6 @@ class AttentionCellWrapper(_WrappingCell):
         return RNNCell.zero_state(self, batch_size, dtype)
 
     def call(self, inputs, state):
-        """Returns (output, new state)."""
         if not self._is_tuple:
             state = tf.split(state, [self._cell.state_size, self._attn_size, self._attn_size * self._length], 1)
         cell_state, attention, window = state

@@ -162,7 +162,6 @@ class BeamSearchDecoder(Decoder):
         return BeamSearchDecoderOutput(dtype, tf.int32, tf.int32)
 
     def initialize(self, name=None):
-        """Implements `Decoder.initialize`."""
         dtype = tf.nest.flatten(self._initial_cell_state)[0].dtype
         only_first = tf.one_hot(
             tf.zeros([self._batch_size], tf.int32), self._beam_width, tf.cast(0.0, dtype), tf.cast(-np.inf, dtype)
@@ -175,7 +174,6 @@ class BeamSearchDecoder(Decoder):
         return self._finished, self._start_inputs, state
 
     def step(self, time, inputs, state, name=None):
-        """Implements `Decoder.step`."""
         cell_state = tf.nest.map_structure(self._merge_beams, state.cell_state)
         outputs, next_cell_state = self._cell(self._merge_beams(inputs), cell_state)
         logits = self._split_beams(outputs)

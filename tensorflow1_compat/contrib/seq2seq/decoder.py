@@ -83,11 +83,9 @@ class BasicDecoder(Decoder):
         return BasicDecoderOutput(tf.nest.flatten(self._initial_state)[0].dtype, self._helper.sample_ids_dtype)
 
     def initialize(self, name=None):
-        """Implements `Decoder.initialize`."""
         return (*self._helper.initialize(), self._initial_state)
 
     def step(self, time, inputs, state, name=None):
-        """Implements `Decoder.step`."""
         with tf.name_scope(name, "BasicDecoderStep"):
             outputs, cell_state = self._cell(inputs, state)
             if self._output_layer is not None:

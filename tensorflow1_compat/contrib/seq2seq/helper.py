@@ -85,18 +85,15 @@ class CustomHelper(Helper):
         return self._sample_ids_dtype
 
     def initialize(self, name=None):
-        """Implements `Helper.initialize`."""
         finished, inputs = self._initialize_fn()
         if self._batch_size is None:
             self._batch_size = tf.size(finished)
         return finished, inputs
 
     def sample(self, time, outputs, state, name=None):
-        """Implements `Helper.sample`."""
         return self._sample_fn(time=time, outputs=outputs, state=state)
 
     def next_inputs(self, time, outputs, state, sample_ids, name=None):
-        """Implements `Helper.next_inputs`."""
         return self._next_inputs_fn(time=time, outputs=outputs, state=state, sample_ids=sample_ids)
 
 
@@ -116,7 +113,6 @@ class _MostLikelyHelper(Helper):
         return tf.int32
 
     def sample(self, time, outputs, state, name=None):
-        """Implements `Helper.sample`."""
         return tf.argmax(outputs, axis=-1, output_type=tf.int32)
 
 
@@ -154,12 +150,10 @@ class TrainingHelper(_MostLikelyHelper):
         return tf.nest.map_structure(lambda array: array.read(time), self._input_tas)
 
     def initialize(self, name=None):
-        """Implements `Helper.initialize`."""
         finished = tf.equal(0, self._sequence_length)
         return finished, tf.cond(tf.reduce_all(finished), lambda: self._zero_inputs, lambda: self._read_inputs(0))
 
     def next_inputs(self, time, outputs, state, sample_ids=None, name=None):
-        """Implements `Helper.next_inputs`."""
         finished = time + 1 >= self._sequence_length
         inputs = tf.cond(tf.reduce_all(finished), lambda: self._zero_inputs, lambda: self._read_inputs(time + 1))
         return finished, inputs, state
@@ -177,13 +171,11 @@ class ScheduledEmbeddingTrainingHelper(TrainingHelper):
         self._probability, self._seed, self._scheduling_seed = sampling_probability, seed, scheduling_seed
 
     def sample(self, time, outputs, state, name=None):
-        """Implements `Helper.sample`."""
         is_own = tf.random_uniform([self.batch_size], seed=self._scheduling_seed) < self._probability
         drawn = tf.cast(tf.reshape(tf.random.categorical(outputs, 1, seed=self._seed), [-1]), tf.int32)
         return tf.where(is_own, drawn, tf.fill([self.batch_size], -1))
 
     def next_inputs(self, time, outputs, state, sample_ids=None, name=None):
-        """Implements `Helper.next_inputs`."""
         finished, inputs, state = super().next_inputs(time, outputs, state, sample_ids)
         own = self._embedding(tf.maximum(sample_ids, 0))
         return finished, select_rows(sample_ids > -1, own, inputs), state
@@ -209,7 +201,6 @@ class ScheduledOutputTrainingHelper(TrainingHelper):
         return tf.cast(tf.random_uniform([self.batch_size], seed=self._seed) < self._probability, tf.int32)
 
     def next_inputs(self, time, outputs, state, sample_ids=None, name=None):
-        """Implements `Helper.next_inputs`."""
         finished, inputs, state = super().next_inputs(time, outputs, state, sample_ids)
         own = outputs if self._next_inputs_fn is None else self._next_inputs_fn(outputs)
         if self._auxiliary_width:
@@ -236,11 +227,9 @@ class GreedyEmbeddingHelper(_MostLikelyHelper):
         self._start_inputs = self._embedding_fn(self._start_tokens)
 
     def initialize(self, name=None):
-        """Implements `Helper.initialize`."""
         return tf.tile([False], [self._batch_size]), self._start_inputs
 
     def next_inputs(self, time, outputs, state, sample_ids, name=None):
-        """Implements `Helper.next_inputs`."""
         finished = tf.equal(sample_ids, self._end_token)
         inputs = tf.cond(tf.reduce_all(finished), lambda: self._start_inputs, lambda: self._embedding_fn(sample_ids))
         return finished, inputs, state
@@ -254,7 +243,6 @@ class SampleEmbeddingHelper(GreedyEmbeddingHelper):
         self._temperature, self._seed = softmax_temperature, seed
 
     def sample(self, time, outputs, state, name=None):
-        """Implements `Helper.sample`."""
         logits = outputs if self._temperature is None else outputs / self._temperature
         return categorical_sample(logits, seed=self._seed)
 

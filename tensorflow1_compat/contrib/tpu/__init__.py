@@ -69,9 +69,7 @@ class CrossShardOptimizer(_CrossShardOptimizer):
     """
 
     def compute_gradients(self, loss, var_list=None, **kwargs):
-        """Calls the inner optimizer."""
         return self._opt.compute_gradients(loss, var_list=var_list, **kwargs)
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        """Calls the inner optimizer."""
         return self._opt.apply_gradients(grads_and_vars, global_step, name)
