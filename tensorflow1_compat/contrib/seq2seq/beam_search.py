@@ -111,6 +111,8 @@ class BeamSearchDecoder(Decoder):
     `dynamic_decode` returns `FinalBeamSearchDecoderOutput(predicted_ids [batch, time, beams], ...)`.
     """
 
+    tracks_own_finished = True
+
     def __init__(
         self, cell, embedding, start_tokens, end_token, initial_state, beam_width, output_layer=None,
         length_penalty_weight=0.0, coverage_penalty_weight=0.0, reorder_tensor_arrays=True,
@@ -147,10 +149,6 @@ class BeamSearchDecoder(Decoder):
     @property
     def batch_size(self):
         return self._batch_size
-
-    @property
-    def tracks_own_finished(self):
-        return True
 
     @property
     def output_size(self):

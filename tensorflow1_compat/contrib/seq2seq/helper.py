@@ -100,17 +100,12 @@ class CustomHelper(Helper):
 class _MostLikelyHelper(Helper):
     """A base class of helpers whose samples are the most likely classes; subclasses set `_batch_size`."""
 
+    sample_ids_shape = tf.TensorShape([])
+    sample_ids_dtype = tf.int32
+
     @property
     def batch_size(self):
         return self._batch_size
-
-    @property
-    def sample_ids_shape(self):
-        return tf.TensorShape([])
-
-    @property
-    def sample_ids_dtype(self):
-        return tf.int32
 
     def sample(self, time, outputs, state, name=None):
         return tf.argmax(outputs, axis=-1, output_type=tf.int32)
