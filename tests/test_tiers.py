@@ -15,7 +15,7 @@ CONFTEST = """
 import pathlib
 from tests import tiers, times
 
-times.MOST_SECS = 0.2
+times.MOST_SECS = 1
 
 
 def pytest_configure(config):
@@ -93,7 +93,7 @@ def test_a_mark_says_why(run, mark):
 
 
 def test_a_long_case_fails_the_fast_tier_alone(run, tmp_path):
-    long = SUITE.replace('@pytest.mark.slow("long")\n', "")
+    long = SUITE.replace('@pytest.mark.slow("long")\n', "").replace("time.sleep(0.3)", "time.sleep(1.2)")
     code, printed = run(long, "-m", "not slow")
     assert code == 1 and re.search(rf"^test_suite\.py::test_slow{TOO_LONG}", printed, re.M)
     assert "test_slow took" in (tmp_path / "out" / "times.txt").read_text()
@@ -103,7 +103,7 @@ def test_a_long_case_fails_the_fast_tier_alone(run, tmp_path):
 
 def test_a_slow_machine_is_not_taken_for_slow_cases(run):
     cases = "".join(f"def test_{number}():\n    time.sleep(0.3)\n\n\n" for number in range(5))
-    suite = f"import time\nfrom tests import times\n\ntimes._MOST_OF_ALL = 0.5\n\n\n{cases}"
+    suite = f"import time\nfrom tests import times\n\ntimes.MOST_SECS, times._MOST_OF_ALL = 0.2, 0.5\n\n\n{cases}"
     code, printed = run(suite, "-m", "not slow")
     assert code == 0 and not re.search(TOO_LONG, printed)
 

@@ -57,7 +57,7 @@ class EqualBlocks:
                 self._open[-1].threads.remove(thread)
                 if not self._open[-1].threads:
                     self._restore()
-                    self._changed.notify_all()
+                self._changed.notify_all()  # perhaps all threads that are left in blocks wait now
 
     def _can_join(self, values):
         return len(self._open) == 1 and self._open[0].values == values

@@ -18,8 +18,9 @@ from npu_run.errors import LaunchError
 TAIL_LINES = 40
 LOG_FILES = rb"^--- \d{4}-\d\d-\d\d "  # how logs of ranks begin
 
-# Python's unbuffered `print` writes the newline separately: long enough for it to arrive, too short to notice.
-_PARTIAL_LINE_SECS = 0.05
+# Python's unbuffered `print` writes each argument and the newline separately: long enough for them to arrive from a
+# rank that waits for a processor, too short to disturb.
+_PARTIAL_LINE_SECS = 0.25
 _TAIL_LINE_BYTES = 4096
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _GAP = "--- {count} bytes are not here: {reason}\n"
@@ -108,12 +109,14 @@ class RankOutput:
         """Receives new output of the rank; passes on whole lines and holds back the rest."""
         if self._log is not None:
             self._log(text)
-        self._held_since = now
+        if not self._held:
+            self._held_since = now
         # Held-back text is searched only once: a line can be many megabytes long.
         *lines, rest = text.split(b"\n")
         for line in lines:
             self._held += line
             self._write_line_to_joint_output(self._clear_held_text())
+            self._held_since = now
         self._held += rest
         if b"\r" in rest and self._prefix:
             self._held += _last_drawn_text(self._clear_held_text())

@@ -30,9 +30,9 @@ def test_lines_keep_their_rank_and_stay_whole(stream, ranks):
 
 def test_unfinished_line_of_rank_0_is_shown_after_a_moment(stream, ranks):
     ranks[0].receive_output(b"password? ", 5.0)
-    ranks[0].write_unfinished_line(5.01)
+    ranks[0].write_unfinished_line(5.2)
     assert stream.getvalue() == b""
-    ranks[0].write_unfinished_line(5.1)
+    ranks[0].write_unfinished_line(5.3)
     assert stream.getvalue() == b"password? "
 
 

@@ -72,9 +72,9 @@ def test_illegal_arguments(operator, x, keep_prob):
 
 @pytest.mark.parametrize("dtype, shape", [(tf.bool, None), (tf.uint8, [100, 1])])
 def test_mask_alone(dtype, shape):
-    mask = npu_aicore_ops.dropout_v4(tf.ones([100, 100]), 0.9, shape, output_dtype=dtype)
+    mask = npu_aicore_ops.dropout_v4(tf.ones([100, 100]), 0.5, shape, output_dtype=dtype)
     assert mask.dtype == dtype and mask.shape == (shape or [100, 100])
-    assert set(np.unique(mask)) == {0, 1} and np.mean(mask) > 0.7
+    assert set(np.unique(mask)) == {0, 1} and 0.2 < np.mean(mask) < 0.8
 
 
 def test_stateless_dropout_repeats_itself():

@@ -108,6 +108,7 @@ def test_initial_values_that_operators_draw(monkeypatch):
     """Sorting once is not enough here: the pass that sorts also takes operators out, and others into their place."""
     monkeypatch.setenv(IMITATION, "1")
     with tf.Graph().as_default() as graph:
+        tf1.set_random_seed(1)
         value = tf.ones([2, 8, 8, 4])
         for number in range(4):
             kernel = tf1.random_normal_initializer(stddev=0.1, seed=number)

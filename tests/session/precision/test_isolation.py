@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import threading
+import time
 
 import numpy as np
 
@@ -109,6 +110,7 @@ def test_threads_in_one_block_may_each_begin_another_inside():
             meeting.wait(20)
             with blocks.enter(lambda: {"name": text}):
                 seen = entries["name"]
+            time.sleep(0.05)  # the other thread looks meanwhile
             found.append((seen, entries["name"]))
 
     threads = [threading.Thread(target=nest, args=(text,), daemon=True) for text in "ab"]
