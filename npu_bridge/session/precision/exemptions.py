@@ -13,7 +13,7 @@ from npu_bridge.gradients.collections import LOSS_SCALE, LOSS_SCALE_STATE, UPDAT
 from npu_bridge.graph.operators import list_elements
 from npu_bridge.session.precision.modes import Policy
 from npu_bridge.session.precision.operator_dtypes import OperatorDtypes
-from npu_bridge.session.precision.rewriter import MATRIX_TYPES
+from npu_bridge.session.precision.type_lists import MATRIX_TYPES
 
 KEEP_DTYPE = "_keep_dtype"  # operators with this attribute are exempt from every change of dtype
 

@@ -32,7 +32,7 @@ from npu_bridge.base.tf_internals.functions import rewritten_graph
 from npu_bridge.base.tf_internals.graphs import function_definitions, has_kernel, operator_definition
 from npu_bridge.session.precision.mixlist import Mixlist
 from npu_bridge.session.precision.modes import BFLOAT16, FLOAT16, Policy
-from npu_bridge.session.precision.type_lists import PREFIX
+from npu_bridge.session.precision.type_lists import MATRIX_TYPES, PREFIX
 
 IMITATION = f"{PREFIX}EMULATE_FP16"
 _LISTS = ("ALLOWLIST", "INFERLIST", "CLEARLIST", "DENYLIST")
@@ -41,26 +41,6 @@ _SWITCHES = {
     ("CPU", BFLOAT16): "auto_mixed_precision_onednn_bfloat16",
     ("GPU", FLOAT16): "auto_mixed_precision",
 }
-MATRIX_TYPES = frozenset(
-    {
-        "BatchMatMul",
-        "BatchMatMulV2",
-        "BatchMatMulV3",
-        "Conv2D",
-        "Conv2DBackpropFilter",
-        "Conv2DBackpropInput",
-        "Conv3D",
-        "Conv3DBackpropFilter",
-        "Conv3DBackpropFilterV2",
-        "Conv3DBackpropInput",
-        "Conv3DBackpropInputV2",
-        "DepthwiseConv2dNative",
-        "DepthwiseConv2dNativeBackpropFilter",
-        "DepthwiseConv2dNativeBackpropInput",
-        "Einsum",
-        "MatMul",
-    }
-)
 # Never forced into a list: types that only move values between frames (the rewriter colours loops as a whole), have
 # no single dtype, or hold their value as an attribute.
 _EXCLUDED_TYPES = frozenset(

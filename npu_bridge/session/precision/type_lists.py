@@ -76,6 +76,8 @@ _ALSO = {
         deny=_split_type_names(""),
     ),
 }
+# Matrix products and convolutions of every kind.
+MATRIX_TYPES = _BOTH.allow | _split_type_names("BatchMatMulV3 Conv3DBackpropFilter Conv3DBackpropInput")
 # Types of the clear list whose results can need more bits than their inputs: they add up or interpolate.
 _ADDING = frozenset(
     {name for name in _BOTH.clear if name.startswith("MaxPool") and "Grad" in name}
