@@ -9,11 +9,10 @@ from typing import Any
 from npu_bridge.base.plain_config import to_python_numbers
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
-from npu_bridge.optimizers.fused import PendingUpdate, check_fused_argument, fused_batch_key, update_variables_together
-from npu_bridge.optimizers.groups import distinct_names
+from npu_bridge.optimizers.fused import check_fused_argument
 from npu_bridge.optimizers.hypers import rule_arguments_from_config
 from npu_bridge.optimizers.keras_optimizer import COMMON_ARGUMENTS, KerasOptimizerBase
-from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update_dtype
+from npu_bridge.optimizers.unfused import apply_norm_factor, update_dtype
 
 keras: Any = keras3.load_keras3(__name__)
 keras3.check_backend("npu_bridge.optimizers.keras3")
@@ -55,9 +54,6 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
             for slot, start in self._groups.treatment_of(value).rule.slots().items()
         }
 
-    def _current_rate(self):
-        return self.learning_rate
-
     def _serialize_rate(self):
         return super().get_config()["learning_rate"]
 
@@ -80,24 +76,11 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
         deserialize = functools.partial(keras.optimizers.schedules.deserialize, custom_objects=custom_objects)
         return cls(**rule_arguments_from_config(config, deserialize))
 
-    def joint_update_key(self, variable):
-        """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
-        return fused_batch_key(variable, self._groups.treatment_of(variable)) if self._is_fused else None
-
     def _distributed_tf_update_step(self, distribution, grads_and_vars, learning_rate):
         if not self._is_fused or distribution.num_replicas_in_sync > 1:
             super()._distributed_tf_update_step(distribution, grads_and_vars, learning_rate)
             return
-        pending = [
-            PendingUpdate(
-                variable, as_dense(grad, variable), self._slots_of(variable), self._groups.treatment_of(variable)
-            )
-            for grad, variable in grads_and_vars
-        ]
-        update_variables_together(pending, self._counter, self._settable_rate)
+        self._update_together(grads_and_vars)
 
     def _slots_of(self, variable):
         return self._slots[self._get_variable_index(variable)]
-
-    def _slots_by_name(self):
-        return dict(zip(distinct_names(self._updated), getattr(self, "_slots", ())))

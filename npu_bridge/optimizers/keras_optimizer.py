@@ -55,11 +55,16 @@ class KerasOptimizerBase:
     registered: Any = staticmethod(tf.keras.utils.register_keras_serializable("npu_bridge.keras"))
     schedule_class: type = tf.keras.optimizers.schedules.LearningRateSchedule
     iterations: Any
+    _is_fused = False
 
     @property
     def needs_all_gradients(self) -> bool:
         """True if an update needs the norm of all gradients, so that ranks cannot share the work."""
         return self.rule.uses_global_norm
+
+    def joint_update_key(self, variable):
+        """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
+        return fused_batch_key(variable, self._groups.treatment_of(variable)) if self._is_fused else None
 
     @property
     def _counter(self):
@@ -117,8 +122,20 @@ class KerasOptimizerBase:
         """Returns the learning rate that can be set; None for variables whose group has a separate rate."""
         return None if treatment.has_own_rate else self._current_rate()
 
-    def _slots_by_name(self) -> dict:
-        raise NotImplementedError
+    def _current_rate(self):
+        return self.learning_rate
+
+    def _update_together(self, grads_and_vars):
+        pending = [
+            PendingUpdate(
+                variable, as_dense(grad, variable), self._slots_of(variable), self._groups.treatment_of(variable)
+            )
+            for grad, variable in grads_and_vars
+        ]
+        update_variables_together(pending, self._counter, self._settable_rate)
+
+    def _slots_by_name(self):
+        return dict(zip(distinct_names(self._updated), getattr(self, "_slots", ())))
 
     def get_states(self) -> dict:
         """Returns the number of updates and the slots; see `states.get_states`."""
@@ -196,9 +213,6 @@ class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
         self._built = True
         self._assign_deferred_states()
 
-    def _current_rate(self):
-        return self.learning_rate
-
     def _rate_for_keras(self, rate):
         return super()._rate_for_keras(rate) if self._is_kept_by_keras(rate) else _RateOfEachUpdate(rate)
 
@@ -220,27 +234,14 @@ class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
         own = to_python_numbers({key: base[key] for key in ("name", *COMMON_ARGUMENTS)})
         return {**own, "fused": self._is_fused, **self._rule_config()}
 
-    def joint_update_key(self, variable):
-        """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
-        return fused_batch_key(variable, self._groups.treatment_of(variable)) if self._is_fused else None
-
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **keywords):
         if not self._is_fused or distribution.num_replicas_in_sync > 1:
             return super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **keywords)
-        pending = [
-            PendingUpdate(
-                variable, as_dense(grad, variable), self._slots_of(variable), self._groups.treatment_of(variable)
-            )
-            for grad, variable in grads_and_vars
-        ]
-        update_variables_together(pending, self.iterations, self._settable_rate)
+        self._update_together(grads_and_vars)
         return self.iterations.assign_add(1)
 
     def _slots_of(self, variable):
         return self._slots[self._index_dict[self._var_key(variable)]]
-
-    def _slots_by_name(self):
-        return dict(zip(distinct_names(self._updated), getattr(self, "_slots", ())))
 
 
 class KerasLegacyOptimizer(KerasOptimizerBase, tf.keras.optimizers.legacy.Optimizer):
