@@ -54,7 +54,7 @@ class BranchResults:
             self._made = dataclasses.replace(branch_step, grads_and_vars=pairs, notes=new)
         noted = [branch_step.notes[key] for key in self._made.notes]
         return [
-            *_tensors_of(branch_step.check),
+            *([] if branch_step.check is None else branch_step.check.verdicts),
             *noted,
             *(part for grad, _ in pairs if grad is not None for part in gradient_parts(grad)),
         ]
@@ -64,7 +64,7 @@ class BranchResults:
         made = self._made
         if made is None:  # eager execution, where the other branch did not run
             self._made = made = Step(grads_and_vars=self._given)
-        checks = [tf.constant(False) for _ in _tensors_of(made.check)]
+        checks = [] if made.check is None else [tf.constant(False) for _ in made.check.verdicts]
         noted = [tf.zeros(tensor.shape, tensor.dtype) for tensor in made.notes.values()]
         zeros = [
             zero_gradient_like(grad, variable)
@@ -76,7 +76,7 @@ class BranchResults:
     def unpack(self, step: Step, tensors: list) -> None:
         """Sets the values of a step to the tensors of the branch that ran."""
         made, parts = self._made, iter(tensors)
-        step.check = None if made.check is None else RankCheck(*(next(parts) for _ in _tensors_of(made.check)))
+        step.check = None if made.check is None else RankCheck(*(next(parts) for _ in made.check.verdicts))
         step.notes.update({key: next(parts) for key in made.notes})
         step.mark_as_unscaled()  # divided in the branch
         step.grads_and_vars = [
@@ -101,8 +101,3 @@ def run_part_if(is_run: tf.Tensor, step: Step, run: Callable[[Step], Any]) -> No
         return results.outputs_of(inside)
 
     results.unpack(step, make_tensors_if(is_run, branch, results.zero_outputs))
-
-
-def _tensors_of(check):
-    """Returns the tensors of a `RankCheck`, or of None."""
-    return [] if check is None else [tensor for tensor in (check.is_usable, check.early_decision) if tensor is not None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 from collections.abc import Iterator
@@ -79,19 +78,19 @@ class _DeterministicEngine(SessionEngine):
     place = EnginePlace.DETERMINISM
 
     def call_kernels(self, session, call, *arguments):
-        with _determinism_switch().turn_on_in_block():
+        with _SWITCH.turn_on_in_block():
             return self.inner.call_kernels(session, call, *arguments)
 
     def set_up_partial_run(self, session, fetches, feeds):
-        with _determinism_switch().turn_on_in_block():
+        with _SWITCH.turn_on_in_block():
             return self.inner.set_up_partial_run(session, fetches, feeds)
 
     def prepare_call(self, session, callable_options):
-        with _determinism_switch().turn_on_in_block():
+        with _SWITCH.turn_on_in_block():
             call = self.inner.prepare_call(session, callable_options)
 
         def run(*arguments, **keywords):
-            with _determinism_switch().turn_on_in_block():
+            with _SWITCH.turn_on_in_block():
                 return call(*arguments, **keywords)
 
         return run
@@ -121,7 +120,4 @@ class _DeterminismSwitch:
                     set_deterministic(False)
 
 
-@functools.cache
-def _determinism_switch() -> _DeterminismSwitch:
-    """Returns the determinism switch of this process."""
-    return _DeterminismSwitch()
+_SWITCH = _DeterminismSwitch()

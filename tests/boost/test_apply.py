@@ -228,7 +228,7 @@ def test_gradient_split_groups_cut_where_parameters_begin(capsys):
 
     def cut(optimizer):
         (stage,) = (stage for stage in make_stages(optimizer) if isinstance(stage, AllReduce))
-        return stage.split.strategy().split([4] * 5)
+        return stage.split_strategy().split([4] * 5)
 
     def make_stages(optimizer):
         return optimizer.backward_passes.pipeline.stages

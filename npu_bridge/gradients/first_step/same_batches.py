@@ -30,19 +30,7 @@ _MAX_HASHED_BYTES = 16 * 2**20  # of each tensor
 _NOTHING_SEEN = 0
 
 
-class FirstBatchOfGraph:
-    """Chooses the session run whose batch is compared: the first training run of a graph."""
-
-    def __init__(self):
-        self._has_looked = False
-
-    def tensors_to_compare(self, run: SessionRun) -> list[tf.Tensor] | None:
-        """Returns the tensors of the batch, which the run must also fetch; None if an earlier run was chosen."""
-        has_looked, self._has_looked = self._has_looked, True
-        return None if has_looked else _list_batch_tensors(run)
-
-
-def _list_batch_tensors(run):
+def list_batch_tensors(run: SessionRun) -> list[tf.Tensor]:
     """Lists the tensors that a run reads from iterators and queues and that the run can fetch."""
     read = [tensor for op in run.ops if _READERS.fullmatch(op.type) for tensor in op.outputs]
     readable = run.values if read else ()

@@ -221,7 +221,7 @@ class _StartValuesCheck(first_run.FirstRunCheck):
         super().__init__()
         self.watched: list[tuple[str, Callable, Callable]] = []
         self._done: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self._first_batch = same_batches.FirstBatchOfGraph()
+        self._has_chosen_batch = False
 
     def is_due(self, session):
         return len(self.watched) > self._done.get(session, 0)
@@ -244,7 +244,8 @@ class _StartValuesCheck(first_run.FirstRunCheck):
         self._done[session] = len(self.watched)
         if is_changed and slots is not None:
             run_without_engines(session, targets=slots.distribution_ops())
-        return self._first_batch.tensors_to_compare(run)
+        has_chosen_batch, self._has_chosen_batch = self._has_chosen_batch, True
+        return None if has_chosen_batch else same_batches.list_batch_tensors(run)
 
     def receive(self, fetched, fed):
         same_batches.compare_first_batches([*fetched, *fed])

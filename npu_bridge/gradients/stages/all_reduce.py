@@ -48,8 +48,6 @@ class AllReduce(ReducingStage):
       name: prefix of the names of collectives; the same on every rank.
       wire_dtype: the 16-bit dtype to which gradients are rounded before they are sent; None for no rounding. Gradients
         that already have 16 bits keep their dtype.
-    Attributes:
-      split: the split of this optimizer's gradients into fragments.
     Graph: name scope `<name>_Allreduce`; the collectives themselves are in the scope `transfers` at the root.
     """
 
@@ -58,11 +56,11 @@ class AllReduce(ReducingStage):
     def __init__(self, name: str, wire_dtype: tf.DType | None = None):
         self.transfer_name = name
         self._wire_dtype = wire_dtype
-        self.split = OptimizerSplit()
+        self._split: fragments.SplitStrategy | None = None
 
     def bind(self, name, first_parameters=None):
         super().bind(name, first_parameters)
-        self.split = OptimizerSplit(first_parameters)
+        self._split = first_parameters and fragments.SplitStrategy(first_parameters=first_parameters)
 
     def __repr__(self):
         is_plain = type(self) is not AllReduce or self._wire_dtype is None
@@ -71,10 +69,16 @@ class AllReduce(ReducingStage):
     def sent_bytes(self, other_bytes, ranks):
         return other_bytes if self._wire_dtype is None else other_bytes * self._wire_dtype.size / tf.float32.size
 
+    def split_strategy(self) -> fragments.SplitStrategy:
+        """Returns the split of this optimizer's gradients into fragments: that of the process at the first call."""
+        if self._split is None:
+            self._split = _split_of_process()
+        return self._split
+
     def fragments(self, grads_and_vars: Sequence) -> list[list[int]]:
         """Returns for each all-reduce a list of positions of gradients; the lists are equal on all ranks."""
         gradients = [grad for grad, _ in grads_and_vars]
-        return cut_fragments(gradients, [variable.name for _, variable in grads_and_vars], self.split.strategy())
+        return cut_fragments(gradients, [variable.name for _, variable in grads_and_vars], self.split_strategy())
 
     def agreed_settings(self, grads_and_vars):
         if collective.current().size == 1:
@@ -207,22 +211,8 @@ class _RoundedMeanReduction(_MeanReduction):
         return map_values(gathered, lambda values: tf.cast(values, tf.float32) / self.size)
 
 
-class OptimizerSplit:
-    """The split of one optimizer's gradients into fragments.
-
-    Args:
-      first_parameters: positions of the parameters at which a fragment begins; None for the split of the process at the
-        first call of `strategy`.
-    """
-
-    def __init__(self, first_parameters: tuple | None = None):
-        self._strategy = first_parameters and fragments.SplitStrategy(first_parameters=first_parameters)
-
-    def strategy(self) -> fragments.SplitStrategy:
-        """Returns the split strategy, the same one at every call."""
-        if self._strategy is None:
-            self._strategy = groups.groups_of_process().strategies.strategy_of(groups.WORLD)
-        return self._strategy
+def _split_of_process():
+    return groups.groups_of_process().strategies.strategy_of(groups.WORLD)
 
 
 def cut_fragments(
@@ -241,7 +231,7 @@ def cut_fragments(
     """
     dense = [position for position, grad in enumerate(gradients) if isinstance(grad, tf.Tensor)]
     ready = sorted(dense, key=backward_order_key(gradients))
-    strategy = strategy or OptimizerSplit().strategy()
+    strategy = strategy or _split_of_process()
     if strategy.last_indices is not None:
         _LOG.info(
             "Gradients in the order of set_split_strategy_by_idx: %s",
