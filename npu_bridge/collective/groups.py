@@ -132,7 +132,8 @@ class RankGroups:
     def _open_process_sets_on_all_ranks(self, wanted_members, whole_job, group_text):
         """Exchanges the wanted members with all ranks, then opens new sets on all ranks in one order."""
         meeting = f"create_group_{self._meetings}"
-        answers = whole_job.exchange_integers([_host_number(), *wanted_members], meeting, group_text)
+        host = environment.read_variable("HOROVOD_HOSTNAME") or platform.node()  # equal on all ranks of a machine
+        answers = whole_job.exchange_integers([zlib.crc32(host.encode()), *wanted_members], meeting, group_text)
         self._meetings += 1
         hosts = [answer[0] for answer in answers]
         sets = {tuple(answer[1:]) for answer in answers}.difference(self._opened)
@@ -180,8 +181,3 @@ def members_label(communicator: Communicator) -> str:
         return f"first{len(members)}"
     text = "_".join(map(str, members))
     return text if len(text) <= 24 else f"{len(members)}of{zlib.crc32(text.encode()):08x}"
-
-
-def _host_number():
-    """Returns a number that is equal for ranks on one machine, made from the machine's name."""
-    return zlib.crc32((environment.read_variable("HOROVOD_HOSTNAME") or platform.node()).encode())

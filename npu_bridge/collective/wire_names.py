@@ -73,17 +73,13 @@ class CollectivesOwner:
             self._label = _next_label("restored", _numbers)
         return self._label
 
-    def own_collectives_in_block(self) -> contextlib.AbstractContextManager[None]:
-        """Makes collectives inside the block belong to this owner."""
-        return _set_in_block(_of_owner, self.label)
-
 
 def assign_collectives_to_owner(method: Callable) -> Callable:
     """Decorates a method: its collectives belong to the `CollectivesOwner` in the object's attribute `transfers`."""
 
     @functools.wraps(method)
     def named(self, *arguments, **keywords):
-        with self.transfers.own_collectives_in_block():
+        with _set_in_block(_of_owner, self.transfers.label):
             return method(self, *arguments, **keywords)
 
     return named

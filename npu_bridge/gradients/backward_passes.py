@@ -50,7 +50,7 @@ class BackwardPasses:
           loss_id: position of the loss-scale manager.
           delays_unscale: keep the gradients scaled, and add them to the gradients of the next pass of this `loss_id`.
         """
-        delayed = self._delayed_gradients(step)
+        delayed = step.notes.setdefault(self, {})  # gradients that are still scaled, by `loss_id`
         added = [(grad, keras3.tensorflow_variable_of(variable)) for grad, variable in grads_and_vars]
         pairs = sum_gradients_by_variable(delayed.pop(loss_id, []), added)
         if delays_unscale:
@@ -77,10 +77,6 @@ class BackwardPasses:
             got = f"no such pass with loss_id={next(iter(delayed))}"
             raise ValueError(message(self._owner, problem, expected, got, "Leave delay_unscale out in the last pass."))
         return self._combine(step, step.grads_and_vars)
-
-    def _delayed_gradients(self, step):
-        """Returns the gradients of passes with `delays_unscale`, which are still scaled, in a dict by `loss_id`."""
-        return step.notes.setdefault(self, {})
 
 
 def check_loss_id(owner: str, loss_id: Any, pipeline: Pipeline) -> int:

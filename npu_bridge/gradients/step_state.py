@@ -33,7 +33,9 @@ def update_states(stages: Sequence[Stage], step: Step, after: Sequence, results:
     shared = next((ops for made_in, ops in of_step if all(map(operator.is_, made_in, place))), None)
     early, late = shared or [], []
     for stage in stages:
-        is_early = _is_needed_early(stage)
+        # The next step of a loop can begin before the update of the last fragment. So stages whose state the next step
+        # needs first do not wait for the update in a graph: they read no trained variables.
+        is_early = isinstance(stage, (ScalingStage, SelectingStage, SummingStage, ReducingStage))
         if is_early and shared is not None:
             continue
         with tf.control_dependencies([*after, *([] if is_early or tf.executing_eagerly() else results)]):
@@ -43,12 +45,3 @@ def update_states(stages: Sequence[Stage], step: Step, after: Sequence, results:
     if shared is None:
         of_step.append((place, early))
     return early + late
-
-
-def _is_needed_early(stage):
-    """Returns whether `after_update` of a stage does not wait for the update in a graph.
-
-    The next step of a loop can begin before the update of the last fragment. So stages whose state the next step needs
-    first do not wait: they read no trained variables.
-    """
-    return isinstance(stage, (ScalingStage, SelectingStage, SummingStage, ReducingStage))

@@ -72,7 +72,8 @@ class TensorWatch(tf.estimator.SessionRunHook):
         with self._lock:
             self._steps[pending.run.purpose] = pending.step + 1
             if pending.names:
-                self._attempt_to_handle_values(pending, dict(zip(pending.names, run_values.results)))
+                values = dict(zip(pending.names, run_values.results))
+                self._secondary.attempt(self.handle_fetched_values, pending.run, pending.step, values)
 
     def stop(self) -> None:
         """Stops fetching: later runs fetch no tensors."""
@@ -94,9 +95,6 @@ class TensorWatch(tf.estimator.SessionRunHook):
         else:
             write_tensors(folder, tensors, graph=self.graph_name_of(run), step=step)
         return folder
-
-    def _attempt_to_handle_values(self, pending, values):
-        self._secondary.attempt(self.handle_fetched_values, pending.run, pending.step, values)
 
 
 def find_tensor_places(ops: Iterable[tf.Operation], sides: Iterable[str], names: Any) -> Iterator[tuple]:

@@ -110,9 +110,5 @@ def _format_names_by_kind(names, other_names, kind_of_others=_SLOTS):
     by_name.sort(key=lambda name: next((number for number, part in enumerate(_SCALES) if part in name), -1))
     more = [f"{len(by_name) - _NAMES_IN_MESSAGE} more"] if len(by_name) > _NAMES_IN_MESSAGE else []
     return ", ".join(
-        [f"{kind} ({_format_variable_count(count)})" for kind, count in counts] + by_name[:_NAMES_IN_MESSAGE] + more
+        [f"{kind} ({count} variable{'s' * (count > 1)})" for kind, count in counts] + by_name[:_NAMES_IN_MESSAGE] + more
     )
-
-
-def _format_variable_count(count):
-    return f"{count} variable{'s' * (count > 1)}"

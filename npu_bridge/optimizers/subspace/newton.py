@@ -141,7 +141,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
                 [
                     tf.zeros([variable.shape.num_elements()])
                     if grad is None
-                    else tf.reshape(_as_dense_float32(grad, variable), [-1])
+                    else tf.reshape(tf.cast(as_dense(grad, variable), tf.float32), [-1])
                     for grad, variable in pairs
                 ],
                 axis=0,
@@ -289,10 +289,6 @@ def next_inverse_hessian(inverse: tf.Tensor, change: tf.Tensor, step: tf.Tensor)
     product = tf.tensordot(change, step, 1)
     turned = tf.eye(inverse.shape.as_list()[0], dtype=inverse.dtype) - tf.tensordot(change, step, 0) / product
     return tf.matmul(turned, tf.matmul(inverse, turned), transpose_a=True) + tf.tensordot(step, step, 0) / product
-
-
-def _as_dense_float32(grad, variable):
-    return tf.cast(as_dense(grad, variable), tf.float32)
 
 
 def _copy_value(variable):

@@ -58,7 +58,9 @@ class StopHook(tf.estimator.SessionRunHook):
     def after_run(self, run_context, run_values):
         if not run_of_context(run_context).trains or not self._request.is_due:
             return
-        if not self._updates.is_waiting(run_context.session.run(self._batch_counters(run_context.session.graph))):
+        session = run_context.session
+        counters = [counter for pipeline in pipelines_in(session.graph) for counter in batch_counters(pipeline)]
+        if not self._updates.is_waiting(session.run(counters)):
             self.was_stopped = True
             run_context.request_stop()
 
@@ -87,6 +89,3 @@ class StopHook(tf.estimator.SessionRunHook):
     def close(self):
         """Restores the signal handler; called at the end and after an error."""
         self._signal_handling.close()
-
-    def _batch_counters(self, graph):
-        return [counter for pipeline in pipelines_in(graph) for counter in batch_counters(pipeline)]

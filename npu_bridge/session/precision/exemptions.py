@@ -69,17 +69,12 @@ def ops_keeping_dtype(
             kept.append(op)
     if policy.reach == "nothing" or not ops:
         return kept
-    states = (
-        _select_update_ops(ops) if policy.reach == "all" else _ops_that_start_lowering(_select_update_ops(ops), allowed)
-    )
+    states = _select_update_ops(ops)
     if policy.reach == "all":
         states |= _ops_of_loss_scale(ops)
+    else:  # lowering starts only with operators of these types
+        states = {op for op in states if op.type in MATRIX_TYPES or op.type in allowed}
     return [*kept, *sorted(states - set(kept), key=lambda op: op.name)]
-
-
-def _ops_that_start_lowering(ops: set[tf.Operation], allowed: Collection[str]) -> set[tf.Operation]:
-    """Selects the operators of the types with which lowering starts: matrix products, and the `allowed` types."""
-    return {op for op in ops if op.type in MATRIX_TYPES or op.type in allowed}
 
 
 def _select_update_ops(ops: list[tf.Operation]) -> set[tf.Operation]:

@@ -11,11 +11,6 @@ BFLOAT16 = "bfloat16"
 _IMITATED = ", imitated"
 
 
-def describe_dtype(low_dtype: str | None, is_imitated: bool) -> str:
-    """Returns a description of a dtype: "float32", "bfloat16" or "bfloat16, imitated", for example."""
-    return f"{low_dtype or 'float32'}{_IMITATED if is_imitated else ''}"
-
-
 class Policy(NamedTuple):
     """A rule for which operators of a float32 graph compute in a lower precision, and in which dtype.
 
@@ -36,7 +31,7 @@ class Policy(NamedTuple):
     @property
     def dtype_description(self) -> str:
         """A description of the dtype: "float32", "bfloat16" or "bfloat16, imitated", for example."""
-        return describe_dtype(self.low_dtype, self.is_imitated)
+        return f"{self.low_dtype or 'float32'}{_IMITATED if self.is_imitated else ''}"
 
     def __str__(self) -> str:
         words = {
