@@ -58,7 +58,7 @@ class KeyValueStore:
             raise
 
     def _open(self, request):
-        """Sends a request, and once more if the server refuses it, as it does after this process has stood still."""
+        """Sends a request, and again if the server refuses it, as it does after this process has stood still."""
         try:
             return self._opener.open(request, timeout=_REQUEST_SECS)
         except (ConnectionError, urllib.error.URLError) as error:
