@@ -408,6 +408,17 @@ def test_the_largest_numbers_of_float16_stay_finite_when_they_are_centralised():
     assert made.numpy().tolist() == [[65504.0], [-43680.0], [-43680.0]]
 
 
+def test_a_gradient_of_unknown_shape_is_centralised_in_the_shape_of_its_variable():
+    variable = tf.Variable([[1.0], [3.0]], name="kernel")
+    pipeline = stages.pipeline("centre", stages=[CentralizeGradients()])
+
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
+    def centred(gradient):
+        return pipeline.combine(pipeline.begin(), [(gradient, variable)])[0][0]
+
+    assert centred([[1.0], [3.0]]).numpy().tolist() == [[-1.0], [1.0]]
+
+
 def test_a_stage_whose_copy_would_lose_an_argument_is_refused():
     class ClipByPower(ClipByGlobalNorm):
         def __init__(self, clip_norm, power=1):

@@ -51,9 +51,10 @@ class CentralizeGradients(Stage):
             name = variable.name.partition(":")[0]
             say_once(logging.INFO, f"CentralizeGradients: the sparse gradient of {name} stays unchanged.")
             return grad
-        if grad.shape.rank is None or all(size == 1 for size in grad.shape[:-1]):  # the difference would be 0
+        shape = tf.TensorShape(variable.shape)  # that of a gradient from Python code can be unknown
+        if all(size == 1 for size in shape[:-1]):  # the difference would be 0
             return grad
         wide = widen(grad)
-        mean = tf.reduce_mean(wide, axis=list(range(grad.shape.rank - 1)), keepdims=True)
+        mean = tf.reduce_mean(wide, axis=list(range(shape.rank - 1)), keepdims=True)
         # The difference of two large float16 numbers can be too large for float16.
         return wide - mean if wide is grad else tf.saturate_cast(wide - mean, grad.dtype)
