@@ -203,7 +203,7 @@ def exit_with_message(text: str, code: int = 2) -> NoReturn:
 
 
 def _prepare_process(name: str) -> None:
-    """Prepares the standard streams and the limit on open files for the command `name`.
+    """Prepares the standard streams, signals and the limit on open files for the command `name`.
 
     Ends the process if standard output or error is closed, because the next opened file would get the stream's number.
     """
@@ -214,6 +214,10 @@ def _prepare_process(name: str) -> None:
             )
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # what the command has started and written is cleared away
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent can have it ignored, and exit codes of children are 0 then
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < LEAST_OPEN_FILES:
         try:

@@ -20,7 +20,7 @@ from npu_bridge.base.secondary_files import describe_failure
 from npu_bridge.options.rank_table import MOST_RANKS
 from npu_run.errors import LaunchError
 from npu_run.job.hosts import JobPlan, is_this_machine, read_hosts
-from npu_run.job.supervisor import Outcome
+from npu_run.job.outcome import Outcome
 
 WAIT_SECS = 600.0
 # A job is stopped for more ranks only after extra slots have existed for this long.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import errno
+import io
 import os
 import re
 import select
@@ -22,6 +23,7 @@ LOG_FILES = rb"^--- \d{4}-\d\d-\d\d "  # how logs of ranks begin
 # rank that waits for a processor, too short to disturb.
 _PARTIAL_LINE_SECS = 0.25
 _TAIL_LINE_BYTES = 4096
+_TICK_SECS = 0.25
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _GAP = "--- {count} bytes are not here: {reason}\n"
 # Log messages of TensorFlow, Horovod and Gloo on a rank after another one has failed: the launcher reports the failure
@@ -47,10 +49,20 @@ class JointStream:
       stream: the destination; None (Python's value for a closed stream) discards everything.
       name: the stream's name in messages.
       say: prints a line elsewhere if the stream leads to a file that cannot be written.
+      is_stopping: returns whether the job is to end. What nobody reads is then left out, as the ranks must be told.
     """
 
-    def __init__(self, stream: BinaryIO | None, name: str = "the output", say: Callable[[str], None] | None = None):
+    def __init__(
+        self,
+        stream: BinaryIO | None,
+        name: str = "the output",
+        say: Callable[[str], None] | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ):
         self._stream = getattr(stream, "raw", stream)  # a buffer would retry a failed write for ever
+        self._is_file = isinstance(self._stream, io.FileIO)
+        self._is_stopping = is_stopping
+        self._tick_secs = _TICK_SECS
         self._secondary = NonFatalOutput(name, say=say)
         self._is_mid_line = False
 
@@ -65,15 +77,23 @@ class JointStream:
         self._is_mid_line = not text.endswith(b"\n")
 
     def _write(self, text: bytes) -> None:
+        left = memoryview(text)
         try:
-            while text:
-                count = self._stream.write(text)
-                if count is None:  # another process has made the stream non-blocking
-                    select.select([], [self._stream], [])
-                text = text[count or 0 :]
+            while left and self._is_read():
+                count = self._stream.write(left[: select.PIPE_BUF])  # so much never blocks
+                left = left[count or 0 :]  # None: another process has made the stream non-blocking
             self._stream.flush()
         except BrokenPipeError:
             raise OutputReaderGoneError(self._secondary.what) from None
+
+    def _is_read(self) -> bool:
+        """Waits until the stream takes text; returns False if it does not, and the job is to end."""
+        while self._is_file and not select.select([], [self._stream], [], self._tick_secs)[1]:
+            if self._is_stopping():
+                self._tick_secs = 0.0
+                return False
+        self._tick_secs = _TICK_SECS
+        return True
 
     def write_line(self, line: bytes) -> None:
         """Writes a line of another rank and a newline; first ends an unfinished line, if there is one."""

@@ -21,6 +21,7 @@ from npu_run.errors import LaunchError
 from npu_run.job.limits import Limit, describe_process_limit, restore_open_file_limit
 
 _CHUNK_BYTES = 65536
+_MOST_HELD_BYTES = 2**20  # the most that a pipe holds
 # How often to check all processes for their end, in case the system has not reported it.
 _ROUND_SECS = 1.0
 
@@ -122,12 +123,12 @@ class RankProcess:
         """Returns the file descriptors to read from."""
         return list(self._channels)
 
-    def read(self, file: int) -> bool:
-        """Passes on the available text of a descriptor in `files()`; returns False if no text is available."""
+    def read(self, file: int) -> int:
+        """Passes on the available text of a descriptor in `files()`; returns its bytes, or 0 if none is available."""
         try:
             text = os.read(file, _CHUNK_BYTES)
         except BlockingIOError:
-            return False
+            return 0
         except OSError as error:
             # The other end is gone; a pseudo-terminal reports it with EIO.
             if error.errno not in (errno.ECONNRESET, errno.EIO):
@@ -138,13 +139,14 @@ class RankProcess:
         else:
             del self._channels[file]
             os.close(file)
-        return bool(text)
+        return len(text)
 
     def read_remaining_output(self, *channels: str) -> None:
-        """Passes on the remaining text of channels; does not wait for other processes that hold the channels open."""
+        """Passes on the remaining text of channels; other processes can hold them open, and go on writing."""
         for file, name in list(self._channels.items()):
-            while name in channels and self.read(file):
-                pass
+            left = _MOST_HELD_BYTES if name in channels else 0
+            while left > 0 and (count := self.read(file)):
+                left -= count
 
     def collect(self) -> bool:
         """Returns whether the process has ended; if it has, passes on its remaining reports."""

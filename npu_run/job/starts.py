@@ -12,7 +12,8 @@ from npu_bridge.base.lock_owners import JobStarts
 from npu_bridge.base.terminal import echo
 from npu_run.job.elastic import AvailableSlots, HostsCommand, RankBounds, run_elastic
 from npu_run.job.hosts import JobPlan
-from npu_run.job.supervisor import Outcome, run_ranks
+from npu_run.job.outcome import Outcome
+from npu_run.job.supervisor import run_ranks
 from npu_run.remote.tasks import ConnectedTasks
 
 

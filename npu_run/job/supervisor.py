@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Callable, NamedTuple
+from typing import Callable
 
 from npu_bridge.base.environment import VERBOSE, is_flag_on
 from npu_bridge.base.terminal import discard_unwritten_output, escape_controls
@@ -46,6 +46,7 @@ from npu_run.job.hang import (
 )
 from npu_run.job.hosts import JobPlan
 from npu_run.job.limits import Limit, allow_open_files_of_job
+from npu_run.job.outcome import Outcome
 from npu_run.job.output import TAIL_LINES, JointStream, OutputReaderGoneError, RankLog
 from npu_run.job.rank_process import OutputWatch, RankProcess, default_rank_environment, rank_command
 from npu_run.job.slots import Slot, connect_slots, find_peer
@@ -58,36 +59,13 @@ from npu_run.remote.tasks import ConnectedTasks
 STOP_SECS = 4.0
 _TICK_SECS = 0.05
 _KILL_TICK_SECS = 0.001
+# How long killed ranks can take to end. The system keeps a process that waits for a device or a network disk.
+_KILL_SECS = 30.0
 # How long the ranks of a deadlock can take to leave Horovod with an exception, also if processes outnumber cores.
 _LEAVE_SECS = 10.0
 # How often to check for a hang; each check asks the system about every rank.
 _HANG_LOOK_SECS = 0.5
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Outcome(NamedTuple):
-    """The end of a job.
-
-    Attributes:
-      exit_code: 0 if every rank ended with 0; the code of the rank that failed first (128 + signal number after a
-        signal); 124 after a hang; 75 if all ranks ended after a whole step on request; 128 + signal number if the
-        launcher got a signal and the ranks could not end after a step.
-      has_failed: whether the job ended by itself, with a failure.
-      lost: the host ("" for this machine) of each rank that was killed or cannot be reached; ranks that the launcher
-        has stopped do not count.
-      was_torn: whether a broken connection between ranks ended the job, and no rank failed by itself.
-      was_resized: whether the job ended after a whole step because `is_out_of_date` returned a reason.
-      has_trained: whether at least one rank was in a training.
-      might_still_run: whether some ranks might still run, because their host cannot be reached.
-    """
-
-    exit_code: int
-    has_failed: bool
-    lost: tuple[str, ...] = ()
-    was_torn: bool = False
-    was_resized: bool = False
-    has_trained: bool = False
-    might_still_run: bool = False
 
 
 def run_ranks(
@@ -129,7 +107,7 @@ def run_ranks(
                 start(own, script, arguments, plan, logs)
             outcome = job.run()
             lost = tuple(slots[rank].host for rank in job.lost)
-            might_still_run = any(host.disconnect_reason for host in job.hosts)
+            might_still_run = any(host.disconnect_reason for host in job.hosts) or job.has_unkillable_ranks
             has_trained = any(rank.could_stop_after_step for rank in job.ranks)
             outcome = outcome._replace(lost=lost, has_trained=has_trained, might_still_run=might_still_run)
             if lost or outcome.was_torn or outcome.was_resized:
@@ -152,12 +130,13 @@ class _Job:
         self.server: KeyValueServer | None = None
         self.open_files: Limit | None = None
         self.lost: list[int] = []
+        self.has_unkillable_ranks = False
         self._tasks = tasks
         self._is_out_of_date = is_out_of_date
         self._resize = ""
         self._streams = {
-            "stdout": JointStream(sys.stdout.buffer, "standard output", self.say),
-            "stderr": JointStream(sys.stderr.buffer, "standard error", lambda text: None),
+            "stdout": JointStream(sys.stdout.buffer, "standard output", self.say, lambda: self._was_signalled),
+            "stderr": JointStream(sys.stderr.buffer, "standard error", lambda text: None, lambda: self._was_signalled),
         }
         self._hang_detector = HangDetector(stall_secs, self.say)
         self.ranks: list[WatchedRank] = []
@@ -165,6 +144,7 @@ class _Job:
         self._watch = OutputWatch()
         self._hang_look_at = 0.0
         self._signals: list[int] = []
+        self._was_signalled = False
         self._is_told = False
         self._stop_after_step = StopAfterStep(self.ranks)
 
@@ -229,7 +209,7 @@ class _Job:
                 # The ranks have made all requested steps; the next start resumes from their checkpoint.
                 return self._report_stop() if is_leaving else Outcome(code, has_failed=True)
         else:
-            return Outcome(self._stop_by_signal(), has_failed=False)
+            return self._stop_early()
         cause = first_failure(endings)
         self.lost = [ending.rank for ending in endings if ending.was_killed_or_lost]
         self._stop_ranks(signal.SIGTERM)
@@ -256,7 +236,7 @@ class _Job:
                     self._stop_after_step.request_stop(time.monotonic())
         if not self._stop_after_step.announce_if_ready(time.monotonic()):
             self.say(f"{format_ranks([rank.rank for rank in self.ranks if rank.begun is None])} did not answer")
-            self._signals.append(signal.SIGTERM)
+            return True
         return bool(self._signals)
 
     def _report_stop(self) -> Outcome:
@@ -280,10 +260,16 @@ class _Job:
             return
         for rank in self.ranks:
             rank.process.send_signal(signal.SIGKILL)
-        while any(rank.is_running for rank in self.ranks):
+        limit = time.monotonic() + _KILL_SECS
+        while not self.has_unkillable_ranks and (left := [rank.rank for rank in self.ranks if rank.is_running]):
             # Their last output is passed on while the reader is there.
             with contextlib.suppress(OutputReaderGoneError):
                 self._wait_for_output(_KILL_TICK_SECS)
+                if time.monotonic() >= limit:
+                    self.has_unkillable_ranks = True
+                    self.say(
+                        f"{format_ranks(left)}: killed {_KILL_SECS:.0f} s ago, and the system has not ended it yet"
+                    )
 
     def _wait_for_output(self, tick_secs: float = _TICK_SECS) -> list[RankEnding]:
         """Waits a moment for output, passes it on, and returns the ranks that have ended."""
@@ -336,14 +322,19 @@ class _Job:
     def _stopped_ranks(self) -> list[int]:
         return [rank.rank for rank in self.ranks if rank.is_running and rank.process.is_stopped]
 
-    def _stop_by_signal(self) -> int:
-        number = self._signals[0]
+    def _stop_early(self) -> Outcome:
+        """Stops the ranks after a signal, or because they did not answer; without a signal, a resize goes on."""
+        if self._resize and not self._signals:
+            self._stop_ranks(signal.SIGTERM)
+            if not self._signals:
+                return self._report_stop()
+        number = self._signals[0] if self._signals else signal.SIGTERM
         name = signal.Signals(number).name
         self.say(f"{name}, stopping {len(self.ranks)} ranks")
         self._stop_ranks(number)
         self._report_refused_requests()
         self.say(f"stopped by {name}; exit code {128 + number}. All ranks were stopped.")
-        return 128 + number
+        return Outcome(128 + number, has_failed=False)
 
     def _stop_ranks(self, number: int) -> None:
         """Sends the ranks a signal to end, kills ranks that do not end, and passes on their last output."""
@@ -394,6 +385,7 @@ class _Job:
         self._streams["stderr"].write_line(escape_controls(f"npu-run: {text}").encode())
 
     def _store_signal(self, number: int, frame: object) -> None:
+        self._was_signalled = True
         if self._is_told and number == signal.SIGTERM:
             self._is_told = False  # a scheduler signals all processes, and another one got the signal first
         else:

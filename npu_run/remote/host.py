@@ -128,7 +128,8 @@ class RemoteHost:
             for file in list(self._pipes):
                 self.read(file)
             reason = self._describe_end()
-        if reason is not None and not self._pipes:
+        # Another process can hold the error stream open: a connection of ssh that others share.
+        if reason is not None and self._output not in self._pipes:
             self.disconnect_reason = reason
         elif self.last_sign_of_life < limit:
             self.disconnect_reason = f"nothing was heard from {self.host} for {self._limit_secs:.0f} s"

@@ -34,6 +34,7 @@ _CHUNK_BYTES = 16384
 
 def main() -> None:
     """Runs the ranks of one host until the connection closes."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # exit codes of ranks would be 0 where it is ignored
     messages = read_messages()
     job = next(messages, None)
     if job is None:

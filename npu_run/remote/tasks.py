@@ -84,6 +84,7 @@ class ConnectedTasks:
         self.count = task.count
         self._task, self._wait_secs, self._say = task, wait_secs, say
         self._agents: dict[int, _TaskAgent] = {}
+        self._exit_code: int | None = None
         self._before = dict(os.environ)
         self._agents_changed = threading.Condition()
         self._host, self._cores = socket.gethostname(), core_numbers()
@@ -193,10 +194,15 @@ class ConnectedTasks:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for agent in self._agents.values():
-            with contextlib.suppress(OSError):
-                agent.socket.sendall(json.dumps({"exit": code}).encode() + b"\n")
-            agent.socket.close()
+        with self._agents_changed:
+            self._exit_code, agents = code, list(self._agents.values())
+        for agent in agents:
+            self._end_task(agent.socket)
+
+    def _end_task(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            connection.sendall(json.dumps({"exit": self._exit_code}).encode() + b"\n")
+        connection.close()
 
     def _connected_agents(self) -> list[_TaskAgent]:
         with self._agents_changed:
@@ -235,7 +241,9 @@ class ConnectedTasks:
             if is_right and 0 < number < self.count and re.fullmatch(r"[\w.-]+", host):
                 remove_timeout(connection)
                 with self._agents_changed:
-                    if number not in self._agents or self._agents[number].is_gone:
+                    if self._exit_code is not None:
+                        self._end_task(connection)
+                    elif number not in self._agents or self._agents[number].is_gone:
                         self._agents[number] = _TaskAgent(number, host, cores, connection)
                         self._agents_changed.notify_all()
                         return

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from npu_bridge.base.environment import IMPOSED_OPTIONS
@@ -23,6 +24,8 @@ FLOAT32["precision_mode"] = "must_keep_origin_dtype"
 _TRIAL = "NPU_RUN_TRIAL"
 _CHUNK_BYTES = 1 << 20  # no pipe holds more
 _WAIT_SECS = 0.1
+# How long an interrupted `npu-run` can take to end its ranks, before it is asked again.
+_INTERRUPTED_SECS = 10.0
 
 
 class Trial(NamedTuple):
@@ -94,10 +97,24 @@ def run_trial(
     environment = {**os.environ, **make_trial_environment(trial, imposed)}
     whole = module_command("npu_bridge.run", *fill_in_out_folder(command, trial.folder))
     if log is None:
-        return subprocess.run(
-            whole, env=environment, stdout=sys.stderr if uses_stderr else None, check=False
-        ).returncode
+        with _process(whole, env=environment, stdout=sys.stderr if uses_stderr else None) as process:
+            return process.wait()
     return _run_with_log(whole, environment, log)
+
+
+@contextlib.contextmanager
+def _process(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen]:
+    """Starts a process for a block; if the block ends early, the process is ended first."""
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):  # a terminal has interrupted the process, too
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_INTERRUPTED_SECS)
+            process.terminate()
+            process.wait()
+            raise
 
 
 def _run_with_log(command: Sequence[str], environment: Mapping[str, str], log: str) -> int:
@@ -108,7 +125,7 @@ def _run_with_log(command: Sequence[str], environment: Mapping[str, str], log: s
     file = GrowingFile(log, "the log", gap="--- {count} bytes are not here: {reason}\n")
     file.write(b"")
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, env=environment, bufsize=0, **streams) as process:
+    with _process(command, env=environment, bufsize=0, **streams) as process:
         os.set_blocking(process.stdout.fileno(), False)
         text, has_ended = None, False
         while text != b"" and not has_ended:

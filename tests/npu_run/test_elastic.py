@@ -18,11 +18,12 @@ import pytest
 from npu_bridge.session import GlobalBatches
 from npu_bridge.session.elastic.stop_request import StopRequest
 from npu_run.errors import LaunchError
-from npu_run.job import elastic
+from npu_run.job import elastic, stop_after_step
 from npu_run.job.elastic import AvailableSlots, HostsCommand, RankBounds, determine_rank_bounds, run_elastic
 from npu_run.job.hosts import JobPlan
+from npu_run.job.outcome import Outcome
 from npu_run.job.stop_after_step import StopAfterStep
-from npu_run.job.supervisor import Outcome, run_ranks
+from npu_run.job.supervisor import run_ranks
 from tests.npu_run.elastic_scripts import QUICK, TRAINING, assert_alike, train_undisturbed
 from tests.npu_run.launching import (
     LIMIT_SECS,
@@ -348,6 +349,24 @@ def test_a_rank_alone_ends_after_a_step_for_ranks_that_come(tmp_path, monkeypatc
     assert run_ranks("train.py", [], JobPlan(1, {}), is_out_of_date=why) == Outcome(
         75, has_failed=False, was_resized=True, has_trained=True
     )
+
+
+def test_a_resize_that_a_rank_does_not_answer_starts_the_job_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stop_after_step, "_ANSWER_SECS", 0.5)
+    write_script(
+        tmp_path,
+        """
+        import ctypes
+        from npu_bridge.session.elastic.stop_request import stop_request_of_process
+        request = stop_request_of_process()
+        with request.handle_requests(1):
+            request.begin_run()
+            ctypes.PyDLL(None).sleep(600)  # one long call of C that lets no other thread run
+        """,
+    )
+    outcome = run_ranks("train.py", [], JobPlan(1, {}), is_out_of_date=lambda: "there are other slots")
+    assert outcome == Outcome(75, has_failed=False, was_resized=True, has_trained=True)
 
 
 def test_a_signal_while_a_job_ends_for_other_slots_lets_it_save(tmp_path, monkeypatch):

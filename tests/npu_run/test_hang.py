@@ -215,6 +215,15 @@ def test_a_thread_that_does_not_return_is_told_once_and_again_when_it_moves():
     assert MainThreadSampler(0).sample(1.0) is None  # a thread that is gone
 
 
+def test_a_process_that_is_forked_while_frames_are_read_collects_garbage():
+    with frames_of_threads():
+        assert not gc.isenabled()
+        child = os.fork()
+        if not child:
+            os._exit(3 if gc.isenabled() else 4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3 and gc.isenabled()
+
+
 def test_repeated_calls_of_one_function_are_not_taken_for_one_that_hangs():
     def call(lock):
         lock.acquire()

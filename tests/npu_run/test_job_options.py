@@ -6,7 +6,7 @@ import pytest
 
 from npu_bridge.base.output_folders import claim_output_folder
 from npu_run.job import starts
-from npu_run.job.supervisor import Outcome
+from npu_run.job.outcome import Outcome
 from npu_run.outputs import MADE_BY
 from tests.npu_run.launching import needs_horovod, npu_run, write_script
 from tests.npu_run.test_hosts import write_table

@@ -101,6 +101,32 @@ def healthy(tmp_path_factory):
     return SimpleNamespace(folder=folder, code=code, lines=(early + output).splitlines())
 
 
+def test_a_killed_rank_is_a_failure_also_if_a_parent_ignores_the_ends_of_children(tmp_path):
+    write_script(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    ignoring = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    code, output = npu_run("--restarts", 1, "train.py", cwd=tmp_path, prepare=ignoring)
+    assert code == 137 and "SIGKILL" in output
+
+
+def test_a_child_that_prints_without_end_keeps_no_job(tmp_path):
+    write_script(tmp_path, """import subprocess\nsubprocess.Popen(["yes"])""")
+    process = start("--restarts", 1, "train.py", cwd=tmp_path, output=subprocess.DEVNULL)
+    assert process.wait(LIMIT_SECS) == 0
+
+
+def test_a_signal_ends_a_job_whose_output_nobody_reads(tmp_path):
+    write_script(tmp_path, """while True:\n    print("x" * 1000)""")
+    process = start("--restarts", 1, "train.py", cwd=tmp_path)
+    wait_for(lambda: _unread_bytes(process.stdout) > 60_000, "a full pipe")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT_SECS) == 143
+    process.stdout.close()
+
+
+def _unread_bytes(file):
+    return int.from_bytes(fcntl.ioctl(file, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 def test_every_rank_gets_its_variables_and_a_share_of_the_cores(healthy):
     assert healthy.code == 0
     share = max(1, len(os.sched_getaffinity(0)) // 3)

@@ -151,6 +151,36 @@ def test_what_a_remote_shell_prints_as_it_starts_is_passed_on(tmp_path, ssh):
     assert (code, output) == (0, f"{ONE}: Welcome,\n{ONE}: 2 users\ntrained\n")
 
 
+def test_the_end_of_ssh_is_seen_while_another_process_holds_its_error_stream(tmp_path, ssh):
+    """Such as the one that keeps a connection of OpenSSH open for later ones."""
+    (tmp_path / "bin" / "ssh").write_text("#!/bin/sh\nsleep 600 > /dev/null &\necho $! > keeper\nexit 255\n")
+    write_script(tmp_path, "")
+    code, output = npu_run("-H", f"{ONE}:1", "train.py", cwd=tmp_path, **ssh)
+    os.kill(int((tmp_path / "keeper").read_text()), signal.SIGKILL)
+    assert code != 0 and "exit code 255" in output and "nothing was heard" not in output, output
+
+
+UNKILLABLE = """#!{python} -S
+import json, os, sys, threading, time
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+ending = dict(when=0, code=1, summary="OSError: lost", trace="OSError: lost", tensor="", secondary=False)
+print(json.dumps(dict(rank=0, channel="link", text=json.dumps(dict(ending=ending)) + "\\n", now=0)), flush=True)
+while True:
+    print(json.dumps(dict(stopped=[], now=time.monotonic())), flush=True)
+    time.sleep(0.1)
+"""
+
+
+def test_a_rank_that_the_system_does_not_end_is_told_and_not_waited_for(tmp_path, ssh):
+    """A process that waits for a device cannot be killed; here an agent says so of its rank."""
+    (tmp_path / "bin" / "ssh").write_text(UNKILLABLE.format(python=sys.executable))
+    write_script(tmp_path, "")
+    quick = "from npu_run.job import supervisor\nsupervisor._KILL_SECS = supervisor.STOP_SECS = 0.5"
+    code, output = npu_run("-H", f"{ONE}:1", "train.py", cwd=tmp_path, prepare=quick, **ssh)
+    assert code == 1 and "OSError: lost" in output
+    assert output.count("rank 0: killed 0 s ago, and the system has not ended it yet") == 1, output
+
+
 def test_missing_ssh_is_told_in_one_line(tmp_path):
     write_script(tmp_path, "")
     code, output = npu_run("-H", f"{ONE}:1,{OTHER}:1", "train.py", cwd=tmp_path, PATH=str(tmp_path))

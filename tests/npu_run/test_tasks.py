@@ -13,9 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from npu_run.remote import tasks as tasks_module
 from npu_run.remote.cluster import cluster_task
 from npu_run.remote.task_agent import find_task
-from npu_run.remote.tasks import ConnectedTasks, address_file_name
+from npu_run.remote.tasks import ConnectedTasks, address_file_name, compute_proof
 from tests.npu_run.launching import (
     finish,
     kept_addresses,
@@ -198,6 +199,23 @@ def test_pods_find_the_first_one_by_its_name(tmp_path):
         code, output = finish(pods[0])
         assert code == 0 and output.count("seen ") == 2
         assert finish(pods[1]) == (0, "")
+
+
+def test_a_task_that_connects_while_the_job_ends_gets_its_exit_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in variables_of(0).items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setattr(tasks_module, "_LATE_SECS", 0.0)
+    tasks = ConnectedTasks(find_task(["train.py"]), 1.0, print)
+    place = json.loads((tmp_path / tasks._path).read_text())
+    with socket.create_connection(("127.0.0.1", place["port"])) as connection:
+        connection.sendall(b'{"nonce": "1"}\n')
+        nonce = json.loads(connection.recv(4096))["nonce"]
+        tasks.close(3)
+        proof = compute_proof(place["secret"], "1", tasks._task.job, nonce)
+        said = {"task": 1, "host": "h", "cores": [0], "proof": proof}
+        connection.sendall(json.dumps(said).encode() + b"\n")
+        assert json.loads(connection.recv(4096)) == {"exit": 3}
 
 
 def test_a_connection_that_cannot_be_accepted_is_not_the_last_one():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 
 import pytest
 
 from npu_bridge.reporting.history import StepRow
 from npu_run.try_ import _describe_problem, _describe_training
-from tests.npu_run.launching import needs_horovod, npu_run, write_script
+from tests.npu_run.launching import finish, is_alive, needs_horovod, npu_run, start, wait_for, write_script
 
 FIT = """
 import sys
@@ -39,6 +40,16 @@ def test_a_script_that_trains_and_one_that_does_not(tmp_path):
     facts = json.loads(output[output.index("{") :])
     assert code == 1 and facts["verdict"] == "no" and "exit code 1" in facts["why"] and facts["losses"] == []
     assert sorted(os.listdir(tmp_path)) == ["bad.py", "train.py"]
+
+
+def test_a_signal_ends_the_script_of_a_trial_too(tmp_path):
+    write_script(tmp_path, "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    process = start("try", "train.py", cwd=tmp_path, TMPDIR=str(tmp_path))
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the script")
+    process.send_signal(signal.SIGTERM)
+    code, _ = finish(process)
+    assert code == 143 and not is_alive(int((tmp_path / "pid").read_text()))
+    assert sorted(os.listdir(tmp_path)) == ["pid", "train.py"]
 
 
 CONFIG = """
