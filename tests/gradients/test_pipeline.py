@@ -18,7 +18,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 )
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.gradients import AllReduce, LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline, Stage, Step
+from npu_bridge.gradients import AllReduce, OverflowCheck, Pipeline, Stage, Step
 from npu_bridge.gradients.stage import HOOKS, LossStage, ReducingStage
 from npu_bridge.gradients.stages.accumulation import Accumulate
 from tests.goldens.two_layers import OPTIMIZERS, in_graph
@@ -109,61 +109,6 @@ def test_nothing_is_set_on_a_pipeline_after_it_is_made():
     set_later = re.compile(r"\bpipeline\.\w[\w.]*(, [\w.]+)* = ")
     sources = pathlib.Path(npu_bridge.__file__).parent.rglob("*.py")
     assert [path.name for path in sources if set_later.search(path.read_text())] == []
-
-
-class LossScaledModel(tf.keras.Sequential):
-    """A Keras model whose train_step takes its gradients through a pipeline."""
-
-    def __init__(self, pipeline):
-        super().__init__([tf.keras.layers.Dense(3, kernel_initializer=tf.keras.initializers.Constant(0.5))])
-        self.pipeline = pipeline
-
-    def train_step(self, data):
-        features, labels = data
-        step = self.pipeline.begin()
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(y=labels, y_pred=self(features, training=True))
-            scaled_loss = self.pipeline.scale(loss, step)
-        gradients = tape.gradient(scaled_loss, self.trainable_variables)
-        grads_and_vars = self.pipeline.combine(step, zip(gradients, self.trainable_variables))
-        self.pipeline.apply(step, grads_and_vars, self.optimizer.apply_gradients)
-        return {"loss": loss}
-
-
-def keras_data(poisoned_batch=None):
-    random = np.random.RandomState(3)
-    features, labels = random.randn(24, 4).astype(np.float32), random.randn(24, 3).astype(np.float32)
-    if poisoned_batch is not None:
-        features[4 * poisoned_batch, 0] = np.inf
-    return tf.data.Dataset.from_tensor_slices((features, labels)).batch(4)
-
-
-@pytest.mark.few_fast("each", "not every pair")
-@pytest.mark.parametrize("run_eagerly", [False, True], ids=["tf.function", "eager"])
-@pytest.mark.parametrize("make", [OPTIMIZERS["keras_adam"], OPTIMIZERS["lamb"]], ids=["keras adam", "lamb"])
-def test_keras_fit_through_the_pipeline_equals_plain_keras(make, run_eagerly):
-    def fitted(model):
-        model.compile(optimizer=make(), loss="mse", run_eagerly=run_eagerly)
-        model.fit(keras_data(), epochs=2, verbose=0)
-        return model.get_weights()
-
-    manager = FixedLossScaleManager(2.0**12)
-    stages = [LossScaling(manager), AllReduce("fit"), OverflowCheck("fit", is_joint=True), NarrowVariableGuard()]
-    ours = fitted(LossScaledModel(Pipeline(stages)))
-    plain = fitted(tf.keras.Sequential(LossScaledModel(Pipeline([])).layers))
-    for our_value, plain_value in zip(ours, plain):
-        np.testing.assert_array_equal(our_value, plain_value)
-
-
-@pytest.mark.parametrize("run_eagerly", [False, True], ids=["tf.function", "eager"])
-def test_keras_fit_skips_an_overflowing_batch(run_eagerly):
-    manager = ExponentialUpdateLossScaleManager(2.0**12, 100, 1, 2, 0.5)
-    model = LossScaledModel(Pipeline([LossScaling(manager), OverflowCheck("fit", is_joint=False)]))
-    model.compile(optimizer=tf.keras.optimizers.Adam(0.1), loss="mse", run_eagerly=run_eagerly)
-    model.fit(keras_data(poisoned_batch=2), epochs=1, verbose=0)
-    assert model.optimizer.iterations.numpy() == 5  # of 6 batches
-    assert manager.get_loss_scale().numpy() == 2.0**11
-    assert all(np.all(np.isfinite(weight)) for weight in model.get_weights())
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
