@@ -117,6 +117,10 @@ def test_the_scale_moves_as_the_rule_says(name):
     make, finites, model = TRACES[name]
     expected = np.array(list(model(finites)), np.float32)
     np.testing.assert_array_equal(traced(make(), finites), expected)
+    eager = make()
+    for finite, scale in zip(finites[:20], expected):
+        assert eager.update_loss_scale(tf.constant(finite)) is None
+        assert eager.get_loss_scale() == scale
 
 
 def test_a_restored_scale_comes_back_into_the_bounds(tmp_path):

@@ -254,10 +254,12 @@ def test_gradients_computed_once_and_applied_twice_are_judged_apart():
     optimizer = scaled("sgd")
     ((grad, _),) = optimizer.compute_gradients(variable * 2.0, [variable])
     poisoned = optimizer.apply_gradients([(grad * np.nan, variable)])
+    overflow = optimizer.last_step.overflow
     clean = optimizer.apply_gradients([(grad * 0.5, variable)])
     with started_session() as session:
         session.run(poisoned)
         assert session.run(variable) == 1.0
+        assert session.run([overflow, optimizer.last_step.overflow]) == [True, False]
         session.run(clean)
         assert session.run(variable) == np.float32(1.0 - 0.1)
 

@@ -169,21 +169,6 @@ def test_a_checkpoint_of_a_legacy_optimizer_names_the_class_to_write(tmp_path):
         tf.train.Checkpoint(variable=variable, optimizer=current).read(path)
 
 
-def test_the_loss_scale_rule_is_the_same_eagerly_and_in_functions():
-    finites = [True, True, False, True, True, True, False, True, False, True, True, True]
-    scales = [1024, 1024, 1024, 1024, 1024, 2048, 2048, 2048, 1638.4, 1638.4, 1638.4, 3276.8]
-    eager, in_function = (ExponentialUpdateLossScaleManager(1024, 3) for _ in range(2))
-
-    @tf.function
-    def update(is_finite):
-        in_function.update_loss_scale(is_finite)
-
-    for is_finite, scale in zip(finites, scales):
-        assert eager.update_loss_scale(tf.constant(is_finite)) is None
-        update(tf.constant(is_finite))
-        assert eager.get_loss_scale().numpy() == in_function.get_loss_scale().numpy() == np.float32(scale)
-
-
 @pytest.mark.parametrize("name", ["adam", "keras_legacy_adam", "keras_adam"])
 def test_checkpoint_objects_hold_the_scale_and_the_inner_optimizer(name, tmp_path):
     def make():
@@ -250,20 +235,6 @@ def test_eager_gradients_of_two_losses_are_both_recognised():
         optimizer.apply_gradients(of_second)
     assert (float(first), float(second)) == (-4.0, -6.0)
     assert len(optimizer._open_steps._combined) == 2, "steps that were applied pile up"
-
-
-@in_graph
-def test_gradients_that_are_applied_twice_are_judged_twice():
-    variable = tf.compat.v1.get_variable("variable", initializer=[1.0])
-    inner = tf.compat.v1.train.GradientDescentOptimizer(1.0)
-    optimizer = NPUOptimizer(inner, FixedLossScaleManager(8), is_loss_scale=True)
-    pairs = optimizer.compute_gradients(tf.reduce_sum(variable * 2.0))
-    optimizer.apply_gradients(pairs)
-    fine = optimizer.last_step.overflow
-    optimizer.apply_gradients([(grad * np.inf, variable) for grad, variable in pairs])
-    with tf.compat.v1.Session() as session:
-        session.run(tf.compat.v1.global_variables_initializer())
-        assert session.run([fine, optimizer.last_step.overflow]) == [False, True]
 
 
 @pytest.mark.parametrize("family", [tf.keras.optimizers, tf.keras.optimizers.legacy], ids=["keras", "legacy"])
