@@ -123,35 +123,9 @@ def alone():
     return RankGroups(), SingleProcess()
 
 
-def test_one_process_makes_groups_of_itself(alone):
-    own, world = alone
-    own.create("me", [0], world)
-    assert own.find("me", world).size == 1
-    own.destroy("me")
-    own.create("me", [0], world)
-
-
-@pytest.mark.parametrize(
-    ("name", "rank_ids", "text"),
-    [
-        ("", [0], "1 to 127 characters"),
-        ("x" * 128, [0], "1 to 127 characters"),
-        (7, [0], "got 7"),
-        (WORLD, [0], "already has a group of that name"),
-        ("a", [1], "different integers from 0 to 0; got [1]"),
-        ("a", [0, 0], "different integers"),
-    ],
-)
-def test_a_wrong_group_is_refused_before_the_ranks_meet(alone, name, rank_ids, text):
-    own, world = alone
-    world.exchange_integers = None
-    with pytest.raises(ValueError) as caught:
-        own.create(name, rank_ids, world)
-    assert text in str(caught.value)
-
-
-def test_a_rank_cannot_make_a_group_without_itself():
+def test_a_group_without_its_own_rank_is_refused_before_the_ranks_meet():
     job = Job(2)
+    job.ranks[0].exchange_integers = None
     with pytest.raises(ValueError, match="create_group_of_others"):
         job.groups[0].create("other", [1], job.ranks[0])
 
