@@ -55,25 +55,6 @@ def test_training_is_that_of_the_model_in_numpy(way, name):
     checks.assert_equals_numpy([checks.trained([(way, name)])])
 
 
-@pytest.mark.parametrize("name", ["momentum", "adam", "lamb"])
-def test_tail_optimisation_changes_no_bit(name):
-    def made(is_tailing):
-        return lambda: NPUOptimizer(OPTIMIZERS[name](), dynamic(2.0**10), False, True, is_tailing)
-
-    plain, _ = train(made(False), poisons=[0.0, np.inf, *[0.0] * 8])
-    tailed, _ = train(made(True), poisons=[0.0, np.inf, *[0.0] * 8])
-    assert_same_bits(tailed, plain)
-
-
-@pytest.mark.parametrize("name", keras_models.OPTIMIZERS)
-def test_keras_2_skips_and_goes_on(name):
-    data = keras_models.make_data(12, poisoned=[4])
-    optimizer = npu_keras_optimizer(keras_models.OPTIMIZERS[name](), dynamic(2.0**10))
-    model, _ = keras_models.fit(optimizer, data)
-    assert all(np.isfinite(value).all() for value in model.get_weights())
-    assert int(optimizer.iterations) == 11
-
-
 @keras3_models.beside_keras3
 @pytest.mark.parametrize("name", keras3_models.OPTIMIZERS)
 def test_keras_3_skips_and_goes_on(name):
