@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from npu_bridge import collective
 from npu_bridge.estimator.npu import npu_config
 from npu_bridge.estimator.npu.npu_config import DynamicInputConfig, ExperimentalConfig, NPURunConfig
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
@@ -286,24 +285,6 @@ def test_replace_copy_and_pickle_keep_every_option():
     assert read_session_config(given.session_config).hccl_timeout == 600
     assert read_run_config(copy.deepcopy(config)) == options
     assert read_run_config(pickle.loads(pickle.dumps(config))) == options
-
-
-class _Rank:
-    def __init__(self, rank):
-        self.rank = rank
-
-
-@pytest.mark.parametrize("secs, steps", [(None, 5), (60, None)])
-def test_numbers_are_what_was_given_on_every_rank(monkeypatch, secs, steps):
-    config = NPURunConfig(
-        save_checkpoints_secs=secs, save_checkpoints_steps=steps, save_summary_steps=5, log_step_count_steps=5
-    )
-    options = read_run_config(config)
-    monkeypatch.setattr(collective, "current", lambda: _Rank(1))
-    for each in (config, copy.deepcopy(config.replace(model_dir="elsewhere"))):
-        assert (each.save_checkpoints_steps, each.save_checkpoints_secs) == (steps, secs)
-        assert (each.save_summary_steps, each.log_step_count_steps) == (5, 5)
-    assert read_run_config(config) == options
 
 
 @pytest.mark.parametrize(
