@@ -2,12 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-from pathlib import Path
 
 import pytest
 
-import npu_bridge
 from npu_bridge.base import environment
 from npu_bridge.base.environment import Placement
 from npu_bridge.options import read_session_config
@@ -158,20 +155,6 @@ def test_tf_config(monkeypatch):
 def test_twenty_variables_are_documented():
     assert sum(variable.is_documented for variable in VARIABLES) == 20
     assert len({variable.name for variable in VARIABLES}) == len(VARIABLES)
-
-
-def test_documented_variables_are_read_in_one_module_only():
-    names = "|".join(variable.name for variable in VARIABLES)
-    reading = re.compile(rf"(environ|getenv)\W.*\b({names})\b")
-    package = Path(npu_bridge.__file__).parent
-    offenders = [
-        f"{path.relative_to(package)}:{number}"
-        for path in package.rglob("*.py")
-        if path.name != "environment.py"
-        for number, line in enumerate(path.read_text().splitlines(), start=1)
-        if reading.search(line)
-    ]
-    assert offenders == []
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, str(2**63), "1.5", "", "-1", "1e3"], ids=len)
