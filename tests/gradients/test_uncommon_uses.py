@@ -1034,22 +1034,6 @@ def test_gradients_are_sent_whole_where_that_takes_as_few_bytes(on_ranks):
     assert on_ranks(2, half_of_the_values) == [[1.0, 2.0]] * 2
 
 
-def add_by_adasum():
-    """Returns, on a rank, whether a step is applied if only the sum of the ranks' gradients is too large."""
-    variable = tf.Variable([0.0] * 4)
-    pipeline = stages.pipeline("adasum", falling_scale(1), is_distributed=True, stages=[Adasum()])
-    step = pipeline.begin()
-    pipeline.scale(variable[0], step)
-    own = tf.repeat(tf.one_hot(collective.current().rank, 2), 2) * 1.5e19
-    pipeline.apply(step, pipeline.combine(step, [(own, variable)]), lambda pairs: None)
-    return bool(step.should_apply)
-
-
-@pytest.mark.ranks(2)
-def test_a_sum_of_adasum_that_is_too_large_is_skipped(on_ranks):
-    assert on_ranks(2, add_by_adasum) == [False] * 2
-
-
 @in_graph
 def test_one_rank_that_shares_its_update_with_nobody_gives_all_slots():
     variable = tf1.get_variable("variable", initializer=1.0)
