@@ -52,8 +52,13 @@ def mindspore(finites, scale=2.0**24, factor=2.0, window=2000):
         yield scale
 
 
-def accumulated(finites, scale, window, bad_limit, growth, backoff, in_a_row=False):
-    """Yields scales by the documented rule; with `in_a_row`, bad steps must follow each other."""
+def accumulated(*arguments, **in_a_row):
+    """Yields the scales of `accumulated_states`."""
+    return (scale for scale, _, _ in accumulated_states(*arguments, **in_a_row))
+
+
+def accumulated_states(finites, scale, window, bad_limit, growth, backoff, in_a_row=False):
+    """Yields scales, good and bad steps by the documented rule; with `in_a_row`, bad steps must follow each other."""
     good = bad = 0
     for finite in finites:
         good, bad = (good + 1, 0 if in_a_row else bad) if finite else (0, bad + 1)
@@ -61,7 +66,7 @@ def accumulated(finites, scale, window, bad_limit, growth, backoff, in_a_row=Fal
             scale, good, bad = scale * growth, 0, 0
         elif bad == bad_limit:
             scale, good, bad = max(1.0, scale * backoff), 0, 0
-        yield scale
+        yield scale, good, bad
 
 
 def random_finites(seed, steps=300, share=0.9):

@@ -10,32 +10,11 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import collections
+from tests.amp.test_loss_scale import accumulated_states
 from tests.goldens import two_layers
 from tests.goldens.two_layers import OPTIMIZERS, TF1_OPTIMIZERS, assert_same_bits, token_batches, train
 
 tf1 = tf.compat.v1
-
-
-class NumpyLossScale:
-    """The documented rule of the dynamic loss scale, in numpy float32."""
-
-    def __init__(self, init, incr_every, decr_every, incr_ratio, decr_ratio):
-        self.scale, self.good, self.bad = np.float32(init), 0, 0
-        self.incr_every, self.decr_every = incr_every, decr_every
-        self.incr_ratio, self.decr_ratio = np.float32(incr_ratio), np.float32(decr_ratio)
-
-    def update(self, finite):
-        if finite:
-            self.good += 1
-            if self.good >= self.incr_every:
-                if self.scale < np.float32(3.4e38 / self.incr_ratio):
-                    self.scale = self.scale * self.incr_ratio
-                self.good = self.bad = 0
-        else:
-            self.good, self.bad = 0, self.bad + 1
-            if self.bad >= self.decr_every:
-                self.scale = max(np.float32(1), self.scale * self.decr_ratio)
-                self.bad = 0
 
 
 class Bare:
@@ -122,11 +101,9 @@ def test_dynamic_scale_follows_the_numpy_model_over_200_steps(wrap):
     steps, arguments = 200, (2.0**10, 5, 2, 2, 0.8)
     random = np.random.RandomState(7)
     poisons = random.choice([0.0, np.nan, np.inf, -np.inf], size=steps, p=[0.85, 0.05, 0.05, 0.05])
-    model = NumpyLossScale(*arguments)
-    expected = []
-    for poison in poisons:
-        expected.append((not np.isfinite(poison), model.scale))
-        model.update(np.isfinite(poison))
+    finites = np.isfinite(poisons)
+    states = list(accumulated_states(finites, *np.float32(arguments)))
+    expected = list(zip(~finites, [arguments[0], *(scale for scale, _, _ in states)]))
 
     variables, trace = train(
         lambda: wrap(OPTIMIZERS["momentum"](), ExponentialUpdateLossScaleManager(*arguments)),
@@ -135,12 +112,8 @@ def test_dynamic_scale_follows_the_numpy_model_over_200_steps(wrap):
         fetch=[collections.STEP_SKIPPED, collections.LOSS_SCALE],
     )
     assert [(bool(skipped), scale) for skipped, scale in trace] == expected
-    assert (variables["loss_scale:0"], variables["good_steps:0"], variables["bad_steps:0"]) == (
-        model.scale,
-        model.good,
-        model.bad,
-    )
-    assert variables["global_step:0"] == np.isfinite(poisons).sum()
+    assert (variables["loss_scale:0"], variables["good_steps:0"], variables["bad_steps:0"]) == states[-1]
+    assert variables["global_step:0"] == finites.sum()
     two_layers.assert_all_finite(variables)
 
 
