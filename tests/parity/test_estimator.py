@@ -127,9 +127,10 @@ def live(kind, folder):
         return estimator_class(model_fn, config=config, params=Params(width=5, log=log), **others)
 
     estimator = make("model")
-    estimator.train(input_fn, hooks=[Order("given", log)], steps=7, saving_listeners=[Listener(log)])
+    # Scripts calculate how many steps they want, as pictures / batch * epochs.
+    estimator.train(input_fn, hooks=[Order("given", log)], steps=6.5, saving_listeners=[Listener(log)])
     evaluated = [estimator.evaluate(one_pass, hooks=[Order("of eval", log)])]
-    estimator.train(input_fn, max_steps=13)
+    estimator.train(input_fn, max_steps=12.5)
     estimator.train(input_fn, max_steps=13)  # nothing left to do
     evaluated.append(estimator.evaluate(input_fn, steps=3, name="again"))
     evaluated.append(estimator.evaluate(one_pass, checkpoint_path=os.path.join(estimator.model_dir, "model.ckpt-12")))
