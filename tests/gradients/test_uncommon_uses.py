@@ -38,6 +38,7 @@ from npu_bridge.stages import (
     TopK,
 )
 from tests.goldens.two_layers import in_graph
+from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
 
@@ -83,8 +84,7 @@ def test_variables_trained_in_turn_have_windows_of_their_own():
     optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.25), stages=[Accumulate(2)])
     losses = {first: first, second: 2 * second}
     train = [optimizer.minimize(loss, var_list=[variable]) for variable, loss in losses.items()]
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         for updates in range(3):
             assert session.run([first, second]) == [1 - 0.25 * updates, 1 - 0.5 * updates]
             for op in train * 2:
@@ -103,8 +103,7 @@ def test_variables_trained_in_turn_are_frozen_by_updates_of_their_own():
     schedule = {"groups": [["layer_0/"], ["layer_1/"]], "kind": "explicit", "sequence": [0, 1]}
     optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), stages=[Freeze(schedule)])
     train = [optimizer.minimize(first + last, var_list=[first, last]) for first, last in variables.values()]
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         for op in train * 4:
             session.run(op)
         assert session.run(list(variables.values())) == [[-2.0, -4.0]] * 2
@@ -172,8 +171,7 @@ def test_gradients_of_two_losses_keep_their_scales_if_both_are_computed_first(gr
     if changed:
         computed = [[(tf.clip_by_value(grad, -1, 1), variable) for grad, variable in pairs] for pairs in computed]
     train = [optimizer.apply_gradients(pairs) for pairs in computed]
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         for op in train * 2:
             session.run(op)
         assert session.run([manager.get_loss_scale() for manager in managers]) == [256, 1024]
@@ -215,8 +213,7 @@ def test_gradients_of_two_losses_may_be_applied_together(graph, changed):
     if changed:
         pairs = [(tf.clip_by_value(grad, -1, 1), variable) for grad, variable in pairs]
     train = optimizer.apply_gradients(pairs)
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         session.run(train)
         assert session.run(variables) == [[1.0], [1.0]]
         session.run(train, {factor: 1.0})
@@ -753,8 +750,7 @@ def test_the_scale_falls_if_an_inner_optimizer_would_skip_scaled_gradients():
     inner = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(1e-12), stages=[TopK(0.3, error_feedback=False)])
     manager = ExponentialUpdateLossScaleManager(2**32, 1, decr_every_n_nan_or_inf=1, decr_ratio=2**-10)
     train = NPULossScaleOptimizer(inner, manager).minimize(tf.reduce_sum(variable) * 1e12)
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         for scale, value in ((2**22, 1.0), (2**23, 0.0)):
             session.run(train)
             assert session.run(manager.get_loss_scale()) == scale
@@ -785,8 +781,7 @@ def test_every_loss_of_a_sum_of_gradients_is_checked(graph, bound):
     if bound is not None:
         computed = [tf.clip_by_value(grad, -bound, bound) for grad in computed]
     train = optimizer.apply_gradients([(sum(computed), variable)])
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         session.run(train)
         assert session.run([manager.get_loss_scale() for manager in managers]) == [512, 1024]
         session.run(train, {factor: 1.0})
@@ -810,8 +805,7 @@ def train_in_parts(others, parts):
     loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 1])) + tf.reduce_sum(bias + kernel * factor)
     pairs, seen = optimizer.compute_gradients(loss, [table, bias, kernel]), []
     train = [optimizer.apply_gradients(pairs[part]) for part in parts]
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         for value in (1.0, 2.0, np.inf, 1.0, np.inf, np.inf):
             session.run(train, {factor: value})
             seen.append([each.tolist() for each in session.run([manager.get_loss_scale(), table, kernel])])
@@ -853,8 +847,7 @@ def send_less_than_all():
     optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), is_distributed=True, stages=[TopK(0.25)])
     computed = [optimizer.compute_gradients(tf.reduce_sum(each * weights), [each]) for each in variables]
     train = optimizer.apply_gradients(sum(computed, []))
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         session.run(train)
         return session.run([each for each in tf1.global_variables() if each.shape == [4] and each not in variables])
 
@@ -880,8 +873,7 @@ def test_a_stage_of_ones_own_sees_the_updated_variable():
 
     step = pipeline.begin()
     train = pipeline.apply(step, pipeline.combine(step, [(tf.constant(0.5), variable)]), update_late)
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         session.run(train)
         assert session.run(seen) == 0.5
 
