@@ -208,7 +208,7 @@ def test_a_task_that_connects_while_the_job_ends_gets_its_exit_code(tmp_path, mo
     monkeypatch.setattr(tasks_module, "_LATE_SECS", 0.0)
     tasks = ConnectedTasks(find_task(["train.py"]), 1.0, print)
     place = json.loads((tmp_path / tasks._path).read_text())
-    with socket.create_connection(("127.0.0.1", place["port"])) as connection:
+    with socket.create_connection(("127.0.0.1", place["port"]), timeout=60) as connection:
         connection.sendall(b'{"nonce": "1"}\n')
         nonce = json.loads(connection.recv(4096))["nonce"]
         tasks.close(3)
