@@ -323,7 +323,7 @@ class _Job:
         return [rank.rank for rank in self.ranks if rank.is_running and rank.process.is_stopped]
 
     def _stop_early(self) -> Outcome:
-        """Stops the ranks after a signal, or because they did not answer; without a signal, a resize goes on."""
+        """Stops the ranks after a signal, or because they did not answer; without a signal, a resize continues."""
         if self._resize and not self._signals:
             self._stop_ranks(signal.SIGTERM)
             if not self._signals:
