@@ -42,13 +42,15 @@ class EqualBlocks:
         with self._changed:
             self._waiting.add(thread)
             self._changed.notify_all()
-            while not self._can_join(values := choose_values()):
-                if self._waiting.issuperset(other for block in self._open for other in block.threads):
-                    self._open.append(_OpenBlock(values, {name: self._entries.get(name) for name in values}, []))
-                    self._entries.update(values)
-                    break
-                self._changed.wait()
-            self._waiting.remove(thread)
+            try:
+                while not self._can_join(values := choose_values()):
+                    if self._waiting.issuperset(other for block in self._open for other in block.threads):
+                        self._open.append(_OpenBlock(values, {name: self._entries.get(name) for name in values}, []))
+                        self._entries.update(values)
+                        break
+                    self._changed.wait()
+            finally:  # after Ctrl-C, too: the thread is still in its outer block
+                self._waiting.discard(thread)
             self._open[-1].threads.append(thread)
         try:
             yield

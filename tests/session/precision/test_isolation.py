@@ -8,6 +8,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 from npu_bridge.base import environment
 from npu_bridge.base.equal_blocks import EqualBlocks
@@ -119,6 +120,28 @@ def test_threads_in_one_block_may_each_begin_another_inside():
     for thread in threads:
         thread.join(20)
     assert sorted(found) == [("a", "shared"), ("b", "shared")] and not entries
+
+
+def test_a_thread_that_gives_up_waiting_keeps_the_entries_of_its_outer_block():
+    entries, seen = {}, []
+    blocks = EqualBlocks(entries)
+
+    def be_interrupted():
+        raise KeyboardInterrupt
+
+    def look():
+        with blocks.enter(lambda: {"name": "other"}):
+            seen.append(entries["name"])
+
+    other = threading.Thread(target=look, daemon=True)
+    with blocks.enter(lambda: {"name": "outer"}):
+        with pytest.raises(KeyboardInterrupt), blocks.enter(be_interrupted):
+            pass
+        other.start()
+        other.join(0.2)
+        assert not seen and entries == {"name": "outer"}
+    other.join(20)
+    assert seen == ["other"] and not entries
 
 
 def test_a_stock_session_is_not_touched():
