@@ -166,12 +166,12 @@ def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> SessionRun:
     asked = list_elements(graph, fetches)
     fed = [tensor for tensor in list_elements(graph, list(feeds or ())) if isinstance(tensor, tf.Tensor)]
     record = _record_of_graph(graph)
-    if record.version != graph.version:
-        record.version, record.runs = graph.version, {}
+    version, runs = record.runs
+    if version != graph.version:
+        runs = {}
+        record.runs = graph.version, runs
     key = (frozenset(tensor.name for tensor in fed), *(element.name for element in asked))
-    if key not in record.runs:
-        record.runs[key] = SessionRun(graph, asked, fed)
-    return record.runs[key]
+    return runs.setdefault(key, SessionRun(graph, asked, fed))
 
 
 def run_of_context(run_context: tf.estimator.SessionRunContext) -> SessionRun:
@@ -213,8 +213,7 @@ class _GraphRecord:
     """The known runs, losses and gradients of one graph."""
 
     def __init__(self):
-        self.version: int | None = None
-        self.runs: dict[tuple, SessionRun] = {}
+        self.runs: tuple[int | None, dict[tuple, SessionRun]] = (None, {})  # a version and its runs, replaced at once
         self.losses: list[tuple[tf.Tensor, frozenset[tf.Operation]]] = []
         self.gradients: set[tf.Operation] = set()
 

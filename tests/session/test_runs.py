@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 
 import pytest
@@ -90,6 +91,26 @@ def test_a_run_is_read_once_until_the_graph_grows_and_ends_with_the_graph():
     del graph, value, run
     collect_garbage()
     assert gone() is None
+
+
+def test_a_run_is_found_while_another_thread_sees_the_graph_grow(graph):
+    one, two = tf.constant(1.0), tf.constant(2.0)
+
+    def let_other_thread_run(frame, event, argument):
+        if frame.f_code is run_of.__code__:
+            sys.settrace(None)
+            tf.constant(3.0)
+            run_of(graph, two)
+            sys.settrace(let_other_thread_run)
+            return let_other_thread_run  # before each line
+
+    before = sys.gettrace()
+    sys.settrace(let_other_thread_run)
+    try:
+        found = run_of(graph, one)
+    finally:
+        sys.settrace(before)
+    assert found.requested_elements == [one]
 
 
 class CountingHook(StepHook):
