@@ -82,7 +82,10 @@ def _wait_for_threads() -> None:
     """Waits for other threads, because executors of Python 3.9 and later accept no work after the main thread ends."""
     from concurrent.futures import thread as executors
 
-    left_out = {threading.main_thread(), *executors._threads_queues}  # executor threads, which wait for work
-    while others := [each for each in threading.enumerate() if not each.daemon and each not in left_out]:
-        others[0].join(0.1)  # this can be a thread of an executor that still gets work
-        left_out.update(executors._threads_queues)
+    def others() -> list[threading.Thread]:
+        # Executor threads wait for work. Other threads can add some meanwhile, so no Python code iterates over them.
+        left_out = {threading.main_thread(), *(ref() for ref in executors._threads_queues.keyrefs())}
+        return [each for each in threading.enumerate() if not each.daemon and each not in left_out]
+
+    while found := others():
+        found[0].join(0.1)  # this can be a thread of an executor that still gets work

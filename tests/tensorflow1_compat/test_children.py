@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import weakref
+from concurrent.futures import thread as executors
 
 import pytest
 
+from tensorflow1_compat import child
 from tests.npu_run.launching import npu_run, write_script
 
 SCRIPT = """
@@ -61,3 +65,20 @@ def test_they_are_so_in_a_folder_whose_name_the_locale_cannot_read(tmp_path):
     ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     code, output = npu_run("train.py", cwd=folder, **ascii_alone)
     assert code == 0 and "child: Session\n" in output
+
+
+def test_its_end_waits_for_threads_while_executors_get_new_ones(monkeypatch):
+    class Growing(weakref.WeakKeyDictionary):
+        def __iter__(self):
+            for thread in super().__iter__():
+                self[new] = None
+                yield thread
+
+    first, new = threading.Thread(), threading.Thread()
+    growing, ended = Growing({first: None}), []
+    monkeypatch.setattr(executors, "_threads_queues", growing)
+    monkeypatch.setattr(threading, "enumerate", lambda: [] if ended else [first, working])
+    working = threading.Thread(target=ended.append, args=(1,))
+    working.start()
+    child._wait_for_threads()
+    assert ended
