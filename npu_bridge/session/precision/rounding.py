@@ -197,18 +197,12 @@ def edit_new_operators(
 ) -> Iterator[tuple[RoundingLayer, Sequence[tf.Operation]]]:
     """Yields a rounding layer of a graph and the operators new to this layer; in the block the graph can be changed."""
     layers = layers_of(graph)
-    if layer_name not in layers:
-        with allow_graph_changes(graph):
+    with allow_graph_changes(graph):  # sessions of the graph in other threads wait
+        if layer_name not in layers:
             layers[layer_name] = RoundingLayer(layer_name, make_guard())
-    layer = layers[layer_name]
-    ops = graph.get_operations()
-    new_ops = ops[layer.seen_ops :]
-    if not new_ops:
-        yield layer, ()
-        return
-    with allow_graph_changes(graph):
-        yield layer, new_ops
-    layer.seen_ops = len(graph.get_operations())
+        layer, ops = layers[layer_name], graph.get_operations()
+        yield layer, ops[layer.seen_ops :]
+        layer.seen_ops = len(ops)  # later ones are new next time: this layer's own, and those of other threads
 
 
 def layers_of(graph: tf.Graph) -> dict[str, RoundingLayer]:

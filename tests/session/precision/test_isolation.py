@@ -9,9 +9,11 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from npu_bridge.base import environment
 from npu_bridge.base.equal_blocks import EqualBlocks
+from npu_bridge.session.precision.rounding import edit_new_operators
 from tests.session.precision.small_models import (
     Dense,
     dtypes_of,
@@ -120,6 +122,26 @@ def test_threads_in_one_block_may_each_begin_another_inside():
     for thread in threads:
         thread.join(20)
     assert sorted(found) == [("a", "shared"), ("b", "shared")] and not entries
+
+
+def test_threads_round_each_operator_of_a_graph_once(graph):
+    found = []
+    tf.constant(1.0, name="early")
+
+    def edit():
+        with edit_new_operators(graph, "rules", lambda: None) as (_, ops):
+            found.append([op.name for op in ops])
+            time.sleep(0.2)
+            if len(found) == 1:
+                with graph.as_default():  # as a third thread
+                    tf.constant(1.0, name="late")
+
+    threads = [threading.Thread(target=edit) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [["early"], ["late"]]
 
 
 def test_a_thread_that_gives_up_waiting_keeps_the_entries_of_its_outer_block():
