@@ -31,6 +31,7 @@ from npu_bridge.session import (
 from npu_bridge.session.elastic import background_saves
 from npu_bridge.session.elastic import memory_checkpoints as memory_checkpoints_module
 from npu_bridge.session.elastic.memory_checkpoints import MemoryCheckpoints
+from tests.garbage import collect_garbage
 from tests.npu_run.launching import wait_for
 
 v1 = tf.compat.v1
@@ -372,26 +373,32 @@ def test_a_loop_of_ones_own_goes_back_from_a_damaged_checkpoint(is_started_again
             loop_of(folder)
 
 
-def test_a_damaged_file_of_keras_gives_way_to_a_copy(only_of_job, tmp_path):
-    path = tmp_path / "model.keras"
+def model_to_resume(path):
+    model = tf.keras.Sequential([tf.keras.layers.Input([2]), tf.keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model, ResumeCallback(path, every_n_steps=3)
 
-    class Dies(tf.keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 7:
+
+def fit_and_fail(path, batch):
+    """A fit that ends with an error after some batches; returns its callback, whose last save can still go on."""
+
+    class Fails(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, number, logs=None):
+            if number == batch:
                 raise KilledError
 
-    def make():
-        model = tf.keras.Sequential([tf.keras.layers.Input([2]), tf.keras.layers.Dense(1)])
-        model.compile("adam", "mse")
-        return model, ResumeCallback(path, every_n_steps=3)
-
-    model, resume = make()
+    model, resume = model_to_resume(path)
     with pytest.raises(KilledError):
-        model.fit(np.ones([10, 2]), np.ones([10, 1]), 1, callbacks=[resume, Dies()], verbose=0)
-    resume._writer.wait()
+        model.fit(np.ones([10, 2]), np.ones([10, 1]), 1, callbacks=[resume, Fails()], verbose=0)
+    return resume
+
+
+def test_a_damaged_file_of_keras_gives_way_to_a_copy(only_of_job, tmp_path):
+    path = tmp_path / "model.keras"
+    fit_and_fail(path, batch=7)._writer.wait()
     as_of_another_process(only_of_job)
     path.write_bytes(path.read_bytes()[:-100])
-    model, resume = make()
+    model, resume = model_to_resume(path)
     assert resume.restore(model) == 6
 
 
@@ -447,6 +454,37 @@ def test_ctrl_c_during_a_slow_save_begins_no_other_save(monkeypatch, tmp_path):
         train(5, hook)
     hook.release_folder()
     assert saved_steps(folder) == [0, 2]
+
+
+def test_a_training_begins_after_the_last_save_of_one_that_failed(monkeypatch, tmp_path):
+    folder, may_write = str(tmp_path / "out"), threading.Event()
+    copy = background_saves.copy_checkpoint
+
+    def copy_late(source, target):
+        assert target.endswith("-0") or may_write.wait(60)
+        copy(source, target)
+
+    def fail(step):
+        if step == 3:
+            raise KilledError
+
+    monkeypatch.setattr(background_saves, "copy_checkpoint", copy_late)
+    with pytest.raises(KilledError):
+        train(5, NPUCheckpointSaverHook(folder, save_steps=2), Training(fail))
+    collect_garbage()
+    assert os.path.exists(f"{folder}/.training.lock"), "the thread still writes"
+    threading.Timer(0.5, may_write.set).start()
+    train(2, NPUCheckpointSaverHook(folder, save_steps=100), checkpoint_dir=folder)
+    assert saved_steps(folder)[-1] == 4
+
+
+def test_a_model_is_restored_after_the_last_save_of_a_fit_that_failed(monkeypatch, tmp_path):
+    may_write, copy = threading.Event(), ResumeCallback._copy_to_disk
+    monkeypatch.setattr(ResumeCallback, "_copy_to_disk", lambda *files: may_write.wait(60) and copy(*files))
+    fit_and_fail(tmp_path / "model.keras", batch=4)
+    threading.Timer(0.5, may_write.set).start()
+    model, resume = model_to_resume(tmp_path / "model.keras")
+    assert resume.restore(model) == 3
 
 
 def test_a_copy_is_not_removed_before_the_thread_has_begun(only_of_job, monkeypatch, tmp_path):

@@ -214,9 +214,10 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         self.release_folder()
         self._runs, self._last_global_step = 0, None
         self._largest_increase = 0  # of the global step in a run
-        self._hold = hold_model_dir(self._checkpoint_dir)
-        self._release = weakref.finalize(self, self._hold.release)  # `end` is not called after an error
-        self._background = BackgroundSaver(memory_checkpoints(self._checkpoint_dir), self._hold)
+        copies, self._hold = memory_checkpoints(self._checkpoint_dir), hold_model_dir(self._checkpoint_dir)
+        self._background = BackgroundSaver(copies, self._hold)
+        # `end` is not called after an error. A thread that still writes keeps its saver, and so the folder.
+        self._release = weakref.finalize(self._background, self._hold.release)
         if self._hold.has_taken_over:
             remove_leftovers(self._checkpoint_dir, self._checkpoint_basename)
         super().begin()

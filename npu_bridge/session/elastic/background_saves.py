@@ -33,7 +33,7 @@ class BackgroundWriter:
         """
         in_use = contextlib.ExitStack()
         in_use.enter_context(copies.keep_copy_during_block(path))  # entered here, as the thread can start later
-        self._thread = threading.Thread(
+        copies.writer = self._thread = threading.Thread(
             target=self._write_in_thread, args=(copies, in_use, write), name="npu_bridge checkpoint"
         )
         self._thread.start()

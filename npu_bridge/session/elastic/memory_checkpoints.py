@@ -14,6 +14,7 @@ import hashlib
 import math
 import os
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from typing import Callable
@@ -82,10 +83,13 @@ class MemoryCheckpoints:
 
     Args:
       folder: folder of the copies, created with the first copy.
+    Attributes:
+      writer: the thread that copies to the disk, or the last one that did.
     """
 
     def __init__(self, folder: str):
         self._folder = folder
+        self.writer: threading.Thread | None = None
         self._in_use: set[str] = set()
 
     def write(self, save: Callable[[str], object], step: int, size_bytes: int) -> str | None:
@@ -159,7 +163,8 @@ class MemoryCheckpoints:
 def memory_checkpoints(model_dir: str, only_of_job: bool = False) -> MemoryCheckpoints | None:
     """Returns the `MemoryCheckpoints` of a training; None if there is no folder in memory.
 
-    The folder is the job's memory folder, else a memory folder of this process.
+    The folder is the job's memory folder, else a memory folder of this process. A training that has ended with an error
+    can still be copying its state to the disk: the next one in the same `model_dir` waits here until that is done.
 
     Args:
       model_dir: folder of the checkpoints on the disk.
@@ -172,7 +177,10 @@ def memory_checkpoints(model_dir: str, only_of_job: bool = False) -> MemoryCheck
     if root is None:
         return None
     real = model_dir if "://" in model_dir else os.path.realpath(model_dir)
-    return _memory_checkpoints_in(os.path.join(root, hashlib.sha256(os.fsencode(real)).hexdigest()[:16]))
+    copies = _memory_checkpoints_in(os.path.join(root, hashlib.sha256(os.fsencode(real)).hexdigest()[:16]))
+    if copies.writer is not None and copies.writer.is_alive():
+        copies.writer.join()
+    return copies
 
 
 def take_memory_checkpoint(model_dir: str | None) -> None:

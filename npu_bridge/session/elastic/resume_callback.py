@@ -197,8 +197,8 @@ class ResumeCallback(tf.keras.callbacks.Callback):
 
         The path is None if there is no saved model. The number is None if the file does not hold it.
         """
+        copies = memory_checkpoints(self._path)
         found = [(_read_batches_done(self._path), self._path)] if os.path.exists(self._path) else []
-        copies = memory_checkpoints(self._path, only_of_job=True)
         kept = copies and copies.find_newest()
         if kept:
             path = f"{kept[1]}.keras"
