@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import socket
+import weakref
 from typing import Any
 
 import tensorflow as tf
@@ -52,27 +53,28 @@ class StepRecorder(TrainingHook):
         self._steps_per_run = 1
         self._recorded: dict[int, Any] = {}
         self._overlapping: tuple[int, Any] | None = None  # the last of some steps, and their record
-        self._step = -1  # the running one
+        self._running: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps of runs in threads
         atexit.register(self.finish)
 
     def before_run(self, run_context):
         """Requests a trace if the step must be recorded."""
-        self._step = self._number_of_next_step(run_context.session)
-        self.record_step_number(self._step)
-        if self._step not in self.steps:
+        step = self._running[run_context] = self._number_of_next_step(run_context.session)
+        self.record_step_number(step)
+        if step not in self.steps:
             return None
         options = _traced_run_options(run_context.session, run_context.original_args.options)
         return tf.estimator.SessionRunArgs(None, options=options)
 
     def after_run(self, run_context, run_values):
         """Keeps the trace; writes all traces after the last of the steps."""
-        if self._step in self.steps:
-            self.keep_step_record(self._step, run_values.run_metadata)
+        step = self._running.pop(run_context)
+        if step in self.steps:
+            self.keep_step_record(step, run_values.run_metadata)
             overlapping = take_run_metadata(run_context.session)
             if overlapping is not None:
-                self._overlapping = (self._step - 1, overlapping)
+                self._overlapping = (step - 1, overlapping)
         self._runs += 1
-        if self._step >= self.steps[-1]:
+        if step >= self.steps[-1]:
             self.finish()
 
     def record_step_number(self, step: int) -> None:

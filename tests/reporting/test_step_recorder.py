@@ -88,6 +88,21 @@ def train_twice(graph, recorder, loop=1):
         return session.run(tf1.train.get_global_step())
 
 
+def test_runs_of_threads_that_share_a_session_keep_their_steps(graph, tmp_path):
+    recorder = StepRecorder(range(1, 2), str(tmp_path / "trace.json"), rank=0)
+    step, metadata = tf1.train.get_or_create_global_step(), tf1.RunMetadata()
+    with tf1.Session(graph=graph) as session:
+        contexts = [tf.estimator.SessionRunContext(tf.estimator.SessionRunArgs(None), session) for _ in range(2)]
+        for number, context in enumerate(contexts):
+            step.load(number, session)
+            asked = recorder.before_run(context)
+        session.run(step, options=asked.options, run_metadata=metadata)
+        for context, record in zip(contexts, (None, metadata)):
+            recorder.after_run(context, tf.estimator.SessionRunValues(None, None, record))
+    facts = json.loads((tmp_path / "trace.json").read_text())["npu_bridge"]
+    assert [step["step"] for step in facts["steps"]] == [1]
+
+
 def test_of_a_loop_the_last_step_is_recorded(graph, tmp_path):
     assert train_twice(graph, StepRecorder(range(3, 6), str(tmp_path / "trace.json"), rank=0), loop=4) == 8
     (step,) = json.loads((tmp_path / "trace.json").read_text())["npu_bridge"]["steps"]
