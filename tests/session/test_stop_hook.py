@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 
 import pytest
 import tensorflow as tf
@@ -75,6 +76,26 @@ def test_a_training_that_ends_in_another_thread_leaves_the_handler_to_the_next_o
         os.kill(os.getpid(), signal.SIGTERM)
     handles, does_not = {"can_stop_after_step": True}, {"can_stop_after_step": False}
     assert sent == [handles, does_not, handles, {"received_signal": "SIGTERM"}, does_not]
+
+
+def test_the_launcher_is_told_last_of_the_training_that_goes_on():
+    """The one before is collected in another thread just as this one begins."""
+    request, failed, sent, is_collected = StopRequest(), contextlib.ExitStack(), [], threading.Event()
+    collector = threading.Thread(target=failed.close)
+
+    def send(message):
+        if threading.current_thread() is collector:
+            is_collected.set()
+            time.sleep(0.2)
+        sent.append(message["can_stop_after_step"])
+
+    request.connect_launcher(send)
+    failed.enter_context(request.handle_requests(1))
+    collector.start()
+    is_collected.wait(20)
+    with request.handle_requests(1):
+        collector.join()
+        assert sent == [True, False, True]
 
 
 def test_ranks_that_train_in_two_threads_cannot_end_after_the_same_step():

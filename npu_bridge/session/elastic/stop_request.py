@@ -55,24 +55,24 @@ class StopRequest:
         """
         is_main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
         is_free = is_main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, self._on_sigterm)
-        if not self._open_blocks:
-            if not is_free or (size > 1 and self._send is None):
-                yield
-                return
-            self._threads, self._size = set(), size
-            self._report_handling(True)
-            self._owner = os.getpid()
-            signal.signal(signal.SIGTERM, self._on_sigterm)
-        self._open_blocks += 1
+        with self._changed:  # a leftover hook can be collected in any thread
+            is_handled = self._open_blocks > 0 or (is_free and (size == 1 or self._send is not None))
+            if is_handled and not self._open_blocks:
+                self._threads, self._size = set(), size
+                self._report_handling(True)
+                self._owner = os.getpid()
+                signal.signal(signal.SIGTERM, self._on_sigterm)
+            self._open_blocks += is_handled
         try:
             yield
         finally:
-            self._open_blocks -= 1
-            if not self._open_blocks:
-                if signal.getsignal(signal.SIGTERM) == self._on_sigterm:  # the script can have set its own
-                    with contextlib.suppress(ValueError):  # a leftover hook can be collected in any thread
-                        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                self._report_handling(False)
+            with self._changed:
+                self._open_blocks -= is_handled
+                if is_handled and not self._open_blocks:
+                    if signal.getsignal(signal.SIGTERM) == self._on_sigterm:  # the script can have set its own
+                        with contextlib.suppress(ValueError):  # not in the main thread
+                            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                    self._report_handling(False)
 
     def begin_run(self) -> None:
         """Counts a training run; after `block_new_runs`, waits until the number of the last run is known.
