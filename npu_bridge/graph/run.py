@@ -171,7 +171,9 @@ def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> SessionRun:
         runs = {}
         record.runs = graph.version, runs
     key = (frozenset(tensor.name for tensor in fed), *(element.name for element in asked))
-    return runs.setdefault(key, SessionRun(graph, asked, fed))
+    if key not in runs:
+        runs[key] = SessionRun(graph, asked, fed)
+    return runs[key]
 
 
 def run_of_context(run_context: tf.estimator.SessionRunContext) -> SessionRun:

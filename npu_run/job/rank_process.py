@@ -142,7 +142,7 @@ class RankProcess:
         return len(text)
 
     def read_remaining_output(self, *channels: str) -> None:
-        """Passes on the remaining text of channels; other processes can hold them open, and go on writing."""
+        """Passes on the remaining text of channels; other processes can hold them open and write more."""
         for file, name in list(self._channels.items()):
             left = _MOST_HELD_BYTES if name in channels else 0
             while left > 0 and (count := self.read(file)):
