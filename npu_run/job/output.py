@@ -49,7 +49,7 @@ class JointStream:
       stream: the destination; None (Python's value for a closed stream) discards everything.
       name: the stream's name in messages.
       say: prints a line elsewhere if the stream leads to a file that cannot be written.
-      is_stopping: returns whether the job is to end. What nobody reads is then left out, as the ranks must be told.
+      is_stopping: returns whether the job is to end. Text that is not read is then left out, as the ranks must be told.
     """
 
     def __init__(
