@@ -60,7 +60,8 @@ class Command(click.Command):
         name = prog_name or f"npu-run {self.name}"
         try:
             _prepare_process(name)
-            code = super().main(args, prog_name, complete_var, False, **extra)
+            with _exit_on_signals():
+                code = super().main(args, prog_name, complete_var, False, **extra)
             sys.exit(code if isinstance(code, int) else 0)
         except click.ClickException as error:
             self._print_problem_if_json(args, error.format_message(), error.exit_code)
@@ -214,9 +215,6 @@ def _prepare_process(name: str) -> None:
             )
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # what the command has started and written is cleared away
-            signal.signal(number, lambda number, frame: sys.exit(128 + number))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent can have it ignored, and exit codes of children are 0 then
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < LEAST_OPEN_FILES:
@@ -227,6 +225,19 @@ def _prepare_process(name: str) -> None:
                 f"{name}: this process can open only {soft} files. Expected at least {LEAST_OPEN_FILES}; run "
                 f"ulimit -n 1024 first."
             )
+
+
+@contextlib.contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP raise SystemExit in a block: what a command has started and written is cleared away."""
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) == signal.SIG_DFL]
+    for each in numbers:
+        signal.signal(each, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        for each in numbers:
+            signal.signal(each, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

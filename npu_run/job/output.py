@@ -63,6 +63,7 @@ class JointStream:
         self._is_file = isinstance(self._stream, io.FileIO)
         self._is_stopping = is_stopping
         self._tick_secs = _TICK_SECS
+        self._left_out = 0  # bytes
         self._secondary = NonFatalOutput(name, say=say)
         self._is_mid_line = False
 
@@ -80,8 +81,12 @@ class JointStream:
         left = memoryview(text)
         try:
             while left and self._is_read():
-                count = self._stream.write(left[: select.PIPE_BUF])  # so much never blocks
+                if self._left_out:
+                    count, self._left_out = self._left_out, 0
+                    self._stream.write(b"\n" + _GAP.format(count=count, reason="it was not read").encode())
+                count = self._stream.write(left[: select.PIPE_BUF])  # so much never blocks in a pipe
                 left = left[count or 0 :]  # None: another process has made the stream non-blocking
+            self._left_out += len(left)
             self._stream.flush()
         except BrokenPipeError:
             raise OutputReaderGoneError(self._secondary.what) from None

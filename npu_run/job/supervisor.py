@@ -267,9 +267,7 @@ class _Job:
                 self._wait_for_output(_KILL_TICK_SECS)
                 if time.monotonic() >= limit:
                     self.has_unkillable_ranks = True
-                    self.say(
-                        f"{format_ranks(left)}: killed {_KILL_SECS:.0f} s ago, and the system has not ended it yet"
-                    )
+                    self.say(f"{format_ranks(left)}: no end is known {_KILL_SECS:.0f} s after SIGKILL")
 
     def _wait_for_output(self, tick_secs: float = _TICK_SECS) -> list[RankEnding]:
         """Waits a moment for output, passes it on, and returns the ranks that have ended."""

@@ -44,7 +44,7 @@ _CODE_CHARACTERS = 60
 # through the second, and an Estimator builds its input in a function of that name.
 _CALLED_BACK, _OF_DATA = os.path.join("ops", "script_ops.py"), os.path.join("python", "data", "ops", "")
 
-_is_collecting = False  # whether garbage was collected before the block of `frames_of_threads` that is open
+_is_paused = False  # whether garbage collection is switched off while frames are read
 
 _Stack = list[tuple[types.CodeType, int]]  # code and line of each frame, the innermost first
 
@@ -194,8 +194,8 @@ def frames_of_threads() -> Iterator[dict[int, types.FrameType]]:
     also holds a lock here, which deleting an object tied to threads needs (such as a `threading.local`, which every
     TensorFlow graph has): the process would deadlock (gh-106883).
     """
-    global _is_collecting
-    _is_collecting = gc.isenabled()
+    global _is_paused
+    is_collecting = _is_paused = gc.isenabled()
     gc.disable()
     frames: dict[int, types.FrameType] = {}
     try:
@@ -203,18 +203,18 @@ def frames_of_threads() -> Iterator[dict[int, types.FrameType]]:
         yield frames
     finally:
         frames.clear()
-        _collect_again()
+        _is_paused = False
+        if is_collecting:
+            gc.enable()
 
 
-def _collect_again() -> None:
-    """Ends the block of `frames_of_threads`, also in a process that another thread has forked in the block."""
-    global _is_collecting
-    if _is_collecting:
+def _collect_in_child() -> None:
+    """Switches garbage collection on again in a process that another thread has forked in the block."""
+    if _is_paused:
         gc.enable()
-    _is_collecting = False
 
 
-os.register_at_fork(after_in_child=_collect_again)
+os.register_at_fork(after_in_child=_collect_in_child)
 
 
 def _waits_for_ranks(innermost_frame: types.FrameType) -> bool:

@@ -8,6 +8,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,8 +25,7 @@ FLOAT32["precision_mode"] = "must_keep_origin_dtype"
 _TRIAL = "NPU_RUN_TRIAL"
 _CHUNK_BYTES = 1 << 20  # no pipe holds more
 _WAIT_SECS = 0.1
-# How long an interrupted `npu-run` can take to end its ranks, before it is asked again.
-_INTERRUPTED_SECS = 10.0
+_ENDING_SECS = 10.0  # for the end of a script that is stopped, before it is killed
 
 
 class Trial(NamedTuple):
@@ -108,13 +108,19 @@ def _process(command: Sequence[str], **options: Any) -> Iterator[subprocess.Pope
     with subprocess.Popen(command, **options) as process:
         try:
             yield process
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):  # a terminal has interrupted the process, too
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_INTERRUPTED_SECS)
-            process.terminate()
-            process.wait()
+        except BaseException:
+            for end in (process.terminate, process.kill):
+                end()
+                _wait_for_end(process)
             raise
+
+
+def _wait_for_end(process: subprocess.Popen) -> None:
+    """Waits a while for the end of a process, and reads what it prints meanwhile, as it could wait for a reader."""
+    limit = time.monotonic() + _ENDING_SECS
+    while process.poll() is None and time.monotonic() < limit:
+        if process.stdout is None or not process.stdout.read(_CHUNK_BYTES):
+            time.sleep(_WAIT_SECS)
 
 
 def _run_with_log(command: Sequence[str], environment: Mapping[str, str], log: str) -> int:

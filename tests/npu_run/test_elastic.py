@@ -357,12 +357,13 @@ def test_a_resize_that_a_rank_does_not_answer_starts_the_job_again(tmp_path, mon
     write_script(
         tmp_path,
         """
-        import ctypes
+        import time
         from npu_bridge.session.elastic.stop_request import stop_request_of_process
         request = stop_request_of_process()
+        request.block_new_runs = lambda: None  # as if one long call of C let no other thread run
         with request.handle_requests(1):
             request.begin_run()
-            ctypes.PyDLL(None).sleep(600)  # one long call of C that lets no other thread run
+            time.sleep(600)
         """,
     )
     outcome = run_ranks("train.py", [], JobPlan(1, {}), is_out_of_date=lambda: "there are other slots")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -156,7 +157,8 @@ def test_the_end_of_ssh_is_seen_while_another_process_holds_its_error_stream(tmp
     (tmp_path / "bin" / "ssh").write_text("#!/bin/sh\nsleep 600 > /dev/null &\necho $! > keeper\nexit 255\n")
     write_script(tmp_path, "")
     code, output = npu_run("-H", f"{ONE}:1", "train.py", cwd=tmp_path, **ssh)
-    os.kill(int((tmp_path / "keeper").read_text()), signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # if ssh's processes are not ended together
+        os.kill(int((tmp_path / "keeper").read_text()), signal.SIGKILL)
     assert code != 0 and "exit code 255" in output and "nothing was heard" not in output, output
 
 
@@ -178,7 +180,7 @@ def test_a_rank_that_the_system_does_not_end_is_told_and_not_waited_for(tmp_path
     quick = "from npu_run.job import supervisor\nsupervisor._KILL_SECS = supervisor.STOP_SECS = 0.5"
     code, output = npu_run("-H", f"{ONE}:1", "train.py", cwd=tmp_path, prepare=quick, **ssh)
     assert code == 1 and "OSError: lost" in output
-    assert output.count("rank 0: killed 0 s ago, and the system has not ended it yet") == 1, output
+    assert output.count("rank 0: no end is known 0 s after SIGKILL") == 1, output
 
 
 def test_missing_ssh_is_told_in_one_line(tmp_path):

@@ -51,8 +51,9 @@ class CentralizeGradients(Stage):
             name = variable.name.partition(":")[0]
             say_once(logging.INFO, f"CentralizeGradients: the sparse gradient of {name} stays unchanged.")
             return grad
-        shape = tf.TensorShape(variable.shape)  # that of a gradient from Python code can be unknown
-        if all(size == 1 for size in shape[:-1]):  # the difference would be 0
+        # Python code gives gradients of unknown shape.
+        shape = tf.TensorShape(variable.shape) if grad.shape.rank is None else grad.shape
+        if shape.rank is None or all(size == 1 for size in shape[:-1]):  # the difference would be 0
             return grad
         wide = widen(grad)
         mean = tf.reduce_mean(wide, axis=list(range(shape.rank - 1)), keepdims=True)
