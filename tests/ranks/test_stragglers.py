@@ -52,14 +52,14 @@ _STEPS = 53  # 3 to start up, 50 to compare
 _ALWAYS, _NEVER, _FOR_30, _AT_FIRST = range(1000), range(0), range(10, 40), range(_STEPS)
 
 
-def _batches(slow, stalls=(), more_secs=_MORE_SECS):
+def _batches(slow, stalls=(), more_secs=_MORE_SECS, pause_secs=_PAUSE_SECS):
     """Makes a dataset in which one rank is slow in some steps, and another one stalls in some."""
     mine, stalling = (collective.current().rank == rank for rank in (_SLOW, 2))
 
     def batches():
         for step in range(1000):
             time.sleep(_STALL_SECS if stalling and step in stalls else 0.0)
-            time.sleep(_PAUSE_SECS + (more_secs if mine and step in slow else 0.0))
+            time.sleep(pause_secs + (more_secs if mine and step in slow else 0.0))
             yield np.full([4, 8], (step % 7 + 1) / 8, np.float32)
 
     dataset = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([4, 8], tf.float32))
@@ -277,6 +277,7 @@ def test_stock_horovod_and_freed_tails_are_marked_too(on_ranks, is_classic, is_t
 
 
 _PAUSE_SECS_IN_FIT = 0.25  # of the slow rank; a step of `fit` on three ranks takes up to 0.05 s on two busy cores
+_PAUSE_SECS_OF_EQUALS = 0.1  # a step that is as long on a machine in use, where short ones are not
 KERASES = ["tf.keras", *([] if HAS_ESTIMATORS else ["keras"])]
 
 
@@ -288,7 +289,8 @@ def _fit(name, slow, folder, stages):
     model = keras.Sequential([keras.layers.Input([8]), keras.layers.Dense(8), keras.layers.Dense(1)])
     optimizer = npu_keras_optimizer(keras.optimizers.SGD(0.01), FixedLossScaleManager(8.0), stages=stages)
     model.compile(optimizer, "mse", **({"jit_compile": False} if name == "keras" else {}))
-    data = _batches(slow, more_secs=_PAUSE_SECS_IN_FIT).map(lambda batch: (batch, batch[:, :1]))
+    pause_secs = _PAUSE_SECS if slow else _PAUSE_SECS_OF_EQUALS
+    data = _batches(slow, more_secs=_PAUSE_SECS_IN_FIT, pause_secs=pause_secs).map(lambda batch: (batch, batch[:, :1]))
     callbacks = npu_callbacks_append([ReportCallback(folder)])
     assert [type(each).__name__ for each in callbacks[1:3]] == ["StragglerCallback", "ReportCallback"]
     said = io.StringIO()
