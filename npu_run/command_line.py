@@ -13,6 +13,7 @@ import re
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, NoReturn
 
@@ -60,7 +61,7 @@ class Command(click.Command):
         name = prog_name or f"npu-run {self.name}"
         try:
             _prepare_process(name)
-            with _exit_on_signals():
+            with _heed_signals():
                 code = super().main(args, prog_name, complete_var, False, **extra)
             sys.exit(code if isinstance(code, int) else 0)
         except click.ClickException as error:
@@ -204,7 +205,7 @@ def exit_with_message(text: str, code: int = 2) -> NoReturn:
 
 
 def _prepare_process(name: str) -> None:
-    """Prepares the standard streams, signals and the limit on open files for the command `name`.
+    """Prepares the standard streams and the limit on open files for the command `name`.
 
     Ends the process if standard output or error is closed, because the next opened file would get the stream's number.
     """
@@ -215,7 +216,6 @@ def _prepare_process(name: str) -> None:
             )
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent can have it ignored, and exit codes of children are 0 then
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < LEAST_OPEN_FILES:
         try:
@@ -228,11 +228,18 @@ def _prepare_process(name: str) -> None:
 
 
 @contextlib.contextmanager
-def _exit_on_signals() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP raise SystemExit in a block: what a command has started and written is cleared away."""
-    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) == signal.SIG_DFL]
+def _heed_signals() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP raise SystemExit in a block: what a command has started and written is cleared away.
+
+    Only the main thread can set handlers, and gets signals.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    stops = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
+    numbers = [each for each in stops if signal.getsignal(each) == signal.SIG_DFL]
     for each in numbers:
         signal.signal(each, lambda number, frame: sys.exit(128 + number))
+    if is_main:  # a parent can ignore the ends of children, and this is inherited: their exit codes would be 0
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield
     finally:
