@@ -260,14 +260,15 @@ class _Job:
             return
         for rank in self.ranks:
             rank.process.send_signal(signal.SIGKILL)
-        limit = time.monotonic() + _KILL_SECS
-        while not self.has_unkillable_ranks and (left := [rank.rank for rank in self.ranks if rank.is_running]):
+        limit = time.monotonic() + (0.0 if self.has_unkillable_ranks else _KILL_SECS)
+        while (left := [rank.rank for rank in self.ranks if rank.is_running]) and time.monotonic() < limit:
             # Their last output is passed on while the reader is there.
             with contextlib.suppress(OutputReaderGoneError):
                 self._wait_for_output(_KILL_TICK_SECS)
-                if time.monotonic() >= limit:
-                    self.has_unkillable_ranks = True
-                    self.say(f"{format_ranks(left)}: no end is known {_KILL_SECS:.0f} s after SIGKILL")
+        if left and not self.has_unkillable_ranks:
+            self.has_unkillable_ranks = True
+            with contextlib.suppress(OutputReaderGoneError):
+                self.say(f"{format_ranks(left)}: no end is known {_KILL_SECS:.0f} s after SIGKILL")
 
     def _wait_for_output(self, tick_secs: float = _TICK_SECS) -> list[RankEnding]:
         """Waits a moment for output, passes it on, and returns the ranks that have ended."""
