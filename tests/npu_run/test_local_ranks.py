@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -117,14 +118,21 @@ def test_a_child_that_prints_without_end_keeps_no_job(tmp_path):
 def test_a_signal_ends_a_job_whose_output_nobody_reads(tmp_path):
     write_script(tmp_path, """while True:\n    print("x" * 1000)""")
     process = start("--restarts", 1, "train.py", cwd=tmp_path)
-    wait_for(lambda: _unread_bytes(process.stdout) > 60_000, "a full pipe")
+    wait_for(lambda: _is_full(process.stdout), "a full pipe")
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_SECS) == 143
     process.stdout.close()
 
 
-def _unread_bytes(file):
-    return int.from_bytes(fcntl.ioctl(file, termios.FIONREAD, bytes(4)), sys.byteorder)
+def _is_full(pipe):
+    """Returns whether a pipe, into which somebody writes all the time, takes no more."""
+    before = _unread_bytes(pipe)
+    time.sleep(0.5)
+    return 0 < before == _unread_bytes(pipe)
+
+
+def _unread_bytes(pipe):
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def test_every_rank_gets_its_variables_and_a_share_of_the_cores(healthy):
