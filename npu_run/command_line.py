@@ -229,7 +229,7 @@ def _prepare_process(name: str) -> None:
 
 @contextlib.contextmanager
 def _heed_signals() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP raise SystemExit in a block: what a command has started and written is cleared away.
+    """Raises SystemExit at SIGTERM and SIGHUP in a block, so that a command ends its processes and removes its files.
 
     Only the main thread can set handlers, and gets signals.
     """

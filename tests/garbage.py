@@ -1,4 +1,4 @@
-"""Garbage in tests: collections of one's own that are certain, and fewer of Python's."""
+"""Collects garbage for tests: all of it when a case asks, and seldom otherwise."""
 
 from __future__ import annotations
 

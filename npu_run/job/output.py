@@ -62,7 +62,6 @@ class JointStream:
         self._stream = getattr(stream, "raw", stream)  # a buffer would retry a failed write for ever
         self._is_file = isinstance(self._stream, io.FileIO)
         self._is_stopping = is_stopping
-        self._tick_secs = _TICK_SECS
         self._left_out = 0  # bytes
         self._secondary = NonFatalOutput(name, say=say)
         self._is_mid_line = False
@@ -75,7 +74,8 @@ class JointStream:
         """
         if self._stream is not None:
             self._secondary.attempt(self._write, text)
-        self._is_mid_line = not text.endswith(b"\n")
+        # The line that counts left-out bytes begins and ends with a newline.
+        self._is_mid_line = not text.endswith(b"\n") and not self._left_out
 
     def _write(self, text: bytes) -> None:
         left = memoryview(text)
@@ -83,7 +83,8 @@ class JointStream:
             while left and self._is_read():
                 if self._left_out:
                     count, self._left_out = self._left_out, 0
-                    self._stream.write(b"\n" + _GAP.format(count=count, reason="it was not read").encode())
+                    self._stream.write(b"\n" + _GAP.format(count=count, reason="they were not read").encode())
+                    continue
                 count = self._stream.write(left[: select.PIPE_BUF])  # so much never blocks in a pipe
                 left = left[count or 0 :]  # None: another process has made the stream non-blocking
             self._left_out += len(left)
@@ -93,11 +94,9 @@ class JointStream:
 
     def _is_read(self) -> bool:
         """Waits until the stream takes text; returns False if it does not, and the job is to end."""
-        while self._is_file and not select.select([], [self._stream], [], self._tick_secs)[1]:
+        while self._is_file and not select.select([], [self._stream], [], 0.0 if self._left_out else _TICK_SECS)[1]:
             if self._is_stopping():
-                self._tick_secs = 0.0
                 return False
-        self._tick_secs = _TICK_SECS
         return True
 
     def write_line(self, line: bytes) -> None:

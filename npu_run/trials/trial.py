@@ -116,7 +116,7 @@ def _process(command: Sequence[str], **options: Any) -> Iterator[subprocess.Pope
 
 
 def _wait_for_end(process: subprocess.Popen) -> None:
-    """Waits a while for the end of a process, and reads what it prints meanwhile, as it could wait for a reader."""
+    """Waits for the end of a process for some seconds; drops its output, as a full pipe would keep it from ending."""
     limit = time.monotonic() + _ENDING_SECS
     while process.poll() is None and time.monotonic() < limit:
         if process.stdout is None or not process.stdout.read(_CHUNK_BYTES):

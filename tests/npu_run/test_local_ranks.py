@@ -125,7 +125,7 @@ def test_a_signal_ends_a_job_whose_output_nobody_reads(tmp_path):
 
 
 def _is_full(pipe):
-    """Returns whether a pipe, into which somebody writes all the time, takes no more."""
+    """Returns whether a pipe is full: its content stays the same although its writer does not stop."""
     before = _unread_bytes(pipe)
     time.sleep(0.5)
     return 0 < before == _unread_bytes(pipe)

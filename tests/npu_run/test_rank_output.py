@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 
@@ -34,6 +35,26 @@ def test_unfinished_line_of_rank_0_is_shown_after_a_moment(stream, ranks):
     assert stream.getvalue() == b""
     ranks[0].write_unfinished_line(5.3)
     assert stream.getvalue() == b"password? "
+
+
+def test_later_pieces_do_not_delay_an_unfinished_line(stream, ranks):
+    for when, piece in ((5.0, b"ready"), (5.2, b" and")):
+        ranks[0].receive_output(piece, when)
+    ranks[0].write_unfinished_line(5.3)
+    assert stream.getvalue() == b"ready and"
+
+
+def test_text_that_is_not_read_while_a_job_ends_is_left_out_and_counted():
+    reading, writing = os.pipe()
+    with open(reading, "rb", 0) as reader, open(writing, "wb", 0) as pipe:
+        joint = JointStream(pipe, is_stopping=lambda: True)
+        joint.write(b"x" * 3 * 2**20)
+        joint.write(b"y" * 100)
+        seen = reader.read(2**21)
+        joint.write_line(b"ended")
+        rest = reader.read(2**21).decode()
+    gap = f"--- {3 * 2**20 + 100 - len(seen)} bytes are not here: they were not read"
+    assert set(seen) == set(b"x") and rest.splitlines()[-2:] == [gap, "ended"]
 
 
 def test_progress_bar_of_rank_0_is_passed_on_as_it_is_drawn(stream, ranks):
