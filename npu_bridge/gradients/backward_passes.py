@@ -9,8 +9,8 @@ from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message, shown
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.gradients.losses import sum_gradients_by_variable
-from npu_bridge.gradients.open_steps import UnappliedSteps
 from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.scaled_steps import ScaledSteps
 from npu_bridge.gradients.step import Step
 
 
@@ -18,28 +18,28 @@ class BackwardPasses:
     """The backward passes of one optimizer since its last update, in the current function or graph.
 
     Args:
-      pipeline, open_steps: pipeline and open steps of the optimizer.
+      pipeline, scaled_steps: pipeline and scaled steps of the optimizer.
       combine: function of a step and its (gradient, variable) pairs that runs the pipeline after the last pass.
       owner: name of the optimizer's class, for messages.
     """
 
     def __init__(
-        self, pipeline: Pipeline, open_steps: UnappliedSteps, combine: Callable[[Step, list], list], owner: str
+        self, pipeline: Pipeline, scaled_steps: ScaledSteps, combine: Callable[[Step, list], list], owner: str
     ):
         self.pipeline = pipeline
-        self._open_steps = open_steps
+        self._scaled_steps = scaled_steps
         self._combine = combine
         self._owner = owner
 
     def open_step(self) -> Step:
         """Returns the step to which backward passes are added; begins a new step after each update."""
-        step = self._open_steps.remove_scaled_step() or self.pipeline.begin()
-        self._open_steps.keep_scaled_step(step)
+        step = self._scaled_steps.remove() or self.pipeline.begin()
+        self._scaled_steps.keep(step)
         return step
 
     def discard_passes(self) -> None:
         """Discards the passes since the last update."""
-        self._open_steps.remove_scaled_step()
+        self._scaled_steps.remove()
 
     def add(self, step: Step, grads_and_vars: Sequence, loss_id: int, delays_unscale: bool = False) -> None:
         """Adds the gradients of a backward pass to the step that `open_step` returned.
@@ -65,7 +65,7 @@ class BackwardPasses:
           ValueError: there was no pass, or the last pass of a loss had `delays_unscale`.
         Ranks: collective where the pipeline communicates.
         """
-        step = self._open_steps.remove_scaled_step()
+        step = self._scaled_steps.remove()
         delayed = {} if step is None else step.notes.pop(self, {})
         if step is None or not (step.grads_and_vars or delayed):
             problem, expected = "there are no gradients", "a backward pass since the last update"

@@ -12,13 +12,32 @@ from typing import Any, Callable
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import training
-from npu_bridge.base.tf_internals.graphs import original_variable_of, update_input
+from npu_bridge.base.tf_internals.graphs import current_control_flow_context, original_variable_of, update_input
 from npu_bridge.graph.control_flow import classic_control_flow
 
 
 def is_building_graph() -> bool:
     """Returns whether the current context is a TF 1 graph; False in eager execution and inside a `tf.function`."""
     return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
+
+
+def current_graph():
+    """Returns the current function or graph; None in eager execution."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def current_context():
+    """Returns the current TF 1 condition or loop; None outside of them."""
+    return None if tf.executing_eagerly() else current_control_flow_context(current_graph())
+
+
+def enclosing_graphs():
+    """Returns the current function or graph and the enclosing ones, innermost first."""
+    place, places = current_graph(), []
+    while place is not None:
+        places.append(place)
+        place = getattr(place, "outer_graph", None)
+    return places or [None]
 
 
 def run_if(condition: tf.Tensor, run: Callable[[], Any]) -> Any:

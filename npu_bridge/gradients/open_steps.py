@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.tf_internals.graphs import contexts_around, current_control_flow_context
+from npu_bridge.base.tf_internals.graphs import contexts_around
+from npu_bridge.gradients.graph_mode import current_context, current_graph, enclosing_graphs
 from npu_bridge.gradients.step import Step, merge_steps
 from npu_bridge.graph.operators import ops_that_hold, sources_among, variable_ops_behind
 
@@ -28,57 +29,7 @@ class UnappliedSteps:
 
     def __init__(self, trusts_variables: bool = True):
         self._trusts_variables = trusts_variables
-        self._scaled: list[_ScaledStep] = []
-        self._combined: list[_UnappliedStep] = []
-
-    def keep_scaled_step(self, step: Step) -> None:
-        """Stores a step whose loss is scaled and whose gradients are not computed yet."""
-        place = current_graph()
-        losses = sum((kept.losses for kept in self._scaled if kept.place is place and kept.is_open), 1)
-        self._scaled = [kept for kept in self._scaled if kept.place is not place and kept.place in _enclosing_graphs()]
-        self._scaled.append(_ScaledStep(place, step, losses))
-
-    def remove_scaled_step(self, is_nested: bool = False, variables: Sequence = ()) -> Step | None:
-        """Removes and returns the step whose loss was scaled in the current function or graph, or None.
-
-        With `is_nested`, also takes a step of an enclosing function or graph, and keeps a copy for `reuse_scaled_step`.
-
-        Args:
-          is_nested: see above.
-          variables: the variables of the gradients for which the step is taken.
-        """
-        for kept in self._scaled_here(is_nested):
-            if kept.is_open:
-                self._scaled.remove(kept)
-                if is_nested:
-                    copied = dataclasses.replace(kept.step, losses=dataclasses.replace(kept.step.losses))
-                    self._scaled.append(_ScaledStep(kept.place, copied, kept.losses - 1, {*map(id, variables)}))
-                return kept.step
-        return None
-
-    def reuse_scaled_step(self, variables: Sequence) -> Step | None:
-        """Returns a new step with the loss scale of a step that `remove_scaled_step` has returned, or None.
-
-        In a function, all gradients have the scale of its loss. Eager gradients have it if they are of other variables
-        than the gradients so far, or if more than one loss was scaled.
-        """
-        ids = {*map(id, variables)}
-        for kept in self._scaled_here(is_nested=True):
-            if kept.place is not None or kept.losses > 0 or ids.isdisjoint(kept.variable_ids):
-                kept.losses -= 1
-                kept.variable_ids |= ids
-                losses = dataclasses.replace(kept.step.losses, usable={})
-                return dataclasses.replace(kept.step, losses=losses, notes={})
-        return None
-
-    def _scaled_here(self, is_nested):
-        places = _enclosing_graphs() if is_nested else [current_graph()]
-        return [kept for place in places for kept in self._scaled if kept.place is place]
-
-    @property
-    def has_scaled_step(self) -> bool:
-        """Whether there is a step, in any function, whose loss is scaled and whose gradients are not computed yet."""
-        return any(kept.is_open for kept in self._scaled)
+        self._unapplied: list[_UnappliedStep] = []
 
     def keep_step(self, step: Step, variables: Sequence[Any] | None, may_be_abandoned: bool = False) -> None:
         """Stores a step whose gradients went through the pipeline.
@@ -90,8 +41,8 @@ class UnappliedSteps:
             does after an overflow. In eager execution `has_returned` then recognises the step by its gradients only.
         """
         known = None if variables is None else frozenset(map(id, variables))
-        self._combined = [kept for kept in self._combined if kept.is_still_open(known)]
-        self._combined.append(_UnappliedStep(current_graph(), step, known, may_be_abandoned, current_context()))
+        self._unapplied = [kept for kept in self._unapplied if kept.is_still_open(known)]
+        self._unapplied.append(_UnappliedStep(current_graph(), step, known, may_be_abandoned, current_context()))
 
     def copy_step(self, grads_and_vars: Sequence, owner: str) -> Step | None:
         """Returns a copy of the step that returned these gradients, in this graph or one around it; keeps it open.
@@ -112,7 +63,7 @@ class UnappliedSteps:
     def note_applied(self, grads_and_vars: Sequence) -> None:
         """Takes no further gradients of these variables for changed ones of the same step, in eager execution."""
         ids = {id(variable) for _, variable in grads_and_vars}
-        for kept in self._combined if tf.executing_eagerly() else ():
+        for kept in self._unapplied if tf.executing_eagerly() else ():
             if kept.variable_ids is not None and ids <= kept.variable_ids:
                 kept.applied_ids |= ids
 
@@ -123,7 +74,7 @@ class UnappliedSteps:
         """
         if tf.executing_eagerly() or tf.distribute.has_strategy():  # whose variables have a handle for each replica
             return False
-        if _steps_that_returned(grads_and_vars, self._combined):
+        if _steps_that_returned(grads_and_vars, self._unapplied):
             return False
         read = variable_ops_behind([grad for grad, _ in grads_and_vars if grad is not None])
         given = ops_that_hold([variable for _, variable in grads_and_vars])
@@ -135,7 +86,7 @@ class UnappliedSteps:
         Eager gradients that the caller changed are recognised by their variables, if `trusts_variables` is set.
         """
         found = self._find_steps(grads_and_vars)
-        if not tf.executing_eagerly() or _steps_that_returned(grads_and_vars, self._combined):
+        if not tf.executing_eagerly() or _steps_that_returned(grads_and_vars, self._unapplied):
             return bool(found)
         changed = found if self._trusts_variables else []
         ids = {id(variable) for _, variable in grads_and_vars}
@@ -148,7 +99,7 @@ class UnappliedSteps:
         Arguments and errors are those of `copy_step`.
         """
         found = self._find_steps(grads_and_vars)
-        self._combined = [kept for kept in self._combined if kept not in found]
+        self._unapplied = [kept for kept in self._unapplied if kept not in found]
         return merge_steps([kept.step for kept in found], owner) if found else None
 
     def _find_steps(self, grads_and_vars):
@@ -161,22 +112,9 @@ class UnappliedSteps:
 
     def _open_steps_with(self, grads_and_vars, a_part=False):
         """Returns the steps, newest first, of this place and those around it that can have returned the gradients."""
-        places, contexts = _enclosing_graphs(), [None, *contexts_around(current_context())]
-        here = [kept for kept in self._combined[::-1] if kept.place in places and kept.context in contexts]
+        places, contexts = enclosing_graphs(), [None, *contexts_around(current_context())]
+        here = [kept for kept in self._unapplied[::-1] if kept.place in places and kept.context in contexts]
         return [kept for kept in here if kept.can_include(grads_and_vars, a_part)]
-
-
-@dataclasses.dataclass(eq=False)
-class _ScaledStep:
-    place: Any
-    step: Step
-    losses: int
-    variable_ids: set | None = None
-
-    @property
-    def is_open(self):
-        """Whether no gradients of the scaled loss have come yet."""
-        return self.variable_ids is None
 
 
 @dataclasses.dataclass(eq=False)
@@ -191,7 +129,7 @@ class _UnappliedStep:
     def is_still_open(self, newer_ids):
         """Returns False if the function of this step is finished, or if a newer eager step replaces this step."""
         if self.place is not current_graph():
-            return self.place in _enclosing_graphs()
+            return self.place in enclosing_graphs()
         if self.place is not None:  # a graph can have several steps, and later apply them in any order
             return True
         return None not in (self.variable_ids, newer_ids) and not self.variable_ids & newer_ids
@@ -220,22 +158,3 @@ def _are_kept_in_variables(grads_and_vars):
         return False
     read = variable_ops_behind([grad for grad, _ in grads_and_vars if grad is not None])
     return bool(read) and not read & ops_that_hold([variable for _, variable in grads_and_vars])
-
-
-def current_graph():
-    """Returns the current function or graph; None in eager execution."""
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-
-def current_context():
-    """Returns the current TF 1 condition or loop; None outside of them."""
-    return None if tf.executing_eagerly() else current_control_flow_context(current_graph())
-
-
-def _enclosing_graphs():
-    """Returns the current function or graph and the enclosing ones, innermost first."""
-    place, places = current_graph(), []
-    while place is not None:
-        places.append(place)
-        place = getattr(place, "outer_graph", None)
-    return places or [None]

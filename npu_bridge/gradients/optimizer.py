@@ -19,6 +19,7 @@ from npu_bridge.gradients.inner import adapt_optimizer, is_distributed, mark_as_
 from npu_bridge.gradients.open_steps import UnappliedSteps
 from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.scaled_steps import ScaledSteps
 from npu_bridge.gradients.stage import changes_gradients
 from npu_bridge.gradients.step import Step
 from npu_bridge.gradients.step_report import StepReport, report_of
@@ -57,7 +58,7 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         self._open_steps = UnappliedSteps()
         self._averaged_by_id: dict = {}  # variables by their ids; holds them, so that no id is used again
         self._last_step = None
-        self._backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine, type(self).__name__)
+        self._backward_passes = BackwardPasses(pipeline, ScaledSteps(), self._combine, type(self).__name__)
 
     def compute_gradients(
         self,

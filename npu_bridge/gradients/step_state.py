@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.open_steps import current_context, current_graph
+from npu_bridge.gradients.graph_mode import current_context, current_graph
 from npu_bridge.gradients.stage import ReducingStage, ScalingStage, SelectingStage, Stage, SummingStage
 from npu_bridge.gradients.step import Step
 

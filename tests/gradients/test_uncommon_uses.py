@@ -24,7 +24,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
 from npu_bridge.gradients.arithmetic import sum_repeated_rows
 from npu_bridge.gradients.inner import InnerOptimizer, adapt_optimizer
 from npu_bridge.gradients.losses import sum_gradients_by_variable
-from npu_bridge.gradients.open_steps import UnappliedSteps
+from npu_bridge.gradients.scaled_steps import ScaledSteps
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from npu_bridge.gradients.step import Step
 from npu_bridge.stages import (
@@ -921,19 +921,19 @@ def test_clipping_in_a_branch_hides_no_infinite_gradient():
 
 
 def test_the_innermost_function_takes_its_own_scaled_step():
-    opened, own, taken = UnappliedSteps(), [Step(), Step()], []
+    opened, own, taken = ScaledSteps(), [Step(), Step()], []
 
     @tf.function
     def inner():
-        opened.keep_scaled_step(own[1])
-        taken.append(opened.remove_scaled_step(is_nested=True))
+        opened.keep(own[1])
+        taken.append(opened.remove(is_nested=True))
         return 0
 
     @tf.function
     def outer():
-        opened.keep_scaled_step(own[0])
+        opened.keep(own[0])
         inner()
-        taken.append(opened.remove_scaled_step())
+        taken.append(opened.remove())
         return 0
 
     outer()

@@ -19,6 +19,7 @@ from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.open_steps import UnappliedSteps
 from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.scaled_steps import ScaledSteps
 from npu_bridge.gradients.stage import SUMMING_PLACES
 from npu_bridge.gradients.step import Step
 
@@ -45,7 +46,8 @@ class KerasPipeline:
         self.moments: tf.Variable | None = None
         # The mean of equal gradients changes the last bits at most. Other stages must not run twice.
         self._open_steps = UnappliedSteps(trusts_variables=not pipeline.only_communicates)
-        self.backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine_gradients, owner)
+        self._scaled_steps = ScaledSteps()
+        self.backward_passes = BackwardPasses(pipeline, self._scaled_steps, self._combine_gradients, owner)
 
     def compute_gradients(self, loss: Any, tape: Any, differentiate: Callable[[Any, Any], Sequence]) -> list:
         """Computes gradients of the unscaled loss, averaged over the ranks.
@@ -88,12 +90,12 @@ class KerasPipeline:
         """
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
-        step = self._open_steps.remove_scaled_step(is_nested=True, variables=variables)
+        step = self._scaled_steps.remove(is_nested=True, variables=variables)
         if step is None and self._open_steps.has_returned(pairs):
             return pairs
-        step = step or self._open_steps.reuse_scaled_step(variables)
+        step = step or self._scaled_steps.reuse(variables)
         if step is None:
-            if self.pipeline.scales_loss and self._open_steps.has_scaled_step:
+            if self.pipeline.scales_loss and self._scaled_steps.has_open:
                 problem = "scale_loss and apply run in different functions, so the loss scale can change in between"
                 expected, got = "both calls in one tf.function, or both outside", "one call inside and one outside"
                 fix = "Call scale_loss and apply in the same function."
@@ -121,7 +123,7 @@ class KerasPipeline:
         if callable(loss):
             return lambda: self.scale_loss(loss())
         step = self.pipeline.begin()
-        self._open_steps.keep_scaled_step(step)
+        self._scaled_steps.keep(step)
         return self.pipeline.scale(loss, step)
 
     def unscale(self, gradients: Sequence) -> list:
@@ -135,7 +137,7 @@ class KerasPipeline:
             expected, got = "pairs of gradients and variables", "only the gradients of get_unscaled_gradients"
             fix = "Call minimize or compute_gradients, or give the tape's gradients to apply_gradients."
             raise ValueError(message(self._owner, problem, expected, got, fix))
-        step = self._open_steps.remove_scaled_step()
+        step = self._scaled_steps.remove()
         if step is None:  # the caller has multiplied the loss by the scale
             step = self.pipeline.begin()
             self.pipeline.scale(tf.ones([]), step)
@@ -168,7 +170,7 @@ class KerasPipeline:
 
     def _begin_unscaled_step(self):
         """Returns a new `Step` for gradients of an unscaled loss that have not gone through the pipeline yet."""
-        if self._open_steps.remove_scaled_step() is not None:
+        if self._scaled_steps.remove() is not None:
             problem = "these gradients are still multiplied by the loss scale"
             expected, got = "get_unscaled_gradients after get_scaled_loss", "get_scaled_loss alone"
             fix = "Write gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled_loss, variables))."
