@@ -98,7 +98,10 @@ class Losses:
 
 
 def smallest_scale(scales: Any) -> tf.Tensor:
-    """Returns the scale for sums of gradients: the minimum of the scales, but at least 1, so that no term overflows."""
+    """Returns the scale for sums of gradients: the minimum of the scales, but at least 1.
+
+    With the minimum, no term grows beyond its dtype. Below 1, small terms of other losses would lose bits.
+    """
     return tf.maximum(tf.reduce_min(tf.convert_to_tensor(scales)), 1.0)
 
 

@@ -181,7 +181,7 @@ def _make_checking_stages(settings, exchanging_stage, combined_gradients):
 
 def _dropped_step_warning(settings):
     """Returns the warning for the first step that is dropped, for optimizers without loss scaling."""
-    if settings.wire_dtype == tf.float16:
+    if settings.is_distributed and settings.wire_dtype == tf.float16:
         return (
             f"{settings.owner}: a step was dropped, because a gradient is NaN or does not fit float16, in which it is "
             f"sent. Without a loss scale, every step like it is dropped. If it is not NaN, write wire='bfloat16', with "

@@ -16,6 +16,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import collections
+from npu_bridge.gradients.stages.accumulation import Accumulate
 from tests.documented.signatures import signature_of
 from tests.goldens.two_layers import (
     OPTIMIZERS,
@@ -232,6 +233,14 @@ def test_fixed_scale_without_overflow_check_applies_everything():
         poisons=[np.inf],
     )
     assert_all_finite(checked)
+
+
+def test_a_dropped_step_blames_float16_only_where_gradients_are_sent(caplog):
+    loss = tf1.get_variable("v", []) * float("nan")
+    train = NPUOptimizer(OPTIMIZERS["sgd"](), wire="float16", stages=[Accumulate(1)]).minimize(loss)
+    with started_session() as session:
+        session.run(train)
+    assert "a step was dropped, because a gradient is NaN or infinite" in caplog.text
 
 
 def test_two_losses_of_one_optimizer_are_judged_apart():
