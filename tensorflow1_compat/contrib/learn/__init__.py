@@ -1,15 +1,7 @@
 """`tf.contrib.learn`: predecessors of `tf.estimator`, their training loops, and data sets."""
 
 import tensorflow.compat.v1 as tf
-from tensorflow.compat.v1.estimator import (
-    DNNClassifier,
-    DNNLinearCombinedClassifier,
-    DNNLinearCombinedRegressor,
-    DNNRegressor,
-    Estimator,
-    LinearClassifier,
-    LinearRegressor,
-)
+from tensorflow.compat.v1.estimator import Estimator
 from tensorflow_estimator.python.estimator.inputs import numpy_io, pandas_io
 
 from tensorflow1_compat.contrib.learn import datasets, learn_runner, monitors, utils
@@ -25,3 +17,11 @@ from tensorflow1_compat.contrib.learn.models import (
     infer_real_valued_columns_from_input,
 )
 from tensorflow1_compat.contrib.learn.reading import read_batch_examples, read_batch_features
+from tensorflow1_compat.contrib.learn.ready_made import (
+    DNNClassifier,
+    DNNLinearCombinedClassifier,
+    DNNLinearCombinedRegressor,
+    DNNRegressor,
+    LinearClassifier,
+    LinearRegressor,
+)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import tensorflow.compat.v1 as tf
+
+from tensorflow1_compat.contrib.learn.monitors import replace_monitors_with_hooks
 
 
 class RunConfig(tf.estimator.RunConfig):
@@ -54,8 +58,10 @@ class Experiment:
       train_input_fn, eval_input_fn: functions without arguments.
       train_steps, eval_steps: number of steps; None runs to the end of the input.
       train_monitors, eval_hooks: session hooks for training and for evaluation.
-      eval_delay_secs, min_eval_frequency, continuous_eval_throttle_secs: determine when evaluations run.
+      min_eval_frequency: 0 evaluates only the last checkpoint; other values evaluate each checkpoint.
       export_strategies: exporters that run after evaluations.
+      saving_listeners: listeners of the training's checkpoints.
+      Others: no effect.
     """
 
     def __init__(
@@ -70,7 +76,7 @@ class Experiment:
             self._estimator = tf.estimator.add_metrics(estimator, _make_metric_fn(eval_metrics))
         self._train_steps, self._eval_steps = train_steps, eval_steps
         self._train_hooks, self._eval_hooks = list(train_monitors or []), list(eval_hooks or [])
-        self._delay_secs, self._throttle_secs = eval_delay_secs, continuous_eval_throttle_secs
+        self._evaluates_checkpoints = min_eval_frequency != 0
         self._exporters = export_strategies
         if export_strategies is not None and not isinstance(export_strategies, (list, tuple)):
             self._exporters = [export_strategies]
@@ -97,8 +103,9 @@ class Experiment:
 
     def train(self, delay_secs=None):
         """Trains until the global step reaches `train_steps`."""
+        hooks = replace_monitors_with_hooks(self._train_hooks, self._estimator)
         return self._estimator.train(
-            self._train_input_fn, hooks=self._train_hooks, max_steps=self._train_steps, saving_listeners=self._listeners
+            self._train_input_fn, hooks=hooks, max_steps=self._train_steps, saving_listeners=self._listeners
         )
 
     def evaluate(self, delay_secs=None, name=None):
@@ -106,11 +113,20 @@ class Experiment:
         return self._estimator.evaluate(self._eval_input_fn, self._eval_steps, self._eval_hooks, name=name)
 
     def train_and_evaluate(self):
-        """Trains; evaluates during the training and at its end; returns (metrics, results of exporters)."""
-        train = tf.estimator.TrainSpec(self._train_input_fn, self._train_steps, self._train_hooks)
+        """Trains; evaluates each checkpoint, or only the last; returns (metrics, results of exporters)."""
+        if not self._evaluates_checkpoints:
+            self.train()
+            metrics, folder = self.evaluate(), os.path.join(self._estimator.model_dir, "export")
+            last = self._estimator.latest_checkpoint()
+            return metrics, [
+                each.export(self._estimator, os.path.join(folder, each.name), last, metrics, True)
+                for each in self._exporters or ()
+            ]
+        hooks = replace_monitors_with_hooks(self._train_hooks, self._estimator)
+        train = tf.estimator.TrainSpec(self._train_input_fn, self._train_steps, hooks, self._listeners)
         evaluation = tf.estimator.EvalSpec(
             self._eval_input_fn, self._eval_steps, hooks=self._eval_hooks, exporters=self._exporters,
-            start_delay_secs=self._delay_secs, throttle_secs=self._throttle_secs,
+            start_delay_secs=0, throttle_secs=0,
         )  # fmt: skip
         return tf.estimator.train_and_evaluate(self._estimator, train, evaluation)
 
@@ -120,7 +136,8 @@ class Experiment:
 
     def test(self):
         """Runs one training step and one evaluation step."""
-        self._estimator.train(self._train_input_fn, steps=1, hooks=self._train_hooks)
+        hooks = replace_monitors_with_hooks(self._train_hooks, self._estimator)
+        self._estimator.train(self._train_input_fn, steps=1, hooks=hooks)
         return self._estimator.evaluate(self._eval_input_fn, 1, self._eval_hooks, name="one_pass")
 
 

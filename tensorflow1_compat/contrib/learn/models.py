@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import inspect
 
 import tensorflow.compat.v1 as tf
 
@@ -45,17 +46,26 @@ class MetricSpec:
         self.label_key, self.weight_key = label_key, weight_key
 
     def create_metric_ops(self, inputs, labels, predictions):
-        """Calls `metric_fn` with the predictions, labels and weights of the given keys; returns the result."""
+        """Calls `metric_fn` with the predictions, labels and weights of the given keys; returns the result.
+
+        Passes them by name, as functions of `tf.metrics` take labels first. Without such names predictions are first.
+        """
 
         def pick_value(values, key):
             if isinstance(values, dict):
                 return next(iter(values.values())) if key is None and len(values) == 1 else values[key]
             return values
 
-        arguments = {"weights": inputs[self.weight_key]} if self.weight_key else {}
-        return self.metric_fn(
-            pick_value(predictions, self.prediction_key), pick_value(labels, self.label_key), **arguments
-        )
+        predicted, right = pick_value(predictions, self.prediction_key), pick_value(labels, self.label_key)
+        weights = inputs[self.weight_key] if self.weight_key else None
+        given = {"prediction": predicted, "logit": predicted, "label": right, "target": right, "weight": weights}
+        names = inspect.signature(self.metric_fn).parameters
+        named = {name: given[name.rstrip("s")] for name in names if name.rstrip("s") in given}
+        if weights is None:
+            named = {name: value for name, value in named.items() if not name.startswith("weight")}
+        if any(value is predicted for value in named.values()) and any(value is right for value in named.values()):
+            return self.metric_fn(**named)
+        return self.metric_fn(predicted, right, **({} if weights is None else {"weights": weights}))
 
 
 def ModelFnOps(

@@ -24,7 +24,7 @@ def NanLoss(loss_tensor, every_n_steps=100, fail_on_nan_loss=True):
 
 
 class ValidationMonitor(tf.train.SessionRunHook):
-    """A hook that evaluates an estimator every few steps; `set_estimator` sets the estimator."""
+    """A hook that evaluates an estimator's new checkpoints, every few steps; `set_estimator` sets the estimator."""
 
     def __init__(
         self, x=None, y=None, input_fn=None, batch_size=None, eval_steps=None, every_n_steps=100, metrics=None,
@@ -37,25 +37,31 @@ class ValidationMonitor(tf.train.SessionRunHook):
         self._hooks, self._name = hooks, name
         self._rounds, self._metric = early_stopping_rounds, early_stopping_metric
         self._sign = 1 if early_stopping_metric_minimize else -1
-        self.best_value, self.best_step, self._estimator, self._last = None, None, None, -1
+        self.best_value, self.best_step, self._estimator = None, None, None
+        self._last_step, self._last_checkpoint = 0, None
 
     def set_estimator(self, estimator):
         """Sets the estimator to evaluate."""
         self._estimator = estimator
 
-    def before_run(self, run_context):
-        return tf.train.SessionRunArgs(tf.train.get_global_step())
-
     def after_run(self, run_context, run_values):
-        step = int(run_values.results)
-        if self._estimator is None or step // self._every == self._last // self._every:
+        step = int(run_context.session.run(tf.train.get_global_step()))
+        if self._estimator is None or step - self._last_step < self._every:
             return
-        self._last = step
+        self._last_step, checkpoint = step, self._estimator.latest_checkpoint()
+        if checkpoint in (None, self._last_checkpoint):
+            return
+        self._last_checkpoint = checkpoint
         found = self._estimator.evaluate(self._input_fn, self._steps, self._hooks, name=self._name)
-        value = found.get(self._metric)
-        if value is not None and (self.best_value is None or self._sign * value < self._sign * self.best_value):
+        if self._rounds is None:
+            return
+        if self._metric not in found:
+            known = ", ".join(sorted(found))
+            raise ValueError(f"ValidationMonitor: {self._metric!r} is no metric of the evaluation, which has {known}.")
+        value = found[self._metric]
+        if self.best_value is None or self._sign * value < self._sign * self.best_value:
             self.best_value, self.best_step = value, step
-        if self._rounds is not None and self.best_step is not None and step - self.best_step >= self._rounds:
+        elif step - self.best_step >= self._rounds:
             run_context.request_stop()
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 
+_DATASETS = {tf.TFRecordReader: tf.data.TFRecordDataset, tf.TextLineReader: tf.data.TextLineDataset}
+
 
 def read_batch_examples(
     file_pattern, batch_size, reader=tf.TFRecordReader, randomize_input=True, num_epochs=None, queue_capacity=10000,
     num_threads=1, read_batch_size=1, parse_fn=None, name=None, seed=None,
 ):  # fmt: skip
-    """Returns a batch of serialised tf.Examples from files: a string tensor [batch]."""
+    """Returns a batch of records from files, such as serialised tf.Examples: a string tensor [batch]."""
+    if reader not in _DATASETS:
+        raise ValueError(f"reader: {reader!r} is not supported. Expected tf.TFRecordReader or tf.TextLineReader.")
     files = tf.data.Dataset.list_files(file_pattern, shuffle=randomize_input, seed=seed)
-    examples = files.flat_map(tf.data.TFRecordDataset)
+    examples = files.flat_map(_DATASETS[reader])
     if randomize_input:
         examples = examples.shuffle(queue_capacity, seed)
     examples = examples.repeat(num_epochs)

@@ -119,6 +119,69 @@ def case_learn():
         assert learn.monitors.replace_monitors_with_hooks([learn.monitors.StopAtStep(1)], model)
 
 
+def case_learn_loss_and_metrics():
+    x, y = np.ones([8, 1], np.float32), np.array([[1], [1], [1], [0]] * 2)
+    feed = tf.estimator.inputs.numpy_input_fn({"x": x}, y, 8, shuffle=False)
+    metrics = {name: learn.MetricSpec(getattr(tf.metrics, name), "class_ids") for name in ("precision", "recall")}
+    metrics["logit"] = learn.MetricSpec(lambda first, second: tf.metrics.mean(first), "logits")
+    with tempfile.TemporaryDirectory() as folder:
+        columns, rate_1 = [tf.feature_column.numeric_column("x")], tf.train.GradientDescentOptimizer(1.0)
+        model = learn.LinearClassifier(columns, folder, optimizer=rate_1)
+        experiment = learn.Experiment(model, feed, feed, metrics, train_steps=1, eval_steps=1)
+        experiment.train()
+        found = experiment.evaluate()
+    close([found[key] for key in ("precision", "recall", "logit")], [0.75, 1, 0.5])  # gradients are means over rows
+
+
+def case_learn_monitors():
+    evaluations, saved = [], []
+
+    class Listener(tf.train.CheckpointSaverListener):
+        def after_save(self, session, global_step_value):
+            saved.append(global_step_value)
+
+    def model_fn(features, labels, mode):
+        loss = tf.get_variable("w", initializer=3.0) + tf.reduce_sum(features)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=tf.assign_add(tf.train.get_global_step(), 1))
+
+    def feed():
+        return tf.data.Dataset.from_tensors(np.ones(1, np.float32)).repeat(100)
+
+    def evaluation_feed():
+        evaluations.append(1)
+        return feed()
+
+    def experiment(folder, *monitors, **options):
+        model = tf.estimator.Estimator(model_fn, config=learn.RunConfig(model_dir=folder, save_checkpoints_steps=20))
+        return learn.Experiment(model, feed, evaluation_feed, None, 60, 1, monitors, **options)
+
+    def monitor(**options):
+        return learn.monitors.ValidationMonitor(
+            input_fn=evaluation_feed, eval_steps=1, every_n_steps=5, early_stopping_rounds=30, **options
+        )
+
+    with tempfile.TemporaryDirectory() as folder:
+        experiment(folder, monitor()).train()
+        assert tf.train.latest_checkpoint(folder).endswith("ckpt-40") and len(evaluations) == 3
+    with tempfile.TemporaryDirectory() as folder:
+        said = error_of(ValueError, experiment(folder, monitor(early_stopping_metric="accuracy")).train)
+    assert said == "ValidationMonitor: 'accuracy' is no metric of the evaluation, which has global_step, loss."
+    for frequency, times in ((None, 3), (0, 1)):
+        evaluations.clear(), saved.clear()
+        with tempfile.TemporaryDirectory() as folder:
+            experiment(folder, min_eval_frequency=frequency, saving_listeners=[Listener()]).train_and_evaluate()
+        assert len(evaluations) == times and saved == [0, 20, 40, 60]
+
+
+def case_learn_reads_lines():
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "rows.csv").write_text("1,2\n3,4\n")
+        lines = learn.read_batch_examples(f"{folder}/*.csv", 2, tf.TextLineReader, randomize_input=False)
+        assert value(lines).tolist() == [b"1,2", b"3,4"]
+    said = error_of(ValueError, learn.read_batch_examples, "*.csv", 2, tf.WholeFileReader)
+    assert "Expected tf.TFRecordReader or tf.TextLineReader." in said
+
+
 def gz(path, header, array):
     with gzip.open(path, "wb") as file:
         file.write(np.array(header, ">u4").tobytes() + array.tobytes())
