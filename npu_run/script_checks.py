@@ -57,7 +57,7 @@ def find_option_mistakes(files: Sequence[FileFacts], era: int, calls: bool = Tru
     Args:
       files: the script and its modules.
       era: 1 or 2, for TensorFlow 1 or 2.
-      calls: whether to check calls of this package in the script; a check loads TensorFlow.
+      calls: whether to check calls of this package in the script.
     """
     yield from rank_rules.find_rank_mistakes(files)
     refused: set[tuple[str, str]] = set()

@@ -67,7 +67,7 @@ class TensorFlowChoice(NamedTuple):
 
         Args:
           script: path of the script.
-          checks_calls: whether to check calls of this package in the script; a check loads TensorFlow.
+          checks_calls: whether to check calls of this package in the script.
         """
         from npu_run.script_checks import (
             find_option_mistakes,  # imported late: every start of a script loads this module

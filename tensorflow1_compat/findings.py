@@ -18,14 +18,13 @@ from npu_bridge.base.errors import did_you_mean
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.terminal import path_for_message
 from tensorflow1_compat.era import EraEvidence, explain_older_keras, find_evidence_in_files, find_evidence_of_script
-from tensorflow1_compat.installed import find_missing, names_of_same_module
 from tensorflow1_compat.journal import SourcePlace
+from tensorflow1_compat.lookup import find_call_problem, look_up
 from tensorflow1_compat.missing import advise_replacement, shorten_name
 from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.reach import find_reached_names
 from tensorflow1_compat.reading import ANY, SET, FileFacts, NameUse, read_file
 from tensorflow1_compat.reading_tree import likely_path_additions, mentions_search_path, read_tree
-from tensorflow1_compat.signatures import find_call_problem
 from tensorflow1_compat.tables import MODULES, NAMES, OF_1
 from tensorflow1_compat.tree import SourceTree
 
@@ -178,21 +177,21 @@ def _find_names(facts: FileFacts, era: int) -> Iterator[Finding]:
 
 
 def _check_package_name(use: NameUse) -> Iterator[Finding]:
-    missing = find_missing(use.name)
+    _, missing, neighbours = look_up(use.name)
     if missing is not None and not use.is_guarded:
         module, _, leaf = missing.rpartition(".")
-        remark = did_you_mean(leaf, names_of_same_module(missing), "No similar name exists here.")
+        remark = did_you_mean(leaf, neighbours, "No similar name exists here.")
         yield Finding("cannot work", missing, f"{module} has no name {leaf!r}. {remark}", use.place)
     else:
         yield Finding("npu", use.name, "", use.place)
 
 
 def _check_tensorflow_name(use: NameUse) -> Iterator[Finding]:
-    missing = find_missing(use.name)
+    _, missing, neighbours = look_up(use.name)
     short = shorten_name(missing or use.name)
     if missing is not None:
         kind = "ignored" if use.is_guarded else "cannot work"
-        yield Finding(kind, short, advise_replacement(missing, names_of_same_module(missing)), use.place)
+        yield Finding(kind, short, advise_replacement(missing, neighbours), use.place)
     elif use.call and not use.is_guarded and (complaint := find_call_problem(use.name, use.call)):
         yield Finding("cannot work", f"{short}(...)", f"it {complaint}", use.place)
     elif use.name in NAMES:

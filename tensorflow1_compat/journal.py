@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import sys
 import types
 import zlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from npu_bridge.base.terminal import echo, path_for_message
@@ -16,6 +18,7 @@ __all__ = [
     "SourcePlace",
     "place_of_caller",
     "list_old_name_uses",
+    "nothing_recorded",
     "record_use",
     "say_once",
     "stop_printing",
@@ -84,6 +87,19 @@ def say_once(subject: str, remark: str) -> None:
 def list_old_name_uses() -> list[OldNameUse]:
     """Returns all recorded entries, in the order of first use."""
     return list(_ENTRIES.values())
+
+
+@contextlib.contextmanager
+def nothing_recorded() -> Iterator[None]:
+    """Records and prints nothing in a block."""
+    global _PRINTS
+    entries, prints, _PRINTS = dict(_ENTRIES), _PRINTS, False
+    try:
+        yield
+    finally:
+        _ENTRIES.clear()
+        _ENTRIES.update(entries)
+        _PRINTS = prints
 
 
 def stop_printing() -> None:

@@ -8,9 +8,11 @@ user's files set on a proxy are also set on the base.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib
 import importlib.util
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from npu_bridge.base.lazy import import_module_or_object
@@ -25,10 +27,12 @@ __all__ = [
     "MENTIONS",
     "ROOTS",
     "ModuleProxy",
+    "canonical_name",
     "is_user_file",
     "is_plain",
     "proxy",
     "names_removed_from",
+    "proxies_without_tree",
     "serve_proxies",
 ]
 
@@ -66,6 +70,18 @@ def serve_proxies(tree: SourceTree | None, tables: NameTables = OF_1) -> None:
     _proxies.clear()
 
 
+@contextlib.contextmanager
+def proxies_without_tree(tables: NameTables) -> Iterator[None]:
+    """Makes `proxy` return modules with the names of other tables in a block; the script's proxies stay as they are."""
+    before, made = (_tree, _tables), dict(_proxies)
+    serve_proxies(None, tables)
+    try:
+        yield
+    finally:
+        serve_proxies(*before)
+        _proxies.update(made)
+
+
 def is_plain(name: str) -> bool:
     """Returns whether imports of a module return the real module rather than a proxy."""
     root = name.partition(".")[0]
@@ -99,7 +115,7 @@ def proxy(name: str) -> ModuleProxy:
     Raises:
       ModuleNotFoundError: no module has this name; the message names a replacement.
     """
-    name = _canonical_name(name)
+    name = canonical_name(name)
     found = _proxies.get(name)
     if found is None:
         base = _import_proxied_module(name)
@@ -189,7 +205,7 @@ def _find_value(module: ModuleProxy, name: str) -> Any:
     full, base = f"{module._name}.{name}", module._base
     if full in _tables.versions:
         return _tables.versions[full]
-    if _canonical_name(full) != full:
+    if canonical_name(full) != full:
         return proxy(full)
     if full in _tables.names:
         journal.record_use("name", full, _tables.names[full])
@@ -315,7 +331,8 @@ def _import_proxied_module(name: str) -> types.ModuleType:
     return value
 
 
-def _canonical_name(name: str) -> str:
+def canonical_name(name: str) -> str:
+    """Returns the name below `tensorflow` of a name such as `tensorflow_core.nn.relu`; other names as they are."""
     for prefix, same in _tables.same.items():
         if name == prefix or name.startswith(prefix + "."):
             return same + name[len(prefix) :]

@@ -201,7 +201,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path):
 
 
 def test_a_script_of_tensorflow_2_is_not_held_to_1_15(tmp_path):
-    write_script(tmp_path, "import tensorflow as tf\ntf.random.set_seed(1)\ntf.keras.optimizers.Lion()\n")
+    write_script(tmp_path, "import tensorflow as tf\ntf.random.set_seed(1)\ntf.optimizers.Lion()\n")
     code, output = checked(tmp_path)
     assert code == 0 and "a script of TensorFlow 2" in output
     assert checked(tmp_path, "--tf1")[0] == 1

