@@ -99,34 +99,3 @@ def process_set(hvd: types.ModuleType, number: int, members: Sequence[int]) -> A
     found = hvd.ProcessSet(members)
     found.process_set_id = number
     return found
-
-
-def import_launcher() -> None:
-    """Imports the modules of Horovod's launcher; a broken installation can raise any error."""
-    from horovod.runner import gloo_run  # noqa: F401
-    from horovod.runner.common.util import hosts  # noqa: F401
-
-
-def assigned_slots(hosts: str, size: int) -> list:
-    """Returns a slot for each rank, with `rank` and `hostname` (`hosts.get_host_assignments`, Horovod 0.28).
-
-    Args:
-      hosts: as in `horovodrun -H`.
-      size: number of ranks.
-    """
-    from horovod.runner.common.util import hosts as util
-
-    return util.get_host_assignments(util.parse_hosts(hosts), size)
-
-
-def rank_environment(slot: Any, address: str, port: int, interfaces: Sequence[str]) -> dict[str, Any]:
-    """Returns the variables by which a rank finds its peers (`gloo_run.create_run_env_vars`, Horovod 0.28).
-
-    Args:
-      slot: a slot from `assigned_slots`.
-      address, port: address of the key-value server.
-      interfaces: names of the network interfaces for Gloo.
-    """
-    from horovod.runner import gloo_run
-
-    return {**gloo_run.create_run_env_vars(address, list(interfaces), port), **gloo_run.create_slot_env_vars(slot)}

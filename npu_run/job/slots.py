@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import socket
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from npu_bridge.base import environment, horovod_internals
+from npu_bridge.base import environment
 from npu_bridge.base.address import address_towards, find_interface
 from npu_bridge.base.install import FIX_HOROVOD, INSTALL_HOROVOD
 from npu_bridge.collective import engine_of_ranks
@@ -18,8 +19,6 @@ from npu_run.job.hosts import JobPlan, has_address_here, is_this_machine
 from npu_run.remote.tasks import ConnectedTasks
 
 _LOCAL = "127.0.0.1"
-# The variables of a rank without Horovod: those of `_AssignedSlot`, then the place of the key-value server.
-_NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "HOSTNAME", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT")
 
 
 class Slot(NamedTuple):
@@ -37,12 +36,17 @@ class Slot(NamedTuple):
 
 
 class _AssignedSlot(NamedTuple):
-    """A slot of a host that is assigned to a rank, with the names that Horovod's slots have."""
+    """A slot of a host that is assigned to a rank; the fields are the rank's variables `HOROVOD_...`.
+
+    Among the ranks with the same local rank, one of each host, `cross_rank` counts in the order of the hosts.
+    """
 
     rank: int
     size: int
     local_rank: int
     local_size: int
+    cross_rank: int
+    cross_size: int
     hostname: str
 
 
@@ -67,7 +71,8 @@ def connect_slots(
         yield [Slot(0, "", {})], None
         return
     is_horovod = engine_of_ranks.choose_engine() == "horovod"
-    assigned = _slots_of_horovod(plan) if is_horovod else _slots_in_order(plan)
+    if is_horovod:
+        _check_horovod(plan.size)
     server = KeyValueServer()
     try:
         slots: list[Slot] = []
@@ -75,18 +80,20 @@ def connect_slots(
         ways = [] if tasks is None else tasks.network_places(plan.size)
         way_to = functools.cache(functools.partial(_route_to_host, plan))
         check_addresses = functools.cache(functools.partial(_check_addresses, name))
-        for slot in assigned:
+        for slot in _slots_in_order(plan):
             host, address, interface = ways[slot.rank] if ways else way_to(slot.hostname)
             if is_horovod and not host:
                 check_addresses(address, interface)
             # Without a known route (a name that only ssh can resolve), the server listens on every interface.
             location = server.listen(address) if address else server.listen("", name=name)
+            variables = {f"HOROVOD_{field.upper()}": str(value) for field, value in slot._asdict().items()}
+            variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = location.address
+            variables["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(location.port)
             if is_horovod:
-                variables = horovod_internals.rank_environment(slot, location.address, location.port, [interface])
-            else:
-                place = (*slot, location.address, location.port)
-                variables = {f"HOROVOD_{key}": value for key, value in zip(_NAMES, place)}
-            slots.append(Slot(slot.rank, host, {name: str(text) for name, text in variables.items() if text != ""}))
+                variables |= {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+            if is_horovod and interface:
+                variables |= {"HOROVOD_GLOO_IFACE": interface, "NCCL_SOCKET_IFNAME": interface}
+            slots.append(Slot(slot.rank, host, variables))
         yield slots, server
     finally:
         server.stop()
@@ -98,25 +105,31 @@ def find_peer(plan: JobPlan, host: str) -> str:
     return (is_this_machine(peer) and address_towards(host)) or peer  # localhost is another machine there
 
 
-def _slots_of_horovod(plan: JobPlan) -> list[Any]:
-    """Returns the slots that Horovod's launcher assigns to the ranks of a plan."""
+def _check_horovod(size: int) -> None:
+    """Raises LaunchError if Horovod cannot be imported; a broken installation can raise any error."""
     try:
-        horovod_internals.import_launcher()
-    except Exception as error:  # a broken installation can raise anything
+        import horovod  # noqa: F401
+    except Exception as error:
         raise LaunchError(
-            f"{plan.size} ranks need Horovod, which cannot be imported ({error}). Install it (needs g++, cmake): "
+            f"{size} ranks need Horovod, which cannot be imported ({error}). Install it (needs g++, cmake): "
             f"{FIX_HOROVOD}; or by hand: {INSTALL_HOROVOD}"
         ) from error
-    return horovod_internals.assigned_slots(f"localhost:{plan.size}" if plan.is_local else plan.hosts, plan.size)
 
 
 def _slots_in_order(plan: JobPlan) -> list[_AssignedSlot]:
-    """Returns the slots of a plan without Horovod's launcher: ranks fill one host after the other."""
-    assigned: list[_AssignedSlot] = []
+    """Returns a slot for each rank of a plan: ranks fill one host after the other."""
+    places: list[tuple[str, int]] = []
+    counts: dict[str, int] = {}
+    cross_ranks: dict[int, dict[str, int]] = collections.defaultdict(dict)
     for host, slots in ({"localhost": plan.size} if plan.is_local else plan.slots).items():
-        count = min(slots, plan.size - len(assigned))
-        assigned += [_AssignedSlot(len(assigned) + local, plan.size, local, count, host) for local in range(count)]
-    return assigned
+        counts[host] = min(slots, plan.size - len(places))
+        for local in range(counts[host]):
+            places.append((host, local))
+            cross_ranks[local][host] = len(cross_ranks[local])
+    return [
+        _AssignedSlot(rank, plan.size, local, counts[host], cross_ranks[local][host], len(cross_ranks[local]), host)
+        for rank, (host, local) in enumerate(places)
+    ]
 
 
 def _check_addresses(name: str, address: str, interface: str) -> None:

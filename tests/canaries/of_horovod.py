@@ -53,29 +53,6 @@ def _():
         expect([[grad.shape for grad in grads] for grads in seen] == [[(2,)], [(2,)]], f"{seen} was noted")
 
 
-@canary_of(
-    horovod_internals.import_launcher,
-    horovod_internals.assigned_slots,
-    horovod_internals.rank_environment,
-)
-def _():
-    horovod_internals.import_launcher()
-    slots = horovod_internals.assigned_slots("one:2,other:1", 3)
-    expect([(slot.rank, slot.hostname) for slot in slots] == [(0, "one"), (1, "one"), (2, "other")], "other places")
-    variables = horovod_internals.rank_environment(slots[2], "10.0.0.1", 4242, ["eth0"])
-    wanted = {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": "4242",
-        "HOROVOD_GLOO_IFACE": "eth0",
-        "HOROVOD_RANK": "2",
-        "HOROVOD_SIZE": "3",
-        "HOROVOD_LOCAL_RANK": "0",
-        "HOROVOD_CROSS_RANK": "1",
-    }
-    found = {name: str(variables.get(name)) for name in wanted}
-    expect(found == wanted, f"a rank is given {found}")
-
-
 @canary_of(horovod_internals.declared_process_sets, horovod_internals.process_set, on_ranks=True)
 def _():
     import horovod.tensorflow as hvd

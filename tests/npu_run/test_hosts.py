@@ -183,9 +183,12 @@ def test_a_large_rank_table_is_planned_at_once(tmp_path):
 
 
 def test_fewer_ranks_than_slots_fill_the_first_hosts():
-    slots = slots_in_order(JobPlan(3, {"one": 2, "two": 2}))
-    assert [(slot.rank, slot.hostname, slot.local_rank) for slot in slots] == [
-        (0, "one", 0),
-        (1, "one", 1),
-        (2, "two", 0),
+    """With the places among ranks of one host, and among ranks with one local rank, that Horovod's launcher gives."""
+    slots = slots_in_order(JobPlan(4, {"one": 2, "two": 1, "three": 2}))
+    places = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "hostname")
+    assert [slot._asdict() for slot in slots] == [
+        dict(zip(places, (0, 4, 0, 2, 0, 3, "one"))),
+        dict(zip(places, (1, 4, 1, 2, 0, 1, "one"))),
+        dict(zip(places, (2, 4, 0, 1, 1, 3, "two"))),
+        dict(zip(places, (3, 4, 0, 1, 2, 3, "three"))),
     ]
