@@ -7,6 +7,8 @@ import math
 
 import tensorflow.compat.v1 as tf
 
+from tensorflow1_compat.contrib.seq2seq.structure import read_only
+
 
 def _prepare_memory(memory, lengths):
     """Returns the memory, a tensor or nested tensors, with zeros after each sequence's end."""
@@ -48,31 +50,12 @@ class AttentionMechanism:
         self._batch_size = tf.compat.dimension_value(self._keys.shape[0]) or tf.shape(self._keys)[0]
         self._alignments_size = tf.compat.dimension_value(self._keys.shape[1]) or tf.shape(self._keys)[1]
 
-    @property
-    def memory_layer(self):
-        return self._memory_layer
-
-    @property
-    def query_layer(self):
-        return self._query_layer
-
-    @property
-    def values(self):
-        return self._values
-
-    @property
-    def keys(self):
-        return self._keys
-
-    @property
-    def batch_size(self):
-        return self._batch_size
-
-    @property
-    def alignments_size(self):
-        return self._alignments_size
-
-    state_size = alignments_size
+    memory_layer = read_only("_memory_layer")
+    query_layer = read_only("_query_layer")
+    values = read_only("_values")
+    keys = read_only("_keys")
+    batch_size = read_only("_batch_size")
+    alignments_size = state_size = read_only("_alignments_size")
 
     def initial_alignments(self, batch_size, dtype):
         """Returns zeros [batch, time]."""

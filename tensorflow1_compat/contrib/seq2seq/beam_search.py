@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from tensorflow1_compat.contrib.rnn.wrappers import check_cell
 from tensorflow1_compat.contrib.seq2seq.decoder import Decoder
-from tensorflow1_compat.contrib.seq2seq.structure import make_lookup_function
+from tensorflow1_compat.contrib.seq2seq.structure import make_lookup_function, read_only
 
 BeamSearchDecoderState = collections.namedtuple(
     "BeamSearchDecoderState",
@@ -112,6 +112,7 @@ class BeamSearchDecoder(Decoder):
     """
 
     tracks_own_finished = True
+    batch_size = read_only("_batch_size")
 
     def __init__(
         self, cell, embedding, start_tokens, end_token, initial_state, beam_width, output_layer=None,
@@ -145,10 +146,6 @@ class BeamSearchDecoder(Decoder):
         result = tf.reshape(tensor, tf.concat([[self._batch_size * self._beam_width], tf.shape(tensor)[2:]], 0))
         result.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[2:]))
         return result
-
-    @property
-    def batch_size(self):
-        return self._batch_size
 
     @property
     def output_size(self):

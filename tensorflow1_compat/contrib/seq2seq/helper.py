@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tensorflow1_compat.contrib.rnn.loops import transpose_batch_time
-from tensorflow1_compat.contrib.seq2seq.structure import make_lookup_function, select_rows, unstack_ta
+from tensorflow1_compat.contrib.seq2seq.structure import make_lookup_function, read_only, select_rows, unstack_ta
 
 _transpose_batch_time, _unstack_ta = transpose_batch_time, unstack_ta
 
@@ -65,6 +65,9 @@ def bernoulli_sample(probs=None, logits=None, dtype=tf.int32, sample_shape=(), s
 class CustomHelper(Helper):
     """A helper whose methods call the functions given as arguments."""
 
+    sample_ids_shape = read_only("_sample_ids_shape")
+    sample_ids_dtype = read_only("_sample_ids_dtype")
+
     def __init__(self, initialize_fn, sample_fn, next_inputs_fn, sample_ids_shape=None, sample_ids_dtype=None):
         self._initialize_fn, self._sample_fn, self._next_inputs_fn = initialize_fn, sample_fn, next_inputs_fn
         self._sample_ids_shape = tf.TensorShape(sample_ids_shape or [])
@@ -75,14 +78,6 @@ class CustomHelper(Helper):
         if self._batch_size is None:
             raise ValueError("CustomHelper: batch_size is only known after initialize().")
         return self._batch_size
-
-    @property
-    def sample_ids_shape(self):
-        return self._sample_ids_shape
-
-    @property
-    def sample_ids_dtype(self):
-        return self._sample_ids_dtype
 
     def initialize(self, name=None):
         finished, inputs = self._initialize_fn()
@@ -102,10 +97,7 @@ class _MostLikelyHelper(Helper):
 
     sample_ids_shape = tf.TensorShape([])
     sample_ids_dtype = tf.int32
-
-    @property
-    def batch_size(self):
-        return self._batch_size
+    batch_size = read_only("_batch_size")
 
     def sample(self, time, outputs, state, name=None):
         return tf.argmax(outputs, axis=-1, output_type=tf.int32)

@@ -5,6 +5,11 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 
 
+def read_only(name):
+    """Returns a property that gives a private attribute, which subclasses in scripts read as in TensorFlow 1.15."""
+    return property(lambda self: getattr(self, name))
+
+
 def make_lookup_function(embedding):
     """Returns a function from ids to embeddings, given such a function or an embedding table."""
     return embedding if callable(embedding) else lambda ids: tf.nn.embedding_lookup(embedding, ids)
