@@ -4,15 +4,8 @@
                                                                                            │
     after_update ◄─ update ◄─ gate ◄─ apply_gradients ◄─ the caller may clip ◄─────────────┘
 
-The core, in reading order: `step.py` defines `Step`, the data that one training step passes from stage to stage.
-`stage.py` defines `Stage`, a transformation with the hooks shown here. `order.py` sorts stages, `recipe.py` chooses
-them from options, `pipeline.py` calls the hooks, `inner.py` adapts the optimizer that updates. `optimizer.py` wraps a
-pipeline around an optimizer of TensorFlow 1, and `keras/` around a Keras optimizer.
-
-Around the core: `stages/` has a file for each kind of stage. `tailing/` lets updates start early in graphs of other
-optimizers. `rank_state.py` keeps variables right on every rank; `checkpoints/` saves and restores, `first_step/`
-compares ranks. Stages import `stage.py` and small modules such as `arithmetic.py`, which import no stage; `recipe.py`,
-`pipeline.py` and the wrappers import the stages.
+`docs/architecture.md` describes the modules. Stages import `stage.py` and small modules such as `arithmetic.py`, which
+import no stage; `recipe.py`, `pipeline.py` and the wrappers import the stages.
 """
 
 from npu_bridge.gradients.optimizer import PipelineOptimizer
