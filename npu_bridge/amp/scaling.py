@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base.arguments import check_instance
+from npu_bridge.base.arguments import check_count, check_instance
 from npu_bridge.base.errors import did_you_mean, message, shown
 from npu_bridge.base.terminal import logger
 from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager
@@ -231,15 +231,10 @@ def _check_values(owner, manager, values):
         if not is_alike:
             raise ValueError(message(owner, f"{key} has another shape", expected, shown(value), fix))
     for key in ("unskipped", "bad_steps"):
-        value = values.get(key, 0)
-        counts = np.asarray(value)
-        if counts.dtype.kind not in "iu":
-            raise TypeError(
-                message(owner, f"{key} is not an integer", "a number of steps, at least 0", shown(value), fix)
+        for steps in np.ravel(values.get(key, 0)):
+            check_count(
+                owner, key, steps.item(), fix, at_least=0, at_most=MOST_COUNTED_STEPS, value_text="a number of steps"
             )
-        if counts.size and not 0 <= counts.min() <= counts.max() <= MOST_COUNTED_STEPS:
-            most = f"at least 0 and at most {MOST_COUNTED_STEPS} steps"
-            raise ValueError(message(owner, f"{key} is out of range", most, shown(value), fix))
 
 
 def _check_state(owner, manager, values):
