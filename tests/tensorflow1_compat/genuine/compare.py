@@ -1,25 +1,22 @@
-"""Compares two files of `run.py`: `python compare.py GENUINE.npz HERE.npz` prints every difference."""
+"""Compares what a case gave under the genuine TensorFlow 1.15 with what it gives here."""
 
 from __future__ import annotations
 
 import ast
-import sys
 
 import numpy as np
-
-from tests.tensorflow1_compat.genuine.results import read
 
 TOLERANCE = 1e-5
 
 
 def differences(genuine, here):
-    """Sentences, one for each thing that differs between two cases; also the largest differences of numbers."""
-    found, largest = [], {"forward": 0.0, "backward": 0.0}
+    """Returns sentences, one for each thing that differs between two cases."""
+    found = []
     if "error" in genuine or "error" in here:
         expected = genuine.get("error")
         if here.get("error") not in (expected, "ValueError" if expected == "AssertionError" else expected):
             found.append(f"genuine: {genuine.get('message', 'no error')}; here: {here.get('message', 'no error')}")
-        return found, largest
+        return found
     for name in [*genuine, *(name for name in here if name not in genuine)]:
         ours, theirs = here.get(name), genuine.get(name)
         if isinstance(ours, str) or isinstance(theirs, str) or ours is None or theirs is None:
@@ -32,11 +29,9 @@ def differences(genuine, here):
                 found.append(f"{name}: genuine {short(theirs)}, here {short(ours)}")
         else:
             far = distance(theirs, ours)
-            kind = "backward" if name.startswith("by ") else "forward"
-            largest[kind] = max(largest[kind], far)
             if not far <= TOLERANCE * (100 if ours.dtype == np.float16 else 1):
                 found.append(f"{name}: genuine {short(theirs)}, here {short(ours)}, relative {far:.1e}")
-    return found, largest
+    return found
 
 
 def is_alike(name, genuine, here):
@@ -79,25 +74,3 @@ def signature_problem(genuine, here):
 
 def short(value):
     return " ".join(str(value).split())[:160]
-
-
-def main(genuine, here):
-    theirs, ours = read(genuine)["cases"], read(here)["cases"]
-    count, largest = 0, {}
-    for key in theirs:
-        found, far = differences(theirs[key], ours.get(key, {}))
-        module = key.split(".")[0]
-        largest[module] = {kind: max(largest.get(module, far)[kind], far[kind]) for kind in far}
-        if found:
-            count += 1
-            print(f"## {key}")
-            print("\n".join(f"   {each}" for each in found[:8]))
-        if "error" in theirs[key] and not key.rstrip("+").endswith("!"):
-            print(f"## {key}: an error in both: {theirs[key]['message']}")
-    for module, far in largest.items():
-        print(module, {kind: f"{value:.1e}" for kind, value in far.items()})
-    print(len(theirs), "cases,", count, "differ")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
