@@ -30,15 +30,6 @@ def build(features, labels):
     return loss, tf1.train.AdamOptimizer(0.1).minimize(loss, step, name="update")
 
 
-def classic(function):
-    """Runs a function with TF 1 control flow: switches and merges instead of functions."""
-    tf1.disable_control_flow_v2()
-    try:
-        return function()
-    finally:
-        tf1.enable_control_flow_v2()
-
-
 def dataset():
     return tf.data.Dataset.from_tensor_slices((FEATURES, LABELS)).repeat().batch(4)
 

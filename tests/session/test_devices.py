@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import tensorflow as tf
 
 from npu_bridge.options import read_session_config
 from npu_bridge.session.devices import choose_devices, requested_devices, visible_gpus
+from tests.npu_run.test_hosts import write_table
 from tests.session.models import session_config
 
 
 def _options(**values):
     return read_session_config(session_config(**values))
-
-
-def _write_rank_table(path, device):
-    table = {
-        "status": "completed",
-        "version": "1.0",
-        "server_count": "1",
-        "server_list": [{"server_id": "a", "device": [{"device_id": device, "device_ip": "1", "rank_id": "0"}]}],
-    }
-    path.write_text(json.dumps(table))
 
 
 def test_first_that_speaks_decides(monkeypatch, tmp_path):
@@ -37,8 +26,7 @@ def test_first_that_speaks_decides(monkeypatch, tmp_path):
     assert requested_devices(_options()) == (2,)
     monkeypatch.setenv("ASCEND_DEVICE_ID", "3")
     assert requested_devices(_options()) == (3,)
-    _write_rank_table(tmp_path / "table.json", "4")
-    monkeypatch.setenv("RANK_TABLE_FILE", str(tmp_path / "table.json"))
+    monkeypatch.setenv("RANK_TABLE_FILE", write_table(tmp_path, [("a", [(0, 4)])]))
     assert requested_devices(_options()) == (4,)
     assert requested_devices(_options(local_device_list="5,6")) == (5, 6)
     assert requested_devices(_options(local_device_list="5,6", session_device_id=0)) == (0,)

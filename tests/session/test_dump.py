@@ -18,7 +18,6 @@ from tests.session.models import (
     FEATURES,
     LABELS,
     build,
-    classic,
     dataset,
     index_of,
     model_fn,
@@ -27,6 +26,7 @@ from tests.session.models import (
     train_in_session,
     train_npu_estimator,
 )
+from tests.session.precision.small_models import classic_loops
 
 tf1 = tf.compat.v1
 
@@ -65,7 +65,8 @@ def test_sides_and_layers(tmp_path, mode, sides):
 @pytest.mark.parametrize("is_classic", [False, True])
 def test_training_has_the_same_bits(tmp_path, is_classic):
     def make(*data):
-        return classic(lambda: build(*data)) if is_classic else build(*data)
+        with classic_loops(is_classic):
+            return build(*data)
 
     expected = train_in_session(make=make)
     assert_same_bits(train_in_session(_dump(tmp_path, dump_mode="all"), make=make), expected)

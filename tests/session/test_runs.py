@@ -12,7 +12,8 @@ from npu_bridge.graph import run as graph_run
 from npu_bridge.graph.run import run_of
 from npu_bridge.reporting.step_hook import StepHook
 from tests.garbage import collect_garbage
-from tests.session.models import FEATURES, LABELS, build, classic
+from tests.session.models import FEATURES, LABELS, build
+from tests.session.precision.small_models import classic_loops
 
 tf1 = tf.compat.v1
 
@@ -29,10 +30,8 @@ def test_what_is_fed_is_not_computed(graph):
 
 @pytest.mark.parametrize("is_classic", [False, True])
 def test_everything_that_can_be_looked_at_can_be_fetched(graph, is_classic):
-    def make():
-        return build(tf1.placeholder(tf.float32, [None, 4], "x"), tf.constant(LABELS))
-
-    loss, train_op = classic(make) if is_classic else make()
+    with classic_loops(is_classic):
+        loss, train_op = build(tf1.placeholder(tf.float32, [None, 4], "x"), tf.constant(LABELS))
     run = run_of(graph, {"a": [train_op], "b": loss}, {"x:0": FEATURES})
     assert run.name == "update"
     assert {"project:0", "activate:0", "mean_loss:0", "x:0"} <= run.values
@@ -43,13 +42,10 @@ def test_everything_that_can_be_looked_at_can_be_fetched(graph, is_classic):
 
 
 def test_a_graph_that_lost_its_control_flow_contexts_is_read_from_its_operators():
-    def make():
+    with tf.Graph().as_default() as original, classic_loops():
         x = tf1.placeholder(tf.float32, [], "x")
         looped = tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.negative(y)), (0, x))[1]
-        return tf.cond(looped > 0, lambda: looped * 2.0, lambda: tf.exp(looped), name="chosen")
-
-    with tf.Graph().as_default() as original:
-        result = classic(make).name
+        result = tf.cond(looped > 0, lambda: looped * 2.0, lambda: tf.exp(looped), name="chosen").name
         definition = original.as_graph_def()
     with tf.Graph().as_default() as imported:
         tf.import_graph_def(definition, name="")
