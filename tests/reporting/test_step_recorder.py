@@ -137,6 +137,19 @@ def test_a_restart_beyond_the_steps_keeps_what_was_recorded(graph, record, tmp_p
     assert record(range(60, 61), *runs) == ([50], 50)
 
 
+def test_a_later_session_is_recorded_by_its_global_step(graph, tmp_path):
+    watch = TrainingHookEngine([StepRecorder(range(4, 5), str(tmp_path / "trace.json"), rank=0)])
+    step = tf1.train.get_or_create_global_step()
+    train = tf1.assign_add(step, 1)
+    for begin in (0, 4):
+        with tf1.Session(graph=graph) as session:
+            step.load(begin, session)
+            add_engine(session, watch)
+            session.run(train)
+    facts = json.loads((tmp_path / "trace.json").read_text())["npu_bridge"]
+    assert [step["step"] for step in facts["steps"]] == [4] and facts["first_step_seen"] == 0
+
+
 def test_what_cannot_be_written_does_not_end_the_training(graph, tmp_path, caplog):
     (tmp_path / "file").touch()
     assert train_twice(graph, StepRecorder(range(0, 1), str(tmp_path / "file" / "trace.json"), rank=3)) == 2
