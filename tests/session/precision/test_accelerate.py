@@ -84,6 +84,7 @@ def test_due_by_loss_as_in_a_table(target, ratio, loss):
         ("step", "4294967295", "0", (2**32 - 1, 0)),
         ("loss", "-1", "0.0", (-1.0, 0.0)),
         ("loss", "1e-3", " 2.5", (1e-3, 2.5)),
+        ("loss", "2.0", "inf", (2.0, np.inf)),
     ],
 )
 def test_progress_is_read(trigger, goal, now, progress):

@@ -9,7 +9,9 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base import environment
+from npu_bridge.options import AccelerateTrainMode
 from npu_bridge.session.precision import Policy, attach_precision, list_builds
+from npu_bridge.session.precision.switch import Switch
 from tests.goldens.two_layers import assert_same_bits
 from tests.session.precision.small_models import (
     Dense,
@@ -149,18 +151,27 @@ def test_missing_progress_is_an_error_at_the_first_training_run(plan, variables,
         environment.write_variable(name, value)
     with started(model, accelerated(plan)) as session:
         session.run(model.loss, model.batch(0))
-        with pytest.raises(ValueError, match=blamed):
-            session.run(model.train_op, model.batch(0))
+        for _ in range(2):
+            with pytest.raises(ValueError, match=blamed):
+                session.run(model.train_op, model.batch(0))
 
 
 def test_progress_that_becomes_unusable_is_a_warning(caplog):
     model, seen = Dense(), []
     with started(model, accelerated()) as session:
-        for step in ("0", "5.0", "", "5"):
+        for step in ("0", "5.0", "", "5", "0", ""):
             tell_steps(step, 10)
             seen.append(dtypes_of(run_with_graph(session, model.train_op, model.batch(0))[1]))
-    assert seen == [{"float16": 5}] * 3 + [{"float32": 5}]
+    assert seen == [{"float16": 5}] * 3 + [{"float32": 5}] * 3
     assert caplog.text.count("continues in float16") == 1
+
+
+def test_each_training_begins_in_low_precision_until_one_has_switched():
+    switch, seen = Switch(AccelerateTrainMode("float16", "step", 0.5)), []
+    for training, step in (("a", 0), ("b", 9), ("a", 9), ("b", 0), ("c", "")):
+        tell_steps(step, 10)
+        seen.append(switch.must_use_original_precision(frozenset(training)))
+    assert seen == [False, False, True, True, True]
 
 
 def test_attaching_again_changes_nothing():
