@@ -43,29 +43,14 @@ from tests.small_disk import SmallDisk
 
 # Everything that commands write, and what users have.
 NAMES = [
+    *{re.sub(r"\[0-9\]\*|\*+", "0", pattern) for patterns in MADE_BY.values() for pattern in patterns},
     "train.py",
     "notes.txt",
     ".hidden",
-    "rank_0.log",
     "rank_1.log",
-    "rank_0/record.json",
-    "rank_0/weights.npz",
     "rank_1/mine",
-    "run/model.ckpt",
-    "repeat-0/trial.json",
     "repeat-0/thesis.txt",
     "repeat-1/thesis.txt",
-    "run-000/model",
-    "run-000.txt",
-    "state.json",
-    "operators.json",
-    "kept.txt",
-    "mixlist.json",
-    "timeline_rank_0.json",
-    "tail.svg",
-    "tail.json",
-    "run/replay_rank_0.json",
-    "replay_tf1.py",
     "model/model.ckpt-1.index",
     "history.jsonl",
     "trial.json",
@@ -76,8 +61,6 @@ NAMES = [
     "r.json",
     "plan.png",
     "stages.svg",
-    "one.0.1000000.npy",
-    "mapping.csv",
     "repeats/repeat-0/thesis.txt",
     "recorded/rank_0/record.json",
     "recorded/replayed/mine",
@@ -192,13 +175,12 @@ def tree_of(folder):
 
 
 HOLD = """
-import sys
+import contextlib, sys
 from npu_bridge.base.output_folders import claim_output_folder
-with claim_output_folder(sys.argv[1], "npu-run", "x", ()), \\
-     claim_output_folder(sys.argv[2], "npu-run record", "x", ()), \\
-     claim_output_folder(sys.argv[3], "npu-run replay", "x", ()), \\
-     claim_output_folder(sys.argv[4], "npu-run bisect", "x", ()), \\
-     claim_output_folder(sys.argv[5], "npu-run compare", "x", ()):
+from npu_run.outputs import MADE_BY
+with contextlib.ExitStack() as stack:
+    for command, folder in zip(MADE_BY, sys.argv[1:]):
+        stack.enter_context(claim_output_folder(folder, command, "x", ()))
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -208,8 +190,7 @@ with claim_output_folder(sys.argv[1], "npu-run", "x", ()), \\
 def held(tmp_path_factory):
     """Folders by the command that made them, each held by a job that runs."""
     root = tmp_path_factory.mktemp("held")
-    commands = ["npu-run", *(f"npu-run {name}" for name in ("record", "replay", "bisect", "compare"))]
-    folders = {command: root / command.replace(" ", "_") for command in commands}
+    folders = {command: root / command.replace(" ", "_") for command in MADE_BY}
     job = python(HOLD, *folders.values(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert job.stdout.readline() == "held\n"
     yield folders
