@@ -84,20 +84,6 @@ def test_sessions_without_an_entry_demand_nothing(graph):
         assert of_graph.options_of_current_graph() is None
 
 
-@pytest.mark.parametrize("hcom_parallel", [False, True])
-def test_gradients_wait_for_each_other_only_when_told_to(graph, hcom_parallel):
-    of_graph.record_options(_options(hcom_parallel=hcom_parallel))
-    dense = tf.constant(1.0, name="dense")
-    sparse = tf.IndexedSlices(tf.constant([2.0], name="rows"), tf.constant([0]))
-    travelling = wait_for_all_gradients([dense, None, sparse])
-    assert travelling[1] is None
-    for result in (travelling[0], travelling[2].values):
-        needed = {op.name for op in [*result.op.control_inputs, *(tensor.op for tensor in result.op.inputs)]}
-        assert needed == (set() if hcom_parallel else {"dense", "rows"})
-    with tf1.Session() as session:
-        assert session.run([travelling[0], travelling[2].values]) == [1.0, [2.0]]
-
-
 def test_holding_back_after_the_graph_was_built_comes_too_late(graph, caplog):
     wait_for_all_gradients([tf.constant(1.0)])
     tf1.Session(config=session_config(hcom_parallel=True)).close()
