@@ -24,6 +24,7 @@ from tests.goldens.models import in_numpy
 from tests.goldens.two_layers import assert_same_bits
 from tests.goldens.ways import InFit
 from tests.ranks.test_freezing import assert_frozen_layers_cost_nothing, executed
+from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
 SHORT = {"groups": [["first"], ["second"]], "kind": "explicit", "sequence": [0, 1, 1]}
@@ -81,8 +82,7 @@ def trained_awkwardly(way, steps=7):
             inner = tf1.train.MomentumOptimizer(0.1, 0.9)
             optimizer = NPUOptimizer(inner, stages=[stages.Freeze(SHORT), stages.ClipByGlobalNorm(1.0)])
             train_op = optimizer.minimize(awkward_loss(variables, fed))
-            with tf1.Session() as session:
-                session.run(tf1.global_variables_initializer())
+            with started_session() as session:
                 for batch in batches:
                     session.run(train_op, {fed: batch})
                 return session.run(variables)
@@ -288,8 +288,7 @@ def test_variables_of_two_groups_share_a_gradient(is_graph):
         values = []
         if is_graph:
             train_op = optimizer.minimize(variables[0] + variables[1] + variables[2])
-            with tf1.Session() as session:
-                session.run(tf1.global_variables_initializer())
+            with started_session() as session:
                 for _ in range(3):
                     session.run(train_op)
                     values.append(session.run(variables))
@@ -313,8 +312,7 @@ def test_the_loss_and_what_hangs_on_the_forward_pass_are_computed_in_all_steps()
         optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=[stages.Freeze(SHORT)])
         grads = [grad for grad, _ in optimizer.compute_gradients(loss)]
         train_op = optimizer.apply_gradients(zip(grads, variables))
-        with tf1.Session() as session:
-            session.run(tf1.global_variables_initializer())
+        with started_session() as session:
             losses = []
             for _ in range(4):
                 losses.append(session.run([loss, shown, *grads]))

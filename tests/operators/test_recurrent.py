@@ -10,6 +10,7 @@ from npu_bridge.estimator import npu_ops
 from npu_bridge.estimator.npu.npu_dynamic_rnn import DynamicAUGRU, DynamicGRUV2, DynamicRNN
 from npu_bridge.estimator.npu.npu_rnn import npu_dynamic_rnn
 from tests.operators.computing import close, computed, differentiable, tf1_graph
+from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
 STEPS, BATCH, DEPTH, HIDDEN = 5, 3, 4, 2
@@ -102,8 +103,7 @@ def test_lstm_layer_agrees_with_the_cell_of_tensorflow(graph):
     outputs, state = tf1.nn.dynamic_rnn(cell, tf.constant(X), LENGTHS, dtype=tf.float32, time_major=True)
     w, b, _ = layer.weights
     copies = [tf1.assign(theirs, ours) for theirs, ours in zip(cell.weights, (w, b))]
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         session.run(copies)
         ours, theirs = session.run([(y, output_c[-1], output_h[-1]), (outputs, *state)])
     all_close(ours, theirs)
@@ -209,8 +209,7 @@ def test_layers_train_in_a_graph_with_a_batch_of_any_size(any_graph):
         "dynamicgruv2/bias_input": [6],
         "dynamicgruv2/bias_hidden": [6],
     }
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         before, *_ = losses = [session.run([loss, train], {x: draw(STEPS, 2 + i % 3, DEPTH)})[0] for i in range(20)]
         assert losses[-1] < before / 2
         assert all(np.isfinite(losses))
@@ -224,8 +223,7 @@ def test_variable_of_lengths_is_in_checkpoints(make, batch, entries, steps, valu
     make(HIDDEN, tf.float32)(tf1.placeholder(tf.float32, [steps, batch, DEPTH]))
     (lengths,) = (variable for variable in tf1.global_variables() if variable.name == "dynamicbase/seq_length:0")
     assert lengths not in tf1.trainable_variables()
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         close(session.run(lengths), np.full([entries], value, np.int32))
 
 
@@ -301,8 +299,7 @@ def test_unrolled_rnn_is_the_static_one_of_tensorflow(any_graph):
     assert {variable.op.name for variable in tf1.global_variables()} == {
         f"rnn/gru_cell/{part}/{name}" for part in ("gates", "candidate") for name in ("kernel", "bias")
     }
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
+    with started_session() as session:
         all_close(*session.run([(outputs, state), (theirs, their_state)]))
     with pytest.raises(ValueError, match="npu_dynamic_rnn: the number of time steps is unknown"):
         npu_dynamic_rnn(cells[0], tf1.placeholder(tf.float32, [None, BATCH, DEPTH]), dtype=tf.float32)

@@ -15,6 +15,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUO
 from npu_bridge.optimizers import keras, keras_legacy, rules, tf1
 from npu_bridge.session.optimizer_numbers import optimizer_numbers
 from tests.goldens.two_layers import beside_addons, tfa
+from tests.ranks.ways import started_session
 
 Halving = tf.keras.optimizers.schedules.ExponentialDecay
 
@@ -68,8 +69,7 @@ def _trained_v1(make, gradients, shape=(2,), dtype=tf.float32, fetch=()):
         fed = tf.compat.v1.placeholder(dtype, shape)
         step = make().apply_gradients([(fed, variable)])
         values = []
-        with tf.compat.v1.Session() as session:
-            session.run(tf.compat.v1.global_variables_initializer())
+        with started_session() as session:
             for gradient in gradients:
                 session.run(step, {fed: np.full(shape, gradient)})
                 values.append(session.run(variable))
@@ -132,8 +132,7 @@ class TestSchedules:
             optimizer = NPUOptimizer(tf1.SGD(schedule), FixedLossScaleManager(8.0), is_loss_scale=True)
             step = optimizer.minimize(tf.reduce_sum(variable) * factor)
             values = []
-            with tf.compat.v1.Session() as session:
-                session.run(tf.compat.v1.global_variables_initializer())
+            with started_session() as session:
                 for value in (np.inf, 1.0, np.nan, 1.0):
                     session.run(step, {factor: value})
                     values.append(session.run(variable)[0])
@@ -232,8 +231,7 @@ def test_sparse_gradients_give_what_dense_ones_give():
             gradient = rows if as_sparse else tf.convert_to_tensor(rows)
             gradient = gradient if has_shape else tf.IndexedSlices(rows.values, rows.indices)
             step = tf1.LAMB(0.1, use_global_norm=True).apply_gradients([(gradient, table)])
-            with tf.compat.v1.Session() as session:
-                session.run(tf.compat.v1.global_variables_initializer())
+            with started_session() as session:
                 session.run([step])
                 session.run([step])
                 return session.run(table)
@@ -268,8 +266,7 @@ def test_a_global_norm_above_float32_bounds_gradients_and_does_not_remove_them(f
         gradients = [tf.constant([3.0 * size]), tf.constant([4.0 * size])]
         step = getattr(optimizers, face).BertAdam(1.0, **arguments).apply_gradients(zip(gradients, variables))
         if face == "tf1":
-            with tf.compat.v1.Session() as session:
-                session.run(tf.compat.v1.global_variables_initializer())
+            with started_session() as session:
                 session.run(step)
                 values = session.run(variables)
         else:
