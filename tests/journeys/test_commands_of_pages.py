@@ -214,7 +214,11 @@ NOT_RUN = {
     "--output_dir out/bert_small": "hours, and books",
 }
 
-TRAIN = 'import os, sys\nprint("rank", os.environ["RANK_ID"], "of", os.environ["RANK_SIZE"], *sys.argv[1:], "")\n'
+TRAIN = """
+import os, sys
+assert "tensorflow" not in sys.modules and not [name for name in os.environ if name.startswith("NPU_RUN_TRIAL")]
+print("rank", os.environ["RANK_ID"], "of", os.environ["RANK_SIZE"], *sys.argv[1:], "")
+"""
 TABLE = """{"version": "1.0", "status": "completed", "server_count": "1", "server_list": [{"server_id": "127.0.0.1",
 "device": [{"device_id": "0", "device_ip": "127.0.0.1", "rank_id": "0"},
 {"device_id": "1", "device_ip": "127.0.0.1", "rank_id": "1"}]}]}"""

@@ -1,4 +1,4 @@
-"""`npu-run --repeat`: real jobs, of which each leaves a run folder of its own."""
+"""`npu-run --repeat`: runs of a job, of which each leaves a folder of its own."""
 
 from __future__ import annotations
 
@@ -7,49 +7,10 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from npu_run.errors import LaunchError
 from npu_run.repeat import Repeats
-from tests.npu_run.launching import needs_horovod, npu_run, write_script
-from tests.npu_run.trials.running import losses_in
-
-TRAIN = """
-import os, sys
-assert "tensorflow" not in sys.modules and not any(name.startswith("NPU_RUN_TRIAL") for name in os.environ)
-import tensorflow.compat.v1 as tf
-tf.disable_eager_execution()
-from npu_bridge.npu_init import FixedLossScaleManager, NPUOptimizer, get_rank_id
-assert os.environ["NPU_RUN_OUT"] == sys.argv[1]
-rank = get_rank_id()
-inputs = tf.random.normal([16, 8])
-loss = tf.reduce_mean(tf.square(tf.layers.dense(inputs, 4) - 1.0))
-inner = tf.train.AdamOptimizer(0.01)
-train = NPUOptimizer(inner, FixedLossScaleManager(8.0), is_distributed=True, is_loss_scale=True).minimize(loss)
-with tf.Session() as session:
-    session.run(tf.global_variables_initializer())
-    for _ in range(6):
-        value = session.run([inputs, train])[0]
-    sys.stdout.write(f"rank {rank} has drawn {value.sum()}\\n")
-"""
-
-
-@pytest.mark.slow("three trainings on two ranks")
-@needs_horovod
-def test_repeats_differ_by_a_rounding_on_two_ranks(tmp_path):
-    write_script(tmp_path, TRAIN)
-    code, output = npu_run(
-        *("-np", 2, "--repeat", 2, "--vary", "rounding", "--out", "noise", "train.py", "{out}"), cwd=tmp_path
-    )
-    assert code == 0
-    assert "repeat 1, initial weights rounded otherwise (draw 1), in noise/repeat-1" in output
-    assert "repeats: 2 runs of 6 steps; the last loss is" in output
-    losses = np.array([losses_in(tmp_path / "noise" / f"repeat-{number}") for number in (0, 1)])
-    assert losses.shape == (2, 6) and (losses[0] != losses[1]).any() and np.allclose(*losses, rtol=1e-4)
-    drawn = {rank: [line for line in output.splitlines() if f"rank {rank} has drawn" in line] for rank in (0, 1)}
-    assert len(set(drawn[0])) == len(set(drawn[1])) == 1  # numbers are those of the repeat before
-    assert drawn[0][0].split()[-1] != drawn[1][0].split()[-1]  # and other ones on each rank
 
 
 def fake_run(rows):
@@ -57,7 +18,8 @@ def fake_run(rows):
 
     def run(arguments):
         folder = os.environ["NPU_RUN_OUT"]
-        assert arguments == [f"--model_dir={folder}"] and json.loads(os.environ["NPU_RUN_TRIAL"])["folder"] == folder
+        assert arguments == [f"--model_dir={folder}"]
+        assert os.environ["NPU_RUN_TRIAL"] == Path(folder, "trial.json").read_text()
         number = int(folder[-1])
         with open(f"{folder}/history.jsonl", "w") as file:
             for step, loss in rows(number):
@@ -85,6 +47,17 @@ def test_order_changes_kernels_and_threads_only(tmp_path, monkeypatch):
     assert seen[0] == {"TF_ENABLE_ONEDNN_OPTS": None, "TF_NUM_INTRAOP_THREADS": None}
     assert len({tuple(each.values()) for each in seen}) == 4, seen
     assert said[-1].startswith("repeats: 4 runs of 1 steps; the last loss is 3.5 +- 1.3")
+
+
+@pytest.mark.parametrize(
+    "vary, said", [("seed", "seeds + 1"), ("rounding", "initial weights rounded otherwise (draw 1)")]
+)
+def test_a_repeat_differs_in_what_varies_alone(tmp_path, vary, said):
+    lines = repeated(tmp_path, vary, lambda number: [(1, 2.0 + number)], count=2)[1]
+    trials = [json.loads((tmp_path / f"repeat-{number}" / "trial.json").read_text()) for number in (0, 1)]
+    changed = {name: value for name, value in trials[1].items() if value != trials[0][name]}
+    assert changed == {"folder": str(tmp_path / "repeat-1"), vary: 1} and trials[0]["seed"] == 0
+    assert lines[1].startswith(f"repeat 1, {said}, in ")
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,18 @@ def test_seeds_are_pinned_and_shifted(trials, tmp_path):
     assert not {*printed[0][1].split()[2:]} & {*printed[2][1].split()[2:]}
 
 
+def test_a_rank_draws_other_numbers(trials, tmp_path, monkeypatch):
+    text = SESSION.partition("    for _ in")[0] + "print('drawn', random.random(), np.random.rand())\n"
+    script, drawn = write_script(tmp_path, text), []
+    for rank in ("0", "1"):
+        for name, number in {"RANK": rank, "SIZE": "2", "LOCAL_RANK": rank, "LOCAL_SIZE": "2"}.items():
+            monkeypatch.setenv(f"HOROVOD_{name}", number)
+        assert trials.run(Trial(folder=str(tmp_path / rank), seed=0), [str(script)]) == 0, trials.printed
+        drawn.append(trials.printed.split())
+    assert drawn[0][0] == "weights" and drawn[0][-3] == "drawn"
+    assert not set(drawn[0]) & set(drawn[1]) - {"weights", "drawn"}
+
+
 def test_each_rank_of_each_repeat_has_a_seed_of_its_own():
     seeds = [seed_of_rank(rank) + shift for rank in range(16) for shift in range(100)]
     assert len(set(seeds)) == len(seeds)
