@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from npu_bridge.base import environment
+from npu_bridge.base.lazy import import_module_or_object
 from tensorflow1_compat import journal, proxies
 from tensorflow1_compat.reading import ScriptCall
 from tensorflow1_compat.tables import OF_1, NameTables
@@ -112,7 +113,7 @@ def find_call_problem(name: str, call: ScriptCall) -> str | None:
         return None
     if call.positional > len(positional) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         return f"takes {len(positional)} arguments without a name, not {call.positional}"
-    if call.is_open or hasattr(function, "_key_op"):  # a scope of arguments can provide the others
+    if call.is_open or import_module_or_object("tf_slim:has_arg_scope")(function):  # a scope can provide the others
         return None
     given = {*positional[: call.positional], *call.keywords}
     required = [each.name for each in every if each.default is each.empty and each.kind in (*_PLAIN, *_NAMED)]
