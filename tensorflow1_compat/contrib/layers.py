@@ -110,6 +110,11 @@ def input_from_feature_columns(
 ):
     """Returns the concatenated dense features of all columns: a float tensor [batch, sum of widths].
 
+    Args:
+      columns_to_tensors: dict of the features by name.
+      feature_columns: dense columns, in any order; the result has 1.15's order (`_make_sort_key`).
+      cols_to_outs: a dict to which each column's own tensor is added.
+
     Graph: `<scope>/<column>_embedding/weights` for each embedding.
     """
 
@@ -117,10 +122,26 @@ def input_from_feature_columns(
         name = name.replace("/input_layer/", "/").replace("_embedding/embedding_weights", "_embedding/weights")
         return getter(name, *arguments, **options)
 
-    if cols_to_outs is not None:
-        raise ValueError("input_from_feature_columns: cols_to_outs is not available here; leave it out.")
+    outputs = {} if cols_to_outs is None else cols_to_outs
     with tf.variable_scope(scope, "input_from_feature_columns", custom_getter=renamed):
-        return tf.feature_column.input_layer(columns_to_tensors, feature_columns, weight_collections, trainable)
+        tf.feature_column.input_layer(
+            columns_to_tensors, feature_columns, weight_collections, trainable, cols_to_output_tensors=outputs
+        )
+        return tf.concat([outputs[column] for column in sorted(set(feature_columns), key=_make_sort_key)], 1)
+
+
+# Classes of TensorFlow 2 have the alphabetical order of those of 1.15, except for these.
+_SORTED_AS = {"_SharedEmbeddingColumn": "EmbeddingColumn", "VocabularyListCategoricalColumn": "Vocabulary"}
+
+
+def _make_sort_key(part):
+    """Returns the text by which 1.15 sorts a column: its class, then the classes and names of what it is made of."""
+    if isinstance(part, str):
+        return repr(part)
+    if type(part) is tuple:  # what a crossed column is made of
+        return "".join(_make_sort_key(each) for each in sorted(part, key=lambda column: column.name))
+    kind = type(part).__name__
+    return f"{_SORTED_AS.get(kind, kind)}({_make_sort_key(part[0])}"
 
 
 def embed_sequence(

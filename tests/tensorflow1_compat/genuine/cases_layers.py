@@ -258,8 +258,21 @@ for _name, _columns in (
         [word(), layers.sparse_column_with_keys("other", ["a", "b"])], 3)),
 ):
     case("layers." + _name, lambda c=_columns: layers.input_from_feature_columns(features(), c()))
+case("layers.input_from_feature_columns: order", lambda: ordered_columns())
 case("layers.create_feature_spec_for_parsing", lambda: [[key, type(each).__name__, each.dtype] for key, each in sorted(
     layers.create_feature_spec_for_parsing([layers.real_valued_column("price"), word()]).items())])
+
+
+def ordered_columns():
+    """Columns of all classes; by their names alone, they would have another order."""
+    other = layers.sparse_column_with_keys("other", ["x", "y"])
+    columns = [layers.real_valued_column("pair", 2), layers.one_hot_column(other), layers.bucketized_column(
+        layers.real_valued_column("price"), [2.0]), layers.embedding_column(
+            layers.sparse_column_with_hash_bucket("word", 5), 3), layers.embedding_column(
+                layers.sparse_column_with_integerized_feature("id", 5), 2), layers.one_hot_column(words_of_a_file())]
+    outputs = {}
+    found = layers.input_from_feature_columns(features(), columns, cols_to_outs=outputs)
+    return found, [outputs[each] for each in columns]
 
 
 # tf.nn's neighbours.
