@@ -75,8 +75,14 @@ def embedding_column(
 ):  # fmt: skip
     """Returns a dense column of embeddings of a categorical column's values."""
     return tf.feature_column.embedding_column(
-        sparse_id_column, dimension, combiner, initializer, ckpt_to_load_from, tensor_name_in_ckpt, max_norm, trainable
-    )
+        sparse_id_column, dimension, combiner, initializer or _make_embedding_initializer(sparse_id_column),
+        ckpt_to_load_from, tensor_name_in_ckpt, max_norm, trainable,
+    )  # fmt: skip
+
+
+def _make_embedding_initializer(column):
+    """Returns 1.15's default; that of `tf.feature_column` depends on the dimension instead of the number of ids."""
+    return tf.truncated_normal_initializer(stddev=column.num_buckets**-0.5)
 
 
 def weighted_sparse_column(sparse_id_column, weight_column_name, dtype=tf.float32):
@@ -90,8 +96,8 @@ def shared_embedding_columns(
 ):  # fmt: skip
     """Returns embedding columns of several categorical columns, which share one embedding table."""
     return tf.feature_column.shared_embedding_columns(
-        sparse_id_columns, dimension, combiner, initializer, shared_embedding_name, ckpt_to_load_from,
-        tensor_name_in_ckpt, max_norm, trainable,
+        sparse_id_columns, dimension, combiner, initializer or _make_embedding_initializer(sparse_id_columns[0]),
+        shared_embedding_name, ckpt_to_load_from, tensor_name_in_ckpt, max_norm, trainable,
     )  # fmt: skip
 
 

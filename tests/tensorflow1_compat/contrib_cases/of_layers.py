@@ -7,7 +7,7 @@ import tempfile
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from tensorflow1_compat.contrib import quantize, slim
+from tensorflow1_compat.contrib import layers, quantize, slim
 from tests.tensorflow1_compat.contrib_cases.common import close, names, value
 
 RANDOM = np.random.RandomState(0)
@@ -61,6 +61,16 @@ def case_slim_nets():
     assert value(net).shape == (2, 1, 1, 3) and "r/b/unit_1/bottleneck_v1/conv1/weights" in names()
     for net in ("alexnet", "inception", "overfeat", "resnet_utils", "resnet_v2", "vgg"):
         assert hasattr(slim.nets, net)
+
+
+def case_embeddings_start_as_small_as_the_number_of_ids_asks_for():
+    ids, same = (layers.sparse_column_with_integerized_feature(name, 10000) for name in ("ids", "same"))
+    columns = [layers.embedding_column(ids, 4), *layers.shared_embedding_columns([ids, same], 4)]
+    features = {name: tf.constant([[1]], tf.int64) for name in ("ids", "same")}
+    for column in columns[:2]:
+        layers.input_from_feature_columns(features, [column])
+    for table in value(tf.trainable_variables()):
+        assert table.shape == (10000, 4) and 0.008 < table.std() < 0.009  # a normal, cut at two deviations of 0.01
 
 
 def case_quantize_waits():
