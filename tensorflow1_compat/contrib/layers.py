@@ -13,6 +13,7 @@ from tf_slim.layers.optimizers import OPTIMIZER_CLS_NAMES, OPTIMIZER_SUMMARIES, 
 from tf_slim.layers.regularizers import *
 from tf_slim.ops.variables import model_variable
 
+from npu_bridge.base.tf_internals.contrib import column_with_ids
 from tensorflow1_compat.contrib.slim import patches
 
 feature_column = tf.feature_column
@@ -102,13 +103,26 @@ def shared_embedding_columns(
 
 
 def sparse_column_with_hash_bucket(column_name, hash_bucket_size, combiner="sum", dtype=tf.string, hash_keys=None):
-    """Returns a categorical feature column with hashed values; `combiner` only has an effect in embedding columns."""
-    return tf.feature_column.categorical_column_with_hash_bucket(column_name, hash_bucket_size, dtype)
+    """Returns a categorical feature column with hashed values: each value once, or once for each pair of `hash_keys`.
+
+    `combiner` has no effect: linear models take sums, and embedding columns have a combiner of their own.
+    """
+    column = tf.feature_column.categorical_column_with_hash_bucket(column_name, hash_bucket_size, dtype)
+
+    def hash_with_all_keys(features):
+        texts = features.values if features.dtype == tf.string else tf.strings.as_string(features.values)
+        hashed = [tf.strings.to_hash_bucket_strong(texts, hash_bucket_size, key) for key in hash_keys]
+        return tf.sparse.concat(1, [tf.SparseTensor(features.indices, ids, features.dense_shape) for ids in hashed])
+
+    return column_with_ids(column, hash_with_all_keys) if hash_keys else column
 
 
 def sparse_column_with_integerized_feature(column_name, bucket_size, combiner="sum", dtype=tf.int64):
-    """Returns a categorical feature column whose values are integers in [0, bucket_size)."""
-    return tf.feature_column.categorical_column_with_identity(column_name, bucket_size)
+    """Returns a categorical feature column whose ids are integers modulo `bucket_size`."""
+    return column_with_ids(
+        tf.feature_column.categorical_column_with_identity(column_name, bucket_size),
+        lambda features: tf.SparseTensor(features.indices, features.values % bucket_size, features.dense_shape),
+    )
 
 
 def input_from_feature_columns(

@@ -95,6 +95,16 @@ def _():
         expect(len(v1.global_variables()) == 3, "what it is divided by is not in variables")
 
 
+@canary_of(contrib.column_with_ids)
+def _():
+    column = v1.feature_column.categorical_column_with_identity("c", 3)
+    other = contrib.column_with_ids(column, lambda ids: tf.SparseTensor(ids.indices, ids.values % 3, ids.dense_shape))
+    with tf.Graph().as_default(), v1.Session() as session:
+        features = {"c": tf.constant([[5]], tf.int64)}
+        layer = v1.feature_column.input_layer(features, [v1.feature_column.indicator_column(other)])
+        expect(session.run(layer).tolist() == [[0, 0, 1]], "the ids are those of the stock column")
+
+
 @canary_of(contrib.has_own_update)
 def _():
     stock = v1.train.GradientDescentOptimizer(0.1)

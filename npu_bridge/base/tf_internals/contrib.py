@@ -84,6 +84,15 @@ def moving_average_step(variable: Any, value: Any, decay: float, name: str) -> t
     return moving_averages.assign_moving_average(variable, value, decay, name=name)
 
 
+def column_with_ids(column: tuple, ids_of: Callable) -> tuple:
+    """Returns a categorical column like another one, with the ids that `ids_of` makes of a sparse tensor of features.
+
+    The method is `IdentityCategoricalColumn._transform_input_tensor`, or that of another class, TF 2.15.
+    """
+    kind = type(column)
+    return type(kind.__name__, (kind,), {"_transform_input_tensor": lambda self, features: ids_of(features)})(*column)
+
+
 def has_own_update(optimizer: tf.compat.v1.train.Optimizer) -> bool:
     """Returns whether an optimizer updates variables itself, unlike a wrapper (`Optimizer._resource_apply_dense`)."""
     import tensorflow as tf

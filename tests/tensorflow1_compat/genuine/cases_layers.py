@@ -250,6 +250,12 @@ for _name, _columns in (
         layers.sparse_column_with_hash_bucket("word", 5), 3)]),
     ("sparse_column_with_integerized_feature layers.input_from_feature_columns", lambda: [layers.embedding_column(
         layers.sparse_column_with_integerized_feature("id", 5), 3, combiner="sum")]),
+    ("sparse_column_with_hash_bucket: keys", lambda: [layers.one_hot_column(
+        layers.sparse_column_with_hash_bucket("word", 5, hash_keys=[[1, 2], [3, 4]]))]),
+    ("sparse_column_with_hash_bucket: integers with keys", lambda: [layers.embedding_column(
+        layers.sparse_column_with_hash_bucket("id", 5, dtype=tf.int64, hash_keys=[[1, 2], [3, 4]]), 3)]),
+    ("sparse_column_with_integerized_feature: ids out of range", lambda: [layers.one_hot_column(
+        layers.sparse_column_with_integerized_feature("id", 2))]),
     ("weighted_sparse_column", lambda: [layers.embedding_column(layers.weighted_sparse_column(
         layers.sparse_column_with_hash_bucket("word", 5), "weight"), 3)]),
     ("crossed_column", lambda: [layers.embedding_column(layers.crossed_column(
