@@ -75,7 +75,8 @@ class _CudnnRNN:
             raise ValueError(f"{type(self).__name__}: num_proj and skip_input are not available here; leave them out.")
         self.num_layers, self.num_units, self.direction = num_layers, num_units, direction
         self.input_mode, self._dropout, self._seed, self._dtype = input_mode, dropout, seed, tf.as_dtype(dtype)
-        self._kernel_initializer, self._bias_initializer = kernel_initializer, bias_initializer
+        self._kernel_initializer = kernel_initializer or tf.glorot_uniform_initializer(seed)
+        self._bias_initializer = bias_initializer or tf.zeros_initializer()
         self._name, self._scope, self._is_built, self.input_shape = name or self._default_name, None, False, None
 
     @property
@@ -116,7 +117,7 @@ class _CudnnRNN:
         layer = inputs if time_major else tf.transpose(inputs, [1, 0, 2])
         batch, finals = tf.shape(layer)[1], []
         scope = self._scope or self._name
-        with tf.variable_scope(scope, reuse=self._is_built or None, initializer=self._kernel_initializer) as scope:
+        with tf.variable_scope(scope, reuse=self._is_built or None, custom_getter=self._get_variable) as scope:
             self._scope = scope
             outer = "stack_bidirectional_rnn" if self.num_dirs == 2 else "rnn"
             for depth in range(self.num_layers):
@@ -138,6 +139,22 @@ class _CudnnRNN:
         return (layer if time_major else tf.transpose(layer, [1, 0, 2])), states
 
     call = __call__
+
+    def _get_variable(self, getter, name, *arguments, **options):
+        """Gets a variable whose initial value is drawn as in cuDNN: for each gate, and for inputs and state, apart."""
+        units, is_alone = self.num_units, name.split("/")[-2].endswith("_projection")  # reads inputs or state
+
+        def draw(shape, dtype=None, partition_info=None):
+            def draw_gates(initializer, *widths):
+                gates = range(shape[-1] // units)
+                return tf.concat([tf.transpose(initializer([units, *widths], dtype=dtype)) for _ in gates], -1)
+
+            if len(shape) == 1:  # cuDNN adds up a bias for inputs and a bias for the state
+                return tf.add_n([draw_gates(self._bias_initializer) for _ in range(1 if is_alone else 2)])
+            widths = [shape[0]] if is_alone else [shape[0] - units, units]
+            return tf.concat([draw_gates(self._kernel_initializer, width) for width in widths], 0)
+
+        return getter(name, *arguments, **{**options, "initializer": draw})
 
     def _run_direction(self, inputs, start, lengths, path, is_backward):
         def reversed_if_backward(tensor):
@@ -164,7 +181,9 @@ class CudnnLSTM(_CudnnRNN):
       num_layers, num_units: number of layers and width of each layer.
       direction: "unidirectional" or "bidirectional".
       dropout: share of the values between layers that is dropped in training.
-      kernel_initializer: initializer of the matrices.
+      seed: seed of dropout and of the default initializer.
+      kernel_initializer: initializer of the matrices [units, width] of each gate; default: Glorot's, uniform.
+      bias_initializer: initializer of the biases [units] of each gate; default: zeros.
 
     Final states are (h, c).
     """

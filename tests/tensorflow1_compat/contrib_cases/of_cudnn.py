@@ -34,3 +34,19 @@ def case_cudnn_gru_and_plain():
     assert "cudnn_gru/rnn/multi_rnn_cell/cell_0/cudnn_compatible_gru_cell/candidate/input_projection/kernel" in names()
     for layer in (cudnn_rnn.CudnnRNNTanh(1, 4), cudnn_rnn.CudnnRNNRelu(1, 4)):
         assert layer(x)[0].shape.as_list()[2] == 4
+
+
+def case_each_gate_starts_with_values_of_its_own():
+    x, ones, orthogonal = tf.zeros([1, 1, 32]), tf.ones_initializer(), tf.orthogonal_initializer()
+    cudnn_rnn.CudnnLSTM(1, 32, name="a", bias_initializer=ones)(x)
+    cudnn_rnn.CudnnGRU(1, 32, name="b")(x)
+    cudnn_rnn.CudnnGRU(1, 32, name="c", kernel_initializer=orthogonal, bias_initializer=ones)(x)
+    found = value({var.op.name.replace("/rnn/multi_rnn_cell/cell_0", ""): var for var in tf.global_variables()})
+    kernel, limit = found["a/cudnn_compatible_lstm_cell/kernel"], np.sqrt(6 / (32 + 32))
+    assert all(0.95 * limit < abs(each).max() <= limit for half in np.split(kernel, 2) for each in np.split(half, 4, 1))
+    close(found["a/cudnn_compatible_lstm_cell/bias"], 2)  # of inputs and of the state, added up
+    assert not found["b/cudnn_compatible_gru_cell/gates/bias"].any()
+    close(found["c/cudnn_compatible_gru_cell/gates/bias"], 2)
+    close(found["c/cudnn_compatible_gru_cell/candidate/hidden_projection/bias"], 1)
+    for half in np.split(found["c/cudnn_compatible_gru_cell/gates/kernel"], 2):
+        close(half[:, :32].T @ half[:, :32], np.eye(32))
