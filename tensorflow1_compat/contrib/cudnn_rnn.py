@@ -116,9 +116,9 @@ class _CudnnRNN:
         """
         layer = inputs if time_major else tf.transpose(inputs, [1, 0, 2])
         batch, finals = tf.shape(layer)[1], []
-        scope = self._scope or self._name
-        with tf.variable_scope(scope, reuse=self._is_built or None, custom_getter=self._get_variable) as scope:
-            self._scope = scope
+        with tf.variable_scope(
+            self._scope, self._name, reuse=self._is_built or None, custom_getter=self._get_variable
+        ) as self._scope:
             outer = "stack_bidirectional_rnn" if self.num_dirs == 2 else "rnn"
             for depth in range(self.num_layers):
                 if depth and training and self._dropout:

@@ -50,3 +50,12 @@ def case_each_gate_starts_with_values_of_its_own():
     close(found["c/cudnn_compatible_gru_cell/candidate/hidden_projection/bias"], 1)
     for half in np.split(found["c/cudnn_compatible_gru_cell/gates/kernel"], 2):
         close(half[:, :32].T @ half[:, :32], np.eye(32))
+
+
+def case_each_layer_has_variables_of_its_own():
+    with tf.variable_scope("", reuse=tf.AUTO_REUSE):
+        for layer in (cudnn_rnn.CudnnRNNTanh(1, 4), cudnn_rnn.CudnnRNNTanh(1, 4)):
+            layer(tf.constant(SEQUENCE))
+            layer(tf.constant(SEQUENCE))
+            assert len(layer.variables) == 2
+    assert sorted({name.split("/")[0] for name in names()}) == ["cudnn_rnn_tanh", "cudnn_rnn_tanh_1"]
