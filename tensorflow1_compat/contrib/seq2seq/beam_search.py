@@ -107,6 +107,8 @@ class BeamSearchDecoder(Decoder):
       length_penalty_weight: exponent of `(5 + length) / 6`, by which scores are divided.
       coverage_penalty_weight: factor of the sum of `log(min(attention, 1))` that is added to scores of ended sequences;
         the cell must then be an `AttentionWrapper`.
+      reorder_tensor_arrays: whether arrays over time in the final state (`alignment_history`) become tensors in which
+        each beam has its own past. As in 1.15, this needs elements whose shape is not fully known in the graph.
 
     `dynamic_decode` returns `FinalBeamSearchDecoderOutput(predicted_ids [batch, time, beams], ...)`.
     """
@@ -119,7 +121,7 @@ class BeamSearchDecoder(Decoder):
         length_penalty_weight=0.0, coverage_penalty_weight=0.0, reorder_tensor_arrays=True,
     ):  # fmt: skip
         check_cell("BeamSearchDecoder", cell)
-        self._coverage_weight = coverage_penalty_weight
+        self._coverage_weight, self._reorder_tensor_arrays = coverage_penalty_weight, reorder_tensor_arrays
         self._cell, self._output_layer, self._beam_width = cell, output_layer, beam_width
         self._embedding_fn = make_lookup_function(embedding)
         self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32)
@@ -227,4 +229,17 @@ class BeamSearchDecoder(Decoder):
         """Returns the full sequences of the final beams, the best beam first."""
         longest = tf.cast(tf.reduce_max(final_state.lengths, axis=1), tf.int32)
         predicted = gather_tree(outputs.predicted_ids, outputs.parent_ids, longest, self._end_token)
+        if self._reorder_tensor_arrays:
+            final_state = final_state._replace(cell_state=tf.nest.map_structure(
+                lambda each: gather_tree_from_array(each.stack(), outputs.parent_ids, final_state.lengths)
+                if isinstance(each, tf.TensorArray) and self._is_sorted(each.element_shape) else each,
+                final_state.cell_state,
+            ))  # fmt: skip
         return FinalBeamSearchDecoderOutput(predicted, outputs), final_state
+
+    def _is_sorted(self, shape):
+        """Returns whether 1.15 sorts the beams of an array of elements of this shape."""
+        if not shape.rank:
+            return False
+        batch, (size, *others) = tf.get_static_value(self._batch_size), shape.as_list()
+        return batch is None or size is None or (size == batch * self._beam_width and others[:1] in ([], [None]))

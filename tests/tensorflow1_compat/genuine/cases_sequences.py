@@ -97,11 +97,11 @@ case("seq2seq.Decoder", lambda: s2s.dynamic_decode(Counter(), impute_finished=Tr
 
 
 # Beam search.
-def beams(cell=None, width=3, memory=None, parallel=None, lengths=None, **options):
+def beams(cell=None, width=3, memory=None, parallel=None, lengths=None, end=0, known=(2, 5), **options):
     state = lengths
     cell = cell or rnn.GRUCell(4)
     if memory:
-        tiled = s2s.tile_batch(x(2, 5, 4), width)
+        tiled = s2s.tile_batch(unknown(x(2, 5, 4), *known, 4), width)
         cell = s2s.AttentionWrapper(cell, memory(4, tiled), attention_layer_size=4, alignment_history=True)
         state = cell.zero_state(2 * width, tf.float32)
         with tf.variable_scope("x"):
@@ -109,7 +109,7 @@ def beams(cell=None, width=3, memory=None, parallel=None, lengths=None, **option
         state = state.clone(cell_state=start)
     state = s2s.tile_batch(cell.zero_state(2, tf.float32), width) if state is None else state
     decoder = s2s.BeamSearchDecoder(
-        cell, table(), tf.constant([1, 2]), 0, state, width, output_layer=logits(), **options
+        cell, table(), tf.constant([1, 2]), end, state, width, output_layer=logits(), **options
     )
     result = s2s.dynamic_decode(decoder, maximum_iterations=4)
     result = [tf.stop_gradient(each) for _, each in flat(result)]  # the gradient of a search is useless
@@ -118,6 +118,8 @@ def beams(cell=None, width=3, memory=None, parallel=None, lengths=None, **option
 
 for _options in ({}, {"length_penalty_weight": 0.8}, {"cell": rnn.BasicLSTMCell}, {"width": 1},
                  {"memory": s2s.LuongAttention},
+                 *[{"memory": s2s.LuongAttention, "end": 3, "known": each} for each in ((2, 5), (2, None))],
+                 {"memory": s2s.LuongAttention, "end": 3, "known": (2, None), "reorder_tensor_arrays": False},
                  {"memory": s2s.LuongAttention, "coverage_penalty_weight": 0.5}):
     case("seq2seq.BeamSearchDecoder seq2seq.BeamSearchDecoderOutput seq2seq.BeamSearchDecoderState "
          f"seq2seq.FinalBeamSearchDecoderOutput seq2seq.tile_batch: {sorted(_options)}",
