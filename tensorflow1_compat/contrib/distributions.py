@@ -89,9 +89,9 @@ def percentile(x, q, axis=None, interpolation=None, keep_dims=False, validate_ar
         moved = tf.transpose(x, others + axes)
         flat = tf.sort(tf.reshape(moved, tf.concat([tf.shape(moved)[: len(others)], [-1]], 0)))
         last = tf.cast(tf.shape(flat)[-1] - 1, tf.float64)
-        place = last * tf.cast(q, tf.float64) / 100.0
-        rounded = {"lower": tf.floor, "higher": tf.ceil, None: tf.round, "nearest": tf.round}[interpolation](place)
-        found = tf.gather(flat, tf.cast(tf.clip_by_value(rounded, 0.0, last), tf.int32), axis=-1)
+        above = last * (1.0 - tf.cast(q, tf.float64) / 100.0)  # 1.15 counts from the largest value on
+        rounded = {"lower": tf.ceil, "higher": tf.floor, None: tf.round, "nearest": tf.round}[interpolation](above)
+        found = tf.gather(flat, tf.cast(last - tf.clip_by_value(rounded, 0.0, last), tf.int32), axis=-1)
         if keep_dims:
             for each in axes:
                 found = tf.expand_dims(found, each)

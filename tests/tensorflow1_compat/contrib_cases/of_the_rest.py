@@ -63,6 +63,8 @@ def case_distributions():
     close(value(distributions.percentile(x, 50.0, axis=1)), np.median(x, 1))
     close(value(distributions.percentile(x, 55.0, axis=[1], interpolation="higher", keep_dims=True)),
           np.percentile(x, 55, axis=1, method="higher", keepdims=True))  # fmt: skip
+    medians = [distributions.percentile(tf.range(1.0, count + 1), 50.0) for count in (2, 4, 6, 8)]
+    assert value(medians) == [2, 2, 4, 4]  # those of 1.15
     normal = distributions.MultivariateNormalDiag([0.0, 1.0], [1.0, 2.0])
     one = distributions.Normal([0.0, 1.0], [1.0, 2.0])
     close(*value([normal.log_prob([0.5, 0.5]), tf.reduce_sum(one.log_prob([0.5, 0.5]))]))
