@@ -61,7 +61,8 @@ def _rewrite(graph, is_training, weight_bits, activation_bits, quant_delay, scop
                 continue
             context = op.name.rsplit("/", 1)[0] if "/" in op.name else op.name
             weight = _find_weight(op)
-            rounded = _quantize_weights(weight, f"{context}/weights_quant", weight_bits, is_training, quant_delay)
+            scope_of_weight = f"{context}/weights_quant"
+            rounded = _quantize_weights(weight, scope_of_weight, weight_bits, is_training, quant_delay, symmetric)
             update_input(op, 1, rounded)
             _quantize_output(op, context, activation_bits, is_training, quant_delay, symmetric)
 
@@ -93,12 +94,20 @@ def _delay_rounding(tensor, rounded, quant_delay):
     return tf.cond(step >= quant_delay, lambda: rounded, lambda: tensor)
 
 
-def _quantize_weights(tensor, scope, bits, is_training, quant_delay):
+def _measure(tensor, symmetric, negatives_per_positive=1.0):
+    """Returns the least and the largest value that a tensor needs, with 0 between them."""
+    low, high = tf.reduce_min(tensor), tf.reduce_max(tensor)
+    other = (-high * negatives_per_positive, -low / negatives_per_positive) if symmetric else (0.0, 0.0)
+    return tf.minimum(low, other[0]), tf.maximum(high, other[1])
+
+
+def _quantize_weights(tensor, scope, bits, is_training, quant_delay, symmetric):
     low, high = _make_range(scope, -6.0, 6.0)
     with tf.name_scope(f"{scope}/"):
         if is_training:
-            low = tf.assign(low, tf.minimum(tf.reduce_min(tensor), 0.0), name="AssignMinLast")
-            high = tf.assign(high, tf.maximum(tf.reduce_max(tensor), 0.0), name="AssignMaxLast")
+            smallest, largest = _measure(tensor, symmetric)
+            low = tf.assign(low, smallest, name="AssignMinLast")
+            high = tf.assign(high, largest, name="AssignMaxLast")
         rounded = tf.quantization.fake_quant_with_min_max_vars(tensor, low, high, num_bits=bits, narrow_range=True)
         return _delay_rounding(tensor, rounded, quant_delay if is_training else None)
 
@@ -119,11 +128,8 @@ def _quantize_output(op, context, bits, is_training, quant_delay, symmetric):
     low, high = _make_range(scope, 0.0, 6.0)
     with tf.variable_scope(scope, reuse=tf.AUTO_REUSE, use_resource=False):
         if is_training:
-            smallest = tf.minimum(tf.reduce_min(tensor), 0.0)
-            largest = tf.maximum(tf.reduce_max(tensor), 0.0)
-            if symmetric:
-                largest = tf.maximum(largest, -smallest)
-                smallest = -largest
+            # Two's complement has one more negative number than positive ones.
+            smallest, largest = _measure(tensor, symmetric, 2**bits / (2**bits - 2))
             low = moving_average_step(low, smallest, 0.999, "AssignMinEma")
             high = moving_average_step(high, largest, 0.999, "AssignMaxEma")
         rounded = tf.quantization.fake_quant_with_min_max_vars(tensor, low, high, num_bits=bits)
