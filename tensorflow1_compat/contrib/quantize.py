@@ -7,10 +7,11 @@ Batch norms are not folded into weights, so the deployed model must keep them; t
 from __future__ import annotations
 
 import logging
+import re
 
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.base.errors import say_once
+from npu_bridge.base.errors import listed, message, say_once
 from npu_bridge.base.tf_internals.contrib import moving_average_step
 from npu_bridge.base.tf_internals.graphs import update_input
 from tensorflow1_compat.contrib.graph_editor.reroute import reroute_ts
@@ -41,7 +42,10 @@ def create_eval_graph(input_graph=None):
 def experimental_create_training_graph(
     input_graph=None, weight_bits=8, activation_bits=8, symmetric=False, quant_delay=0, freeze_bn_delay=None, scope=None
 ):
-    """Rewrites a training graph like `create_training_graph`, with 2 to 16 bits, and only within a name scope."""
+    """Rewrites a training graph like `create_training_graph`, with 2 to 16 bits, and only within a name scope.
+
+    `freeze_bn_delay` has no effect, since batch norms are not folded.
+    """
     _rewrite(input_graph, True, weight_bits, activation_bits, quant_delay, scope, symmetric)
 
 
@@ -54,6 +58,12 @@ def experimental_create_eval_graph(
 
 def _rewrite(graph, is_training, weight_bits, activation_bits, quant_delay, scope, symmetric=False):
     graph = graph or tf.get_default_graph()
+    updates = [op.name for op in graph.get_operations() if re.match("(Resource)?(Sparse)?Apply", op.type)]
+    if updates:
+        raise ValueError(message(
+            "tf.contrib.quantize", "the graph already has an optimizer, whose gradients would not see the rounding",
+            "a graph without operators of an optimizer", listed(updates), "Rewrite the graph before minimize().",
+        ))  # fmt: skip
     with graph.as_default():
         layers = [op for op in graph.get_operations() if op.type in _QUANTIZABLE and _find_weight(op) is not None]
         for op in layers:

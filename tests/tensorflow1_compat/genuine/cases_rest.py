@@ -188,6 +188,7 @@ case("checkpoint.Checkpointable checkpoint.List checkpoint.Mapping checkpoint.No
 for _name in ("create_training_graph", "experimental_create_training_graph", "create_eval_graph",
               "experimental_create_eval_graph"):
     case("quantize." + _name, lambda n=_name: quantized(n))
+    wrong("quantize." + _name, lambda n=_name: quantized(n, rate=0.1))
 case("quantize.experimental_create_training_graph: symmetric", lambda: quantized(
     "experimental_create_training_graph", symmetric=True, weight_bits=4))
 
@@ -211,10 +212,12 @@ def tracked():
     return sorted(name for name, _ in tf.train.list_variables(path))
 
 
-def quantized(name, **options):
+def quantized(name, rate=None, **options):
     net = tf.contrib.layers.conv2d(x(1, 4, 4, 2), 3, [3, 3], scope="c", normalizer_fn=None)
     net = tf.contrib.layers.fully_connected(tf.contrib.layers.flatten(net), 2, scope="f", activation_fn=None)
     loss = tf.reduce_sum(tf.square(net))
+    if rate:
+        tf.train.MomentumOptimizer(rate, 0.9).minimize(loss)
     getattr(tf.contrib.quantize, name)(tf.get_default_graph(), **options)
     return Run(loss, 3, [net, [op.type for op in tf.get_default_graph(
         ).get_operations() if op.type.startswith("Fake")]])
