@@ -12,13 +12,15 @@ def alpha_dropout(x, keep_prob, noise_shape=None, seed=None, name=None):
     """Applies dropout that preserves the mean and variance in self-normalising networks (Klambauer and others)."""
     with tf.name_scope(name, "alpha_dropout", [x]):
         x = tf.convert_to_tensor(x)
-        known = tf.get_static_value(tf.convert_to_tensor(keep_prob, x.dtype))
+        keep_prob = tf.convert_to_tensor(keep_prob, x.dtype)
+        known = tf.get_static_value(keep_prob)
         if known is not None and (known.shape or not 0 < known <= 1):
             raise ValueError(f"alpha_dropout: keep_prob must be a number in (0, 1]; got {known}.")
         if known == 1:
             return x
         dropped = -_DROPPED
-        is_kept = tf.cast(tf.random_uniform(noise_shape or tf.shape(x), seed=seed) < keep_prob, x.dtype)
+        drawn = tf.random_uniform(tf.shape(x) if noise_shape is None else noise_shape, dtype=x.dtype, seed=seed)
+        is_kept = tf.cast(drawn >= 1 - keep_prob, x.dtype)
         scale = (keep_prob + dropped**2 * keep_prob * (1 - keep_prob)) ** -0.5
         return scale * (x * is_kept + dropped * (1 - is_kept)) - scale * dropped * (1 - keep_prob)
 

@@ -284,7 +284,9 @@ def ordered_columns():
 # tf.nn's neighbours.
 nn = tf.contrib.nn
 case("nn.alpha_dropout", lambda: nn.alpha_dropout(x(2, 3), 1.0))
-case("nn.alpha_dropout: drops", lambda: nn.alpha_dropout(x(2, 3), 0.5, seed=1), values=False)
+case("nn.alpha_dropout: drops", lambda: [nn.alpha_dropout(x(20, 3, dtype=dtype), 0.3, seed=1)
+                                         for dtype in (tf.float32, tf.float64, tf.float16)])
+case("nn.alpha_dropout: of whole rows", lambda: nn.alpha_dropout(x(20, 3), tf.constant(0.7), tf.constant([20, 1]), 2))
 case("nn.scaled_softplus", lambda: [nn.scaled_softplus(x(2, 3), 0.5), nn.scaled_softplus(x(2, 3), x(3, low=0.5,
     high=1), 0.7)])
 for _name, _labels in (("softmax", lambda: tf.nn.softmax(x(2, 3, seed=1))), ("sparse_softmax", lambda: ids(2, below=3)),
