@@ -206,6 +206,15 @@ def case_digits():
     assert len(mnist.DataSet([], [], fake_data=True, one_hot=True).next_batch(2)[0][0]) == 784
 
 
+def case_digits_follow_the_seed_of_the_graph():
+    images, labels = np.zeros((6, 2, 2, 1), np.uint8), np.arange(6)
+    tf.set_random_seed(3)
+    for seed, first, second in ((None, [3, 5, 4, 1], [5, 1, 3, 4]), (5, [5, 2, 4, 1], [2, 3, 0, 5])):  # those of 1.15
+        one, other = (mnist.DataSet(images, labels, seed=seed) for _ in range(2))
+        assert np.concatenate([one.next_batch(4)[1] for _ in range(3)]).tolist()[:4] == first
+        assert other.next_batch(4)[1].tolist() == second
+
+
 def case_estimator_and_predictor():
     weights = tf.get_variable("w", initializer=[3.0, 4.0])
     clipped = estimator.clip_gradients_by_norm(tf.train.GradientDescentOptimizer(1.0), 1.0)

@@ -51,11 +51,13 @@ class DataSet:
       fake_data: whether to return constant examples instead of the given ones.
       one_hot: whether the labels of fake examples are one-hot.
       dtype: uint8 for values in 0..255, or float32 for values in [0, 1].
-      seed: seed for shuffling.
+      seed: seed for shuffling; default: that of the graph, if it has one. It becomes the seed of `np.random`.
     """
 
     def __init__(self, images, labels, fake_data=False, one_hot=False, dtype=tf.float32, reshape=True, seed=None):
-        self._random = np.random.RandomState(seed) if seed is not None else np.random
+        of_graph, of_operator = tf.get_seed(seed)
+        if of_graph is not None:  # as in 1.15, all data sets share numpy's generator
+            np.random.seed(of_graph if seed is None else of_operator)
         dtype = tf.as_dtype(dtype).base_dtype
         if dtype not in (tf.uint8, tf.float32):
             raise TypeError(f"DataSet: dtype must be uint8 or float32; got {dtype.name}.")
@@ -79,7 +81,7 @@ class DataSet:
     epochs_completed = property(lambda self: self._epochs_completed)
 
     def _shuffle(self):
-        order = self._random.permutation(self._num_examples)
+        order = np.random.permutation(self._num_examples)
         self._images, self._labels = self._images[order], self._labels[order]
 
     def next_batch(self, batch_size, fake_data=False, shuffle=True):
