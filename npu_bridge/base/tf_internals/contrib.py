@@ -89,8 +89,15 @@ def column_with_ids(column: tuple, ids_of: Callable) -> tuple:
 
     The method is `IdentityCategoricalColumn._transform_input_tensor`, or that of another class, TF 2.15.
     """
-    kind = type(column)
-    return type(kind.__name__, (kind,), {"_transform_input_tensor": lambda self, features: ids_of(features)})(*column)
+    made = _class_with_own_ids(type(column))(*column)
+    made.ids_of = ids_of
+    return made
+
+
+@functools.lru_cache
+def _class_with_own_ids(kind: type) -> type:
+    # Columns that share an embedding must have the same class.
+    return type(kind.__name__, (kind,), {"_transform_input_tensor": lambda self, features: self.ids_of(features)})
 
 
 def has_own_update(optimizer: tf.compat.v1.train.Optimizer) -> bool:
