@@ -27,6 +27,16 @@ def wrap_train_function(model: Any, around: Callable[[Callable, Any], Any]) -> N
     model.train_function.around.append(around)
 
 
+def renew_train_function(model: Any) -> None:
+    """Makes a model's train function anew, so that the next step compiles it; keeps the functions around it."""
+    before = model.train_function
+    made = model.make_train_function(force=True)
+    if made is not None:  # Keras 3 returns nothing; amp returns a function around the one that Keras 2 has stored
+        model.train_function = made
+    if isinstance(before, _WrappedFunction):
+        before.function, model.train_function = model.train_function, before
+
+
 def unwrap_train_function(model: Any, around: Callable[[Callable, Any], Any]) -> None:
     """Ends `wrap_train_function`; does nothing for a function that wraps nothing."""
     wrapped = getattr(model, "train_function", None)

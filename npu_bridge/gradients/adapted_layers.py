@@ -15,6 +15,7 @@ from npu_bridge import collective
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import keras3
+from npu_bridge.base.train_functions import renew_train_function
 from npu_bridge.collective.exchanges import gather_values
 
 _OWNER = "Start of a training"
@@ -52,7 +53,7 @@ def renew_adapted_layers(model: Any, root_rank: int = 0) -> None:
             _set_state_outside_variables(layer, kept)
     if layers and hasattr(model, "make_train_function"):
         model.test_function = model.predict_function = None
-        model.make_train_function(force=True)
+        renew_train_function(model)
 
 
 def _state_outside_variables(layer):

@@ -14,7 +14,9 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.base.tf_internals.sessions import collected_function_graphs
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.session.precision import ORIGINAL, AccelerateTrainCallback, Policy, list_builds, policy_of_last_step
+from npu_bridge.session.precision.functions import apply_precision_to_model
 from npu_bridge.stages import Accumulate
 from tests.goldens.two_layers import assert_same_bits
 from tests.session.precision.small_models import dtypes_of, precision_of, session_of, tf1
@@ -149,6 +151,21 @@ def test_everything_is_as_it_was_afterwards():
     with built() as counts:
         model.fit(*data(), batch_size=8, verbose=0)
     assert set(counts) == {"float32"}
+
+
+@pytest.mark.parametrize("is_by_level", [False, True])
+def test_a_fit_stays_in_low_precision_when_its_adapted_layers_are_renewed(is_by_level):
+    normal = tf.keras.layers.Normalization()
+    normal.adapt(data()[0])
+    model = tf.keras.Sequential([normal, *make_model().layers])
+    model.compile("sgd", "mse")
+    if is_by_level:
+        apply_precision_to_model(model, precision_of(precision_mode_v2="mixed_float16"))
+    callbacks = [] if is_by_level else [AccelerateTrainCallback("fast|step|0.9", total_step=100)]
+    callbacks.append(tf.keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: renew_adapted_layers(model)))
+    with built() as counts:
+        model.fit(*data(), batch_size=8, verbose=0, callbacks=callbacks)
+    assert set(counts) == {"float16"}
 
 
 def test_a_fit_that_failed_does_not_accelerate_the_next():
