@@ -5,6 +5,50 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
+from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.base.tf_internals.training import steps_per_execution
+
+
+class _CountingStep:
+    """A train step that counts its batches."""
+
+    def __init__(self, step: Callable):
+        self.batches, self._step = tf.Variable(0, trainable=False, dtype=tf.int64), step
+
+    def __call__(self, data: Any) -> Any:
+        self.batches.assign_add(1)
+        return self._step(data)
+
+
+class TrainedBatches:
+    """A counter of the batches on which `fit` trains a model.
+
+    The last execution of several steps can be shorter, but Keras 3 tells callbacks the number of batches of a whole
+    one. So the train step itself counts.
+    """
+
+    def __init__(self):
+        self._counter, self._seen = None, 0
+
+    def begin_fit(self, model: Any) -> None:
+        """Counts the batches of a model from now on; to be called after Keras has made the train function."""
+        # Keras 2 begins with 1, and later chooses another number, if it is to choose.
+        if steps_per_execution(model) == 1 and not getattr(model, "autotune_steps_per_execution", False):
+            self._counter = None
+            return
+        if not isinstance(model.train_step, _CountingStep):
+            model.train_step = _CountingStep(model.train_step)
+            renew_train_function(model)
+        self._counter = model.train_step.batches
+        self._seen = int(self._counter)
+
+    def count_new(self) -> int:
+        """Returns the number of batches since the last call, at the end of an execution."""
+        if self._counter is None:
+            return 1
+        before, self._seen = self._seen, int(self._counter)
+        return self._seen - before
+
 
 class _WrappedFunction:
     """A train function, and the functions around it, the outermost last."""

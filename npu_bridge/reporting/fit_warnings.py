@@ -25,15 +25,16 @@ class FitWarnings:
 
     def __init__(self):
         self._before = self._skips = None
-        self._has_warned_of_nan = False
+        self._has_warned_of_nan = self._is_after_ten_steps = False
 
     def begin_epoch(self, model: Any) -> None:
-        self._before = _optimizer_numbers(model.optimizer)
+        self._before, self._is_after_ten_steps = _optimizer_numbers(model.optimizer), False
         if self._before is not None and self._skips is None:
             self._skips = SkipsInARow(self._before.loss_scale)
 
     def end_batch(self, model: Any, batch: int, logs: dict | None) -> None:
-        if batch + 1 == MOST_NOT_CAUSED_BY_SCALE:
+        if batch + 1 >= MOST_NOT_CAUSED_BY_SCALE and not self._is_after_ten_steps:
+            self._is_after_ten_steps = True
             self.end_epoch(model, logs)
 
     def end_epoch(self, model: Any, logs: dict | None) -> None:

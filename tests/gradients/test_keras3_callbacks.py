@@ -13,7 +13,7 @@ from npu_bridge.npu_init import npu_callbacks_append
 from npu_bridge.reporting import CsvWriter, MetricsCallback, ReportCallback, TensorBoardCallback
 from npu_bridge.session import EndTogetherCallback, ResumeCallback
 from npu_bridge.session.precision import AccelerateTrainCallback, Policy
-from tests.goldens.keras3_models import beside_keras3, dynamic, fit, make_model, state_of
+from tests.goldens.keras3_models import Trace, beside_keras3, dynamic, fit, make_model, state_of
 from tests.goldens.keras_models import make_data
 from tests.goldens.two_layers import assert_same_bits
 from tests.ranks.test_resume_callback import SCORES, fit_by_scores
@@ -102,6 +102,22 @@ def test_an_interrupted_fit_goes_on_with_the_same_bits(wrap, tmp_path):
             model.fit(data, steps_per_epoch=until - done, verbose=0, callbacks=npu_callbacks_append([resume]))
         states.append(state_of(model))
     assert_same_bits(states[1], states[0])
+
+
+@pytest.mark.parametrize("steps", [{}, {"steps_per_epoch": 5}])
+def test_a_last_execution_of_fewer_steps_counts_no_more_than_it_trains(steps, tmp_path):
+    def compiled():
+        model = make_model()
+        model.compile(sgd(), "mse", steps_per_execution=3)
+        return model
+
+    accelerate, resume = AccelerateTrainCallback("fast|step|0.6", total_step=10), ResumeCallback(tmp_path / "it.keras")
+    policies, model = Trace(lambda _: accelerate.policy == Policy("mixed", "float16")), compiled()
+    data = batches(10).repeat() if steps else batches(5)
+    for _ in range(2):
+        model.fit(data, verbose=0, callbacks=[accelerate, resume, policies], **steps)
+    assert ResumeCallback(tmp_path / "it.keras").restore(compiled()) == int(model.optimizer.iterations)
+    assert policies.values == ([True, True, False, False] if steps else [True, True, True, False])
 
 
 def test_the_first_part_of_a_fit_computes_in_low_precision():

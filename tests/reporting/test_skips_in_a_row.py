@@ -86,6 +86,18 @@ def test_keras_tells_of_a_loss_that_is_nan_where_no_step_is_skipped(rate, told, 
     assert len(warnings_in(caplog, "loss: it is NaN. Expected a number; got NaN in fit.")) == told
 
 
+@pytest.mark.parametrize("steps", [1, 4])
+def test_keras_tells_it_after_ten_steps_however_many_an_execution_has(steps, caplog):
+    told, model = {}, tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[2])])
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(1e30)), "mse", steps_per_execution=steps)
+    callbacks = npu_callbacks_append([])
+    note = tf.keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: told.update({batch: len(warnings_in(caplog, "loss: it is NaN."))})
+    )
+    model.fit(np.ones([16, 2]), np.zeros([16, 1]), batch_size=1, verbose=0, callbacks=[*callbacks, note])
+    assert len(told) == 16 // steps and told == {batch: int(batch >= 9) for batch in told}
+
+
 def test_keras_tells_of_gradients_that_wait_for_more_batches(caplog):
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[2])])
     model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.1), stages=[Accumulate(4)]), "mse")

@@ -17,6 +17,7 @@ from npu_bridge.base.errors import listed, message
 from npu_bridge.base.files import UNFINISHED, flush_to_disk, rename_unfinished, temporary_folder
 from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.base.tf_internals.callers import callbacks_in_training
+from npu_bridge.base.train_functions import TrainedBatches
 from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.collective.exchanges import gather_values, wait_for_ranks
 from npu_bridge.gradients.checkpoints.sync import batch_counters, reset_restarting_state, sync_if_needed
@@ -74,8 +75,8 @@ class ResumeCallback(tf.keras.callbacks.Callback):
                 "ResumeCallback", "every_n_steps", every_n_steps, "Leave it out to save after epochs."
             )
         self._every_n_steps = every_n_steps
-        # Batches of the model, batches since the last save, and the number of the latest one in its epoch.
-        self._batches_done, self._unsaved_batches, self._batch = 0, 0, -1
+        # Batches of the model, and batches since the last save.
+        self._batches_done, self._unsaved_batches, self._batches = 0, 0, TrainedBatches()
         self._request, self._updates = stop_request_of_process(), WholeUpdates()
         self._copies = self._interval = None
         self._callbacks: list = []  # of this fit
@@ -133,6 +134,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._signal_handling.close()
         self._signal_handling.enter_context(self._request.handle_requests(collective.current().size))
+        self._batches.begin_fit(self.model)
         self._copies = memory_checkpoints(self._path) if collective.current().rank == 0 else None
         self._interval = CopyInterval() if keeps_state_in_memory() else None
         self._callbacks = callbacks_in_training()
@@ -141,7 +143,6 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._callbacks.append(self._last_callback)
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._batch = -1
         counting = _callbacks_with_counters(self._callbacks)
         for key, numbers in self._counters.items():
             if key in counting:
@@ -152,7 +153,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._request.begin_run()
 
     def on_train_batch_end(self, batch, logs=None):
-        steps, self._batch = batch - self._batch, batch  # an execution can make several steps
+        steps = self._batches.count_new()
         self._batches_done, self._unsaved_batches = self._batches_done + steps, self._unsaved_batches + steps
         if self._every_n_steps and self._unsaved_batches >= self._every_n_steps:
             self._save_to_disk()

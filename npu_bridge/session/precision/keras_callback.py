@@ -17,7 +17,7 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.tf_internals.training import steps_per_execution
-from npu_bridge.base.train_functions import unwrap_train_function, wrap_train_function
+from npu_bridge.base.train_functions import TrainedBatches, unwrap_train_function, wrap_train_function
 from npu_bridge.gradients.checkpoints.sync import batches_per_update
 from npu_bridge.options import parse_accelerate_train_mode, read_session_config, with_optimizer_entry
 from npu_bridge.session.precision.functions import call_under_policy
@@ -68,7 +68,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         self._policy: Policy | None = None
         self._is_own_step = False
         self._steps_before_fit, self._batches_per_step = 0, 1
-        self._batches_done, self._batches_before_epoch = 0, 0
+        self._batches_done, self._batches = 0, TrainedBatches()
         self._has_begun = False
 
     @property
@@ -92,6 +92,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
             _check_session_has_plan(self._plan)
             return
         _check_model(self.model)
+        self._batches.begin_fit(self.model)
         if self._precision is None:
             steps_per_run = -(-steps_per_execution(self.model) // self._batches_per_step)
             self._precision = Precision(self._options.replace(iterations_per_loop=steps_per_run))
@@ -100,7 +101,6 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Writes the goal and the progress into environment variables before the first step."""
-        self._batches_before_epoch = self._batches_done
         if self._plan is None or self._has_begun:
             return
         self._has_begun = True
@@ -118,9 +118,9 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         """Writes the environment variable of the progress."""
         self._is_own_step = False
-        self._batches_done = self._batches_before_epoch + batch + 1
         if self._plan is None:
             return
+        self._batches_done += self._batches.count_new()
         if self._plan.trigger == "step":
             environment.write_variable("STEP_NOW", self._steps_done)
         elif self._precision is None or not self._precision.switch.has_happened:
