@@ -224,11 +224,14 @@ def refused_on_a_rank():
         with pytest.raises(ValueError) as error:
             refused()
         messages.append(str(error.value))
+    with pytest.raises(RuntimeError) as error:
+        fit(KerasDistributeOptimizer(BARE["current"]()), make_data(1), steps_per_execution="auto")
+    messages.append(str(error.value))
     return messages, npu_distributed_optimizer_wrapper(in_place)._compute_gradients is method
 
 
 def test_refusals(on_ranks):
-    parts = ["jit_compile=True", "jit_compile=True", "twice", "from 0 to 1; got 2"]
+    parts = ["jit_compile=True", "jit_compile=True", "twice", "from 0 to 1; got 2", "='auto'. Pass the same number"]
     for messages, is_unchanged in on_ranks(2, refused_on_a_rank):
         assert is_unchanged
         for message, part in zip(messages, parts, strict=True):

@@ -190,16 +190,21 @@ class KerasPipeline:
 
     def _check_execution(self):
         spanning = [name_of_stage(stage) for stage in self.pipeline.stages if stage.place in SUMMING_PLACES]
-        model = model_in_training() if spanning and not is_building_graph() else None
+        communicates = self.pipeline.communicates and collective.current().size > 1
+        model = model_in_training() if (spanning or communicates) and not is_building_graph() else None
         if model is None:
             return
         with tf.init_scope():
             is_tuned = getattr(model, "autotune_steps_per_execution", False)  # missing in Keras 3
             got = "'auto'" if is_tuned else steps_per_execution(model)
-        if got != 1:
+        if spanning and got != 1:
             problem = f"{spanning[0]} and Keras would both put several batches into one step"
             expected, fix = "steps_per_execution=1", "Leave steps_per_execution out of model.compile."
             # AutoGraph, which traces Keras' loop, would hide a ValueError behind an error of its own.
+            raise RuntimeError(message(self._owner, problem, expected, f"steps_per_execution={got}", fix))
+        if communicates and is_tuned:
+            problem, expected = "each rank would choose its own number of steps between two callbacks", "a number"
+            fix = "Pass the same number to model.compile on every rank."
             raise RuntimeError(message(self._owner, problem, expected, f"steps_per_execution={got}", fix))
 
 
