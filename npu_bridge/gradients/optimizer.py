@@ -10,12 +10,14 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import to_python_numbers
 from npu_bridge.base.tensorflow_start import hide_global_step_warning
 from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals.callers import is_called_by_keras
 from npu_bridge.base.tf_internals.savers import track_part
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.backward_passes import BackwardPasses, check_loss_id, manager_positions
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt_optimizer, is_distributed, mark_as_distributed
+from npu_bridge.gradients.keras.in_graphs import reject_in_eager_fit
 from npu_bridge.gradients.open_steps import UnappliedSteps
 from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.pipeline import Pipeline
@@ -165,10 +167,14 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         is_foreign = self._open_steps.are_of_caller(grads_and_vars)
         trained = [variable for grad, variable in grads_and_vars if grad is not None]
         foreign = [each.name for each in trained if is_foreign or id(each) not in self._averaged_by_id]
+        averages = self._pipeline.reduces_gradients and collective.current().size > 1
         if foreign:
+            is_passed_by = averages or self._pipeline.scales_loss or any(map(changes_gradients, self._pipeline.stages))
+            if is_passed_by and is_called_by_keras():
+                reject_in_eager_fit(type(self).__name__)
             self._pipeline.warn_of_unscaled_loss(self.get_name(), "Call minimize or compute_gradients.")
             self._pipeline.warn_of_missing_changes(self.get_name())
-        if self._pipeline.reduces_gradients and foreign and collective.current().size > 1:
+        if averages and foreign:
             _LOG.warning(
                 "%s: the gradients of %s were not averaged over the ranks, because they did not come from "
                 "compute_gradients of this optimizer. Call compute_gradients or minimize.",

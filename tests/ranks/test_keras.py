@@ -19,7 +19,12 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
 )
-from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, npu_distributed_optimizer_wrapper
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import (
+    KerasDistributeOptimizer,
+    NPUDistributedOptimizer,
+    npu_distributed_optimizer_wrapper,
+)
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.reporting import StragglerCallback
 from npu_bridge.session import AverageMetricsCallback, ResumableLoop
@@ -220,6 +225,9 @@ def refused_on_a_rank():
         lambda: fit(npu_distributed_optimizer_wrapper(BARE["current"]()), make_data(1), jit_compile=True),
         lambda: KerasDistributeOptimizer(in_place),
         lambda: NPUBroadcastGlobalVariablesCallback(2),
+        lambda: fit(NPUDistributedOptimizer(tf.compat.v1.train.AdamOptimizer()), make_data(1)),
+        lambda: fit(NPULossScaleOptimizer(tf.compat.v1.train.AdamOptimizer(), FixedLossScaleManager(8)), make_data(1)),
+        lambda: fit(tf.compat.v1.train.AdamOptimizer(), make_data(1), callbacks=npu_callbacks_append([])),
     ):
         with pytest.raises(ValueError) as error:
             refused()
@@ -231,7 +239,8 @@ def refused_on_a_rank():
 
 
 def test_refusals(on_ranks):
-    parts = ["jit_compile=True", "jit_compile=True", "twice", "from 0 to 1; got 2", "='auto'. Pass the same number"]
+    parts = ["jit_compile=True", "jit_compile=True", "twice", "from 0 to 1; got 2"]
+    parts += [*["npu_keras_optimizer(tf.keras.optimizers"] * 3, "='auto'. Pass the same number"]
     for messages, is_unchanged in on_ranks(2, refused_on_a_rank):
         assert is_unchanged
         for message, part in zip(messages, parts, strict=True):

@@ -24,13 +24,13 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.callers import is_building_evaluation
 from npu_bridge.base.tf_internals.sessions import run_without_engines
-from npu_bridge.base.tf_internals.training import create_all_weights
 from npu_bridge.collective import agreement, exchanges, first_run, wire_names
 from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.checkpoints import remote_slots
 from npu_bridge.gradients.first_step import same_batches
 from npu_bridge.gradients.graph_mode import is_building_graph
+from npu_bridge.gradients.keras.in_graphs import build_optimizer
 from npu_bridge.gradients.stage import DecidingStage, ExchangingStage, Stage
 from npu_bridge.gradients.stages.all_reduce import AllReduce
 
@@ -128,10 +128,7 @@ def send_restored_state(model: Any, optimizer: Any = None) -> None:
 
 def _variables_and_rows(model, optimizer):
     optimizer = model.optimizer if optimizer is None else optimizer
-    if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-        create_all_weights(optimizer, model.trainable_variables)
-    elif not getattr(optimizer, "built", False):
-        optimizer.build(model.trainable_variables)
+    build_optimizer(optimizer, model.trainable_variables)
     own = optimizer.variables
     # Not `variables` of a Keras model, to which Keras 3 adds seeds: each rank draws its own random numbers.
     found = [*(model.weights if hasattr(model, "weights") else model.variables)]

@@ -1,13 +1,17 @@
-"""Rejects Keras optimizers that would not train in a TF 1 graph, and names an alternative."""
+"""Rejects optimizers that would not train as written, and names an alternative.
+
+These are Keras optimizers in a TF 1 graph, and TF 1 optimizers in an eager `fit`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.base.tf_internals.training import create_all_weights
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.variables import changed_variables
 
@@ -60,3 +64,32 @@ def check_train_op(train_op: Any, owner: str) -> None:
         raise ValueError(
             message(owner, problem, expected, "the result of a Keras optimizer's apply_gradients", _ADVICE)
         )
+
+
+def build_optimizer(optimizer: Any, variables: Iterable) -> None:
+    """Creates the slots of a Keras optimizer of any generation, unless it has them; rejects a wrapped TF 1 optimizer.
+
+    Raises:
+      ValueError: as `reject_in_eager_fit`.
+    """
+    if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+        create_all_weights(optimizer, variables)
+    elif not hasattr(optimizer, "build"):  # Keras puts a wrapper without this method around a TF 1 optimizer
+        reject_in_eager_fit(type(optimizer.optimizer).__name__)
+    elif not getattr(optimizer, "built", False):
+        optimizer.build(variables)
+
+
+def reject_in_eager_fit(owner: str) -> None:
+    """Rejects a TF 1 optimizer in an eager `fit`.
+
+    Args:
+      owner: name of the optimizer's class, for the message.
+    Raises:
+      ValueError: always.
+    """
+    problem = (
+        "fit computes gradients without this optimizer, so they are not scaled, changed or averaged over the ranks"
+    )
+    expected, fix = "an optimizer of Keras", "Write npu_keras_optimizer(tf.keras.optimizers.Adam(...))."
+    raise ValueError(message(owner, problem, expected, "an optimizer of tf.compat.v1.train", fix))

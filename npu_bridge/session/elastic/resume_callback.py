@@ -22,6 +22,7 @@ from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.collective.exchanges import gather_values, wait_for_ranks
 from npu_bridge.gradients.checkpoints.sync import batch_counters, reset_restarting_state, sync_if_needed
 from npu_bridge.gradients.first_step.start_values import send_restored_state
+from npu_bridge.gradients.keras.in_graphs import build_optimizer
 from npu_bridge.session.elastic.background_saves import BackgroundWriter
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints
 from npu_bridge.session.elastic.stop_request import WholeUpdates, stop_request_of_process
@@ -112,7 +113,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
                 fix = "Begin the model with an Input, or call model.build(shape)."
                 got = "a model without an input shape"
                 raise ValueError(message("ResumeCallback", "the model has no weights yet", "a built model", got, fix))
-            optimizer.build(model.trainable_variables)
+            build_optimizer(optimizer, model.trainable_variables)
             _load_model(model, path)
             reset_restarting_state(optimizer)
             self._batches_done = _count_batches_done(optimizer) if done is None else done
