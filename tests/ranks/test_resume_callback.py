@@ -184,6 +184,24 @@ def test_what_cannot_be_resumed_is_refused(tmp_path):
         ResumeCallback(tmp_path / "model.keras").restore(model)
 
 
+@pytest.mark.parametrize("package", ["tensorflow.keras", "keras"])
+def test_a_model_with_an_optimizer_that_would_not_resume_is_refused(package, tmp_path):
+    keras = tf.keras if package == "tensorflow.keras" else pytest.importorskip("keras")
+    model = keras.Sequential([keras.layers.Input([2]), keras.layers.Dense(1)])
+    resume = ResumeCallback(tmp_path / "model.keras")
+    model.inner = keras.optimizers.SGD(0.1)
+    model.compile(npu_keras_optimizer(model.inner, ExponentialUpdateLossScaleManager(8.0, 2)), "mse")
+    model.fit(np.ones([2, 2]), np.ones([2, 1]), verbose=0, callbacks=[resume])
+    assert resume.restore(model) == 1
+    model.others = [keras.optimizers.Adam()]
+    with pytest.raises(
+        ValueError, match="the other optimizers of this model would not resume. .*; got optimizers in others"
+    ):
+        resume.restore(model)
+    with pytest.raises(ValueError, match="would not resume"):
+        model.fit(np.ones([2, 2]), np.ones([2, 1]), verbose=0, callbacks=[resume])
+
+
 SHAPES = [(0, "4, 1", "4, 2"), (1, "1,", "2,")]
 
 

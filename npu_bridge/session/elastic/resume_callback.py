@@ -16,6 +16,7 @@ from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import listed, message
 from npu_bridge.base.files import UNFINISHED, flush_to_disk, rename_unfinished, temporary_folder
 from npu_bridge.base.memory_folders import keeps_state_in_memory
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.callers import callbacks_in_training
 from npu_bridge.base.train_functions import TrainedBatches
 from npu_bridge.collective.apart import run_in_separate_graph
@@ -55,7 +56,8 @@ class ResumeCallback(tf.keras.callbacks.Callback):
       path: path of the saved model, ending in ".keras".
       every_n_steps: steps between two saves; None saves at the end of each epoch.
     Raises:
-      ValueError: `path` has another ending, or `every_n_steps` is below 1.
+      ValueError: `path` has another ending, or `every_n_steps` is below 1. When `fit` begins: the model has several
+        optimizers.
     Ranks: collective; give it to every rank.
     Example:
       >>> resume = ResumeCallback("out/model.keras", every_n_steps=100)
@@ -96,10 +98,11 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         Returns:
           The number of batches that this model was trained on, including skipped steps; the same number on every rank.
         Raises:
-          ValueError: the optimizer is a legacy optimizer, or the model has no weights yet because its input shape is
-            unknown, or the saved model is another one.
+          ValueError: the optimizer is a legacy optimizer, or not the only one of the model. Or the model has no weights
+            yet because its input shape is unknown, or the saved model is another one.
         Ranks: collective.
         """
+        _check_optimizers(model)
         optimizer = model.optimizer
         if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
             problem, fix = "Keras saves no legacy optimizer in a .keras file", "Use tf.keras.optimizers instead."
@@ -133,6 +136,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         return self._batches_done
 
     def on_train_begin(self, logs=None):
+        _check_optimizers(self.model)
         self._signal_handling.close()
         self._signal_handling.enter_context(self._request.handle_requests(collective.current().size))
         self._batches.begin_fit(self.model)
@@ -256,6 +260,27 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             problem, fix = "a saved model cannot be read back", "Check the disk; the previous file is still there."
             raise OSError(message("ResumeCallback", problem, f"{self._path} as it was written", "other bytes", fix))
         rename_unfinished(unfinished, self._path)
+
+
+def _check_optimizers(model):
+    """Raises a ValueError if an attribute of a model holds an optimizer that is no part of `model.optimizer`."""
+    own, part = [], model.optimizer
+    while part is not None:
+        own += tf.train.TrackableView(part).descendants()
+        part = getattr(part, "inner_optimizer", None)
+    kinds = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
+    others = [
+        name
+        for name, value in vars(model).items()
+        for each in (value if isinstance(value, (list, tuple)) else [value])
+        if isinstance(each, kinds) or keras3.is_optimizer(each)
+        if name == "optimizer" and each is not value or not any(each is one for one in own)
+    ]
+    if others:
+        problem, fix = "the other optimizers of this model would not resume", "Save it with tf.train.Checkpoint."
+        raise ValueError(
+            message("ResumeCallback", problem, "model.optimizer alone", f"optimizers in {listed(others)}", fix)
+        )
 
 
 def _read_batches_done(path):
