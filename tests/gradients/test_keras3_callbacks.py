@@ -135,6 +135,13 @@ def test_the_first_part_of_a_fit_computes_in_low_precision():
     np.testing.assert_allclose(low_losses, losses, rtol=1e-2)
 
 
+def test_the_first_part_is_counted_in_updates_where_keras_accumulates():
+    accelerate = AccelerateTrainCallback("fast|step|0.5", total_step=4)
+    policies = Trace(lambda _: accelerate.policy == Policy("mixed", "float16"))
+    fit(keras.optimizers.SGD(0.05, gradient_accumulation_steps=2), make_data(6), callbacks=[accelerate, policies])
+    assert policies.values == [True] * 4 + [False] * 2
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_callbacks_go_on_counting_in_a_resumed_fit(tmp_path, is_first):
     rates, weights = fit_by_scores(keras, str(tmp_path / "whole.keras"), (len(SCORES),), is_first)

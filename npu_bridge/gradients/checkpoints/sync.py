@@ -67,9 +67,15 @@ def batch_counters(optimizer: Any) -> list:
 
 
 def batches_per_update(optimizer: Any) -> int:
-    """Returns the number of batches of an update of any optimizer, or of a pipeline: above 1 with `Accumulate`."""
+    """Returns the number of batches of an update of any optimizer, or of a pipeline.
+
+    Above 1 with `Accumulate`, and with `gradient_accumulation_steps` of Keras 3.
+    """
     pipelines = _pipelines_of(optimizer)
-    return math.prod(stage.batches for pipeline in pipelines for stage in pipeline.stages_of_type(SummingStage))
+    of_keras = getattr(getattr(optimizer, "inner_optimizer", optimizer), "gradient_accumulation_steps", None) or 1
+    return of_keras * math.prod(
+        stage.batches for pipeline in pipelines for stage in pipeline.stages_of_type(SummingStage)
+    )
 
 
 def batches_per_update_in(graph: tf.Graph) -> int:
