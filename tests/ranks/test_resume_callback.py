@@ -15,6 +15,7 @@ from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.session import ResumeCallback
 from npu_bridge.stages import Accumulate, Adasum
+from npu_device.train.optimizer import NpuLossScaleOptimizer
 
 pytestmark = pytest.mark.ranks(2)
 _BATCHES = 7
@@ -76,6 +77,21 @@ def _weights_of_the_last_file(path):
 @pytest.mark.slow("rank 0 takes two seconds to end")
 def test_after_fit_every_rank_can_load_the_last_file(on_ranks, tmp_path):
     assert on_ranks(2, _weights_of_the_last_file, str(tmp_path / "model.keras")) == [True, True]
+
+
+@pytest.mark.parametrize("is_accumulated", [True, False])
+def test_a_file_of_model_save_tells_batches_and_not_updates(is_accumulated, tmp_path):
+    def model():
+        made = _model([Accumulate(2)] if is_accumulated else [])
+        if not is_accumulated:  # it counts skipped steps, too
+            made.compile(NpuLossScaleOptimizer(tf.keras.optimizers.SGD(0.1), initial_scale=8.0), "mse")
+        return made
+
+    trained, path = model(), tmp_path / "model.keras"
+    trained.fit(_dataset(), verbose=0)
+    assert int(trained.optimizer.skipped_steps) > 0
+    trained.save(path)
+    assert ResumeCallback(path).restore(model()) == _BATCHES
 
 
 def _ends_of_restores(path):

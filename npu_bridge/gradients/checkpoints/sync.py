@@ -14,6 +14,7 @@ from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.explanation import list_pipelines
 from npu_bridge.gradients.graph_mode import group_in_graph
 from npu_bridge.gradients.stage import SummingStage, SynchronisingStage, variables_restarting_at_zero
+from npu_bridge.gradients.stages.overflow import SkipRecord
 from npu_bridge.graph.variables import global_step_of
 
 _AT_THE_END, _NEVER = 0, -1  # instead of steps between checkpoints
@@ -76,6 +77,14 @@ def batches_per_update(optimizer: Any) -> int:
     return of_keras * math.prod(
         stage.batches for pipeline in pipelines for stage in pipeline.stages_of_type(SummingStage)
     )
+
+
+def count_batches(optimizer: Any) -> int:
+    """Returns the number of batches on which any optimizer was trained, as its own counters say; works only eagerly."""
+    records = [each for pipeline in _pipelines_of(optimizer) for each in pipeline.stages_of_type(SkipRecord)]
+    skipped = [int(each.skipped_steps) for each in records if not each.counts_skipped_steps]
+    updates = int(optimizer.iterations) + max(skipped, default=0)
+    return updates * batches_per_update(optimizer) + max(map(int, batch_counters(optimizer)), default=0)
 
 
 def batches_per_update_in(graph: tf.Graph) -> int:

@@ -21,7 +21,12 @@ from npu_bridge.base.tf_internals.callers import callbacks_in_training
 from npu_bridge.base.train_functions import TrainedBatches
 from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.collective.exchanges import gather_values, wait_for_ranks
-from npu_bridge.gradients.checkpoints.sync import batch_counters, reset_restarting_state, sync_if_needed
+from npu_bridge.gradients.checkpoints.sync import (
+    batch_counters,
+    count_batches,
+    reset_restarting_state,
+    sync_if_needed,
+)
 from npu_bridge.gradients.first_step.start_values import send_restored_state
 from npu_bridge.gradients.keras.in_graphs import build_optimizer
 from npu_bridge.session.elastic.background_saves import BackgroundWriter
@@ -119,7 +124,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             build_optimizer(optimizer, model.trainable_variables)
             _load_model(model, path)
             reset_restarting_state(optimizer)
-            self._batches_done = _count_batches_done(optimizer) if done is None else done
+            self._batches_done = count_batches(optimizer) if done is None else done
             saved, counters = _read_json(path, _NUMBERS), _read_json(path, _COUNTERS)
         is_found, self._batches_done, saved, self._counters = gather_values(
             [path is not None, self._batches_done, saved, counters], "resume_callback"
@@ -361,10 +366,6 @@ def _read_best_weights(path, key, model):
     if ranks.size == 1:
         return weights
     return run_in_separate_graph(lambda *given: [ranks.broadcast(each, 0, "best_weights") for each in given], *weights)
-
-
-def _count_batches_done(optimizer):
-    return int(optimizer.iterations) + int(getattr(optimizer, "skipped_steps", 0) or 0)
 
 
 def _is_intact_zip(path):
