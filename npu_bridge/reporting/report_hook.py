@@ -16,6 +16,7 @@ from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.base.machine import usable_cores
 from npu_bridge.base.secondary_files import NonFatalOutput
+from npu_bridge.base.tf_internals.training import steps_per_execution
 from npu_bridge.base.train_functions import unwrap_train_function, wrap_train_function
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
@@ -204,11 +205,13 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._page.end_run()
         self._curves.on_train_batch_end(batch, logs)
         before, now = self._before, OptimizerNumbers.of(self.model.optimizer)
-        skipped = (now.skipped_steps or 0) > (before.skipped_steps or 0)
+        skips = (now.skipped_steps or 0) - (before.skipped_steps or 0)
         loss = (logs or {}).get("loss")
-        seen = Observation(None if loss is None else float(loss), before.loss_scale, skipped, before.learning_rate)
-        if skipped or now.step != before.step:  # else gradients were only accumulated
-            self._skips.count_steps(skipped, seen.loss_scale, seen.loss)
+        seen = Observation(None if loss is None else float(loss), before.loss_scale, skips > 0, before.learning_rate)
+        if skips or now.step != before.step:  # else gradients were only accumulated
+            # Some optimizers count skipped steps as steps, too.
+            are_all_skipped = now.step == before.step or skips >= steps_per_execution(self.model)
+            self._skips.count_steps(are_all_skipped, seen.loss_scale, seen.loss)
         self._before = now
         found = latest_comparison_of(self.model)
         if found is not None and found is not self._compared:

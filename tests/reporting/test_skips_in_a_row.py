@@ -154,6 +154,16 @@ def test_keras_tells_it(batches, tmp_path, caplog):
     assert "at a loss scale of 8." in said
 
 
+def test_executions_with_one_skipped_step_of_two_are_no_cause_for_alarm(tmp_path, caplog):
+    model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
+    optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(0.0), FixedLossScaleManager(8))
+    model.compile(optimizer, "mse", steps_per_execution=2)
+    rows = np.float32([[np.inf], [1.0]] * 101)
+    model.fit(rows, rows * 0, batch_size=1, shuffle=False, verbose=0, callbacks=[ReportCallback(str(tmp_path))])
+    assert int(optimizer.skipped_steps) == int(optimizer.iterations) == 101
+    assert warnings_in(caplog) == warnings_in(caplog, IN_VAIN) == []
+
+
 def test_of_steps_in_which_the_scale_moved_the_last_one_counts():
     skips = SkipsInARow(8.0)
     counts = []
