@@ -112,6 +112,8 @@ def _read_definitions(module: str) -> tuple[frozenset[str], list[str] | None]:
     adds_names = (b"globals()" in source or b".__all__ = " in source) and not module.startswith("tensorflow._api.")
     names, exported = {_ANYTHING} if adds_names else set(), None
     for statement in search(ast.parse(source).body, _nested_statements):
+        if isinstance(statement, ast.Import) and module.startswith("tensorflow1_compat."):
+            continue  # no part of the module that it replaces
         defined = set(_list_defined_names(statement, package))
         names |= {_ANYTHING} if "__getattr__" in defined else defined
         if "__all__" in defined:

@@ -166,6 +166,8 @@ class ModuleProxy(types.ModuleType):
     def public_names(self) -> dict[str, Any]:
         """Returns the names that `from module import *` binds, with their values, for the module of this proxy."""
         names = getattr(self._base, "__all__", None) or [name for name in dir(self._base) if not name.startswith("_")]
+        if self._base.__name__.startswith("tensorflow1_compat."):
+            names = [name for name in names if not self._is_foreign_module(name)]
         if self._name.partition(".")[0] in _TENSORFLOW_ROOTS:
             names = [*names, *_list_names_added_to_module(self._name)]
         found = {}
@@ -175,6 +177,11 @@ class ModuleProxy(types.ModuleType):
             except _MissingNameError:
                 continue
         return found
+
+    def _is_foreign_module(self, name: str) -> bool:
+        """Returns whether a name is that of a module which the base only imports, such as `tf`."""
+        value = self._base.__dict__.get(name)
+        return isinstance(value, types.ModuleType) and not value.__name__.startswith(f"{self._base.__name__}.")
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._base, name, value)

@@ -193,9 +193,12 @@ class _Reader(ast.NodeVisitor):
             self._add_use(METHODS_OF_LEGACY, node, alias=self._base)
         # The gradient of an operator that the script might never use.
         is_registered = any("RegisterGradient" in ast.unparse(each) for each in node.decorator_list)
+        names = [each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)]
+        hidden = {name: self.aliases.pop(name) for name in names if name in self.aliases}
         self._guards += is_registered
         self.generic_visit(node)
         self._guards -= is_registered
+        self.aliases.update(hidden)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         before, self._base = self._base, next(filter(None, map(self._resolve_dotted, node.bases)), "")

@@ -136,6 +136,12 @@ try:
     tf.reduce_sum(1, of="what may fail")
 except TypeError:
     pass
+flags = tf.app.flags
+def size(flags):
+    return flags.of_an_argument
+size(flags.FLAGS)
+from tensorflow.contrib.layers import *
+tf.contrib.layers.l2_regularizer(0.1)
 """
 
 

@@ -44,6 +44,11 @@ def case_insides_of_contrib():
     assert look_up("tensorflow.contrib.opt.python.training.no_such").missing is not None
 
 
+def case_star_imports_bind_no_modules():
+    names = proxies.proxy("tensorflow.contrib.rnn").public_names()
+    assert "LSTMCell" in names and "tf" not in names
+
+
 def case_names_of_split_modules():
     for name, what in (
         ("ops.variables.VariableV1", tf.Variable),
