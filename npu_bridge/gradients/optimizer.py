@@ -101,7 +101,7 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         if has_several:
             numbers = manager_positions(owner, len(losses), loss_id, self._pipeline)
         else:
-            numbers = [check_loss_id(owner, loss_id or 0, self._pipeline)]
+            numbers = [check_loss_id(owner, 0 if loss_id is None else loss_id, self._pipeline)]
         if tf.executing_eagerly() and not all(map(callable, losses)):
             problem, expected = (
                 "a tensor has no gradients in eager execution",

@@ -164,7 +164,7 @@ def format_loss(loss: float) -> str:
 
 
 def format_scale(scale: float) -> str:
-    """Formats a power of two above 1024 as a power (`2^16`), any other loss scale as a plain number."""
+    """Formats a power of two from 1024 on as a power (`2^16`), any other loss scale as a plain number."""
     mantissa, exponent = math.frexp(scale) if math.isfinite(scale) else (0.0, 0)
     if mantissa == 0.5 and exponent > 10:
         return f"2^{exponent - 1}"

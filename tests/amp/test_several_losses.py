@@ -170,6 +170,7 @@ def refused(managers=None, losses=None, **arguments):
         (refused(loss_id=[0, 2]), ValueError, ["0 <= loss_id < 2", "2 (int)"]),
         (refused(losses=lambda both: both[0], loss_id=2), ValueError, ["0 <= loss_id < 2", "2 (int)"]),
         (refused(losses=lambda both: both[0], loss_id="a"), TypeError, ["loss_id is not an integer", "'a'"]),
+        (refused(losses=lambda both: both[0], loss_id=""), TypeError, ["loss_id is not an integer", "''"]),
         (refused(managers=lambda: two()[:1] * 2), ValueError, ["share a loss-scale manager", "twice"]),
         (refused(managers=lambda: [two()[0], 8.0]), TypeError, ["loss_scale_manager", "8.0"]),
         (refused(managers=lambda: []), TypeError, ["loss_scale_manager", "[]"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -74,3 +75,13 @@ def test_every_face_follows_the_formula(name, given):
 
 def test_every_rule_has_a_model():
     assert {rule.__name__ for rule in rules.ALL} == set(numpy_models.CASES)
+
+
+@pytest.mark.parametrize("epsilon_inside", [True, False])
+def test_equal_gradients_leave_centered_rmsprop_finite(epsilon_inside):
+    """Their variance is 0, and by rounding a little less."""
+    rule = rules.RMSProp(centered=True, epsilon_inside=epsilon_inside)
+    hypers = types.SimpleNamespace(learning_rate=1.0, rho=0.99, epsilon=1e-8)
+    slots = {"rms": tf.constant(0.0099999), "mean_gradient": tf.constant(0.1)}
+    amount, _ = rule.amount_to_subtract(None, tf.constant(0.1), slots, hypers, None)
+    assert np.isfinite(amount)

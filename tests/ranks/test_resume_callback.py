@@ -171,6 +171,7 @@ def fit_by_scores(keras, path, ends, is_first):
         with contextlib.suppress(KeyboardInterrupt):
             model.fit(*data, 2, initial_epoch=begin, epochs=13, shuffle=False, verbose=0, callbacks=callbacks)
         resume._writer.wait()
+        assert all(isinstance(vars(each).get("best_epoch", 0), int) for each in callbacks)  # Keras prints it
         begin = end
     return rates, model.get_weights()
 

@@ -49,7 +49,7 @@ class RMSProp(Rule):
         variance = new["rms"]
         if self.centered:
             new["mean_gradient"] = hypers.rho * slots["mean_gradient"] + (1.0 - hypers.rho) * gradient
-            variance = variance - tf.square(new["mean_gradient"])
+            variance = tf.maximum(variance - tf.square(new["mean_gradient"]), 0.0)  # by rounding it can be below 0
         root = tf.sqrt(variance + hypers.epsilon) if self.epsilon_inside else tf.sqrt(variance) + hypers.epsilon
         direction = gradient / root
         if "momentum" not in slots:

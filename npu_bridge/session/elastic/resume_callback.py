@@ -249,7 +249,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         with zipfile.ZipFile(f"{path}.keras", "a") as saved:
             for key, callback in _callbacks_with_counters(self._callbacks).items():
                 found = {name: vars(callback)[name] for name in _COUNTED if name in vars(callback)}
-                counters[key] = {name: None if value is None else float(value) for name, value in found.items()}
+                counters[key] = {n: v if v is None or isinstance(v, int) else float(v) for n, v in found.items()}
                 weights = getattr(callback, "best_weights", None)
                 counters[key]["has_weights"] = weights is not None
                 for number, value in enumerate(weights or ()):
