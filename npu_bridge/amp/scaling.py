@@ -231,10 +231,8 @@ def _check_values(owner, manager, values):
         if not is_alike:
             raise ValueError(message(owner, f"{key} has another shape", expected, shown(value), fix))
     for key in ("unskipped", "bad_steps"):
-        for steps in np.ravel(values.get(key, 0)):
-            check_count(
-                owner, key, steps.item(), fix, at_least=0, at_most=MOST_COUNTED_STEPS, value_text="a number of steps"
-            )
+        for steps in np.ravel(values.get(key, 0)).tolist():
+            check_count(owner, key, steps, fix, at_least=0, at_most=MOST_COUNTED_STEPS, value_text="a number of steps")
 
 
 def _check_state(owner, manager, values):
