@@ -117,7 +117,8 @@ def _read_definitions(module: str) -> tuple[frozenset[str], list[str] | None]:
         defined = set(_list_defined_names(statement, package))
         names |= {_ANYTHING} if "__getattr__" in defined else defined
         if "__all__" in defined:
-            exported = _read_list(statement.value)
+            is_whole = isinstance(statement, ast.Assign) and exported is None
+            exported = _read_list(statement.value) if is_whole else [_ANYTHING]
     return frozenset(names), exported
 
 

@@ -179,9 +179,9 @@ class ModuleProxy(types.ModuleType):
         return found
 
     def _is_foreign_module(self, name: str) -> bool:
-        """Returns whether a name is that of a module which the base only imports, such as `tf`."""
+        """Returns whether a name is only the base's short name for a module, such as `tf`; `nest` is exported."""
         value = self._base.__dict__.get(name)
-        return isinstance(value, types.ModuleType) and not value.__name__.startswith(f"{self._base.__name__}.")
+        return isinstance(value, types.ModuleType) and value.__name__.rpartition(".")[2] != name
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._base, name, value)

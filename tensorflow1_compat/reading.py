@@ -194,9 +194,12 @@ class _Reader(ast.NodeVisitor):
         # The gradient of an operator that the script might never use.
         is_registered = any("RegisterGradient" in ast.unparse(each) for each in node.decorator_list)
         names = [each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)]
-        hidden = {name: self.aliases.pop(name) for name in names if name in self.aliases}
         self._guards += is_registered
-        self.generic_visit(node)
+        for each in (*node.decorator_list, node.args, *filter(None, [node.returns])):
+            self.visit(each)
+        hidden = {name: self.aliases.pop(name) for name in names if name in self.aliases}
+        for each in node.body:
+            self.visit(each)
         self._guards -= is_registered
         self.aliases.update(hidden)
 

@@ -137,7 +137,7 @@ try:
 except TypeError:
     pass
 flags = tf.app.flags
-def size(flags):
+def size(flags, more=flags.no_such_flag):
     return flags.of_an_argument
 size(flags.FLAGS)
 from tensorflow.contrib.layers import *
@@ -169,6 +169,7 @@ def test_stars_aliases_calls_packages_and_variables_are_looked_at(tmp_path, monk
     assert said.startswith("NPUOptimizer: unknown argument 'loss_scale'. Expected one of opt, ")
     assert stops.pop("tf.placeholder(...)") == "it takes 3 arguments without a name, not 4"
     assert stops.pop("tf.layers.dense(...)") == "it needs the argument 'units'"
+    stops.pop("tf.app.flags.no_such_flag")
     assert set(stops) == {"tf.contrib.layers.nosuch", "tf.nn.nosuch", "tf.nn.nosuch2", "tf.scalar_summary"}
 
 

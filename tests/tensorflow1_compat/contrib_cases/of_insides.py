@@ -47,6 +47,7 @@ def case_insides_of_contrib():
 def case_star_imports_bind_no_modules():
     names = proxies.proxy("tensorflow.contrib.rnn").public_names()
     assert "LSTMCell" in names and "tf" not in names
+    assert "nest" in proxies.proxy("tensorflow.contrib.framework").public_names()
 
 
 def case_names_of_split_modules():
