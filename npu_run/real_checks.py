@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
-from npu_bridge.base.errors import did_you_mean, shown
+from npu_bridge.base.errors import shown
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.kinds import HelperObject
 from npu_bridge.options.rules import HELPER_RULES, RULES, DirectoryError, Settings
@@ -94,21 +94,6 @@ def import_object(name: str) -> Any:
     except Exception:  # a package can raise anything while it is imported
         return None
     return found
-
-
-def find_missing_name(name: str) -> Exception | None:
-    """Returns an error with the nearest name if a module of this package lacks the named object; else None."""
-    above, _, leaf = name.rpartition(".")
-    module = import_object(above) if above else None
-    if not inspect.ismodule(module) or not f"{module.__name__}.".startswith(OURS) or import_object(name) is not None:
-        return None
-    try:
-        getattr(module, leaf)
-    except AttributeError as error:
-        return AttributeError(f"{error}. {did_you_mean(leaf, dir(module), '')}".rstrip())
-    except Exception:  # a package can raise anything while it is imported
-        return None
-    return None
 
 
 def evaluate_call(name: str, arguments: CallArguments) -> Any:

@@ -86,8 +86,6 @@ def _find_refusals(facts: FileFacts) -> Iterator[Finding]:
     for use in facts.uses:
         if use.is_guarded:
             continue
-        if use.name.startswith(real_checks.OURS) and (error := real_checks.find_missing_name(use.name)) is not None:
-            yield Finding("cannot work", use.name, str(error), use.place)
         if use.call is None:
             continue
         if _is_call_of_npu_bridge(use):

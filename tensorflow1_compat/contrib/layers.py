@@ -82,7 +82,7 @@ def embedding_column(
 
 
 def _make_embedding_initializer(column):
-    """Returns 1.15's default; that of `tf.feature_column` depends on the dimension instead of the number of ids."""
+    """Makes the default initializer of 1.15, whose deviation depends on the number of ids, not on the dimension."""
     return tf.truncated_normal_initializer(stddev=column.num_buckets**-0.5)
 
 
@@ -155,10 +155,10 @@ _SORTED_AS = {"_SharedEmbeddingColumn": "EmbeddingColumn", "VocabularyListCatego
 
 
 def _make_sort_key(part):
-    """Returns the text by which 1.15 sorts a column: its class, then the classes and names of what it is made of."""
+    """Makes the text by which 1.15 sorts a column: its class, then the classes and names of its parts."""
     if isinstance(part, str):
         return repr(part)
-    if type(part) is tuple:  # what a crossed column is made of
+    if type(part) is tuple:  # the parts of a crossed column
         return "".join(_make_sort_key(each) for each in sorted(part, key=lambda column: column.name))
     kind = type(part).__name__
     return f"{_SORTED_AS.get(kind, kind)}({_make_sort_key(part[0])}"

@@ -70,7 +70,7 @@ class AllReduce(ReducingStage):
         return other_bytes if self._wire_dtype is None else other_bytes * self._wire_dtype.size / tf.float32.size
 
     def split_strategy(self) -> fragments.SplitStrategy:
-        """Returns the split of this optimizer's gradients into fragments; the first call takes that of the process."""
+        """Returns this optimizer's split of gradients into fragments; the first call takes the split of the process."""
         if self._split is None:
             self._split = _split_of_process()
         return self._split

@@ -7,7 +7,13 @@ from tensorflow_estimator.python.estimator.inputs import numpy_io, pandas_io
 from tensorflow1_compat.contrib.learn import datasets, learn_runner, monitors, utils
 from tensorflow1_compat.contrib.learn.experiment import Experiment, RunConfig
 from tensorflow1_compat.contrib.learn.models import (
+    DNNClassifier,
+    DNNLinearCombinedClassifier,
+    DNNLinearCombinedRegressor,
+    DNNRegressor,
     InputFnOps,
+    LinearClassifier,
+    LinearRegressor,
     MetricSpec,
     ModeKeys,
     ModelFnOps,
@@ -17,11 +23,3 @@ from tensorflow1_compat.contrib.learn.models import (
     infer_real_valued_columns_from_input,
 )
 from tensorflow1_compat.contrib.learn.reading import read_batch_examples, read_batch_features
-from tensorflow1_compat.contrib.learn.ready_made import (
-    DNNClassifier,
-    DNNLinearCombinedClassifier,
-    DNNLinearCombinedRegressor,
-    DNNRegressor,
-    LinearClassifier,
-    LinearRegressor,
-)

@@ -1,4 +1,4 @@
-"""Compares what a case gave under the genuine TensorFlow 1.15 with what it gives here."""
+"""Compares the results of a case under the genuine TensorFlow 1.15 with its results here."""
 
 from __future__ import annotations
 
