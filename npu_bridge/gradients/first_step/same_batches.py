@@ -82,9 +82,22 @@ class FirstBatchOfFit:
         except (StopIteration, tf.errors.OutOfRangeError):
             return iterator  # the caller finds the end itself
         self._values = [value.numpy() for value in tf.nest.flatten(element) if isinstance(value, tf.Tensor)]
-        # With exactly the iterator's element_spec, because functions are traced again for a different spec.
-        once = tf.data.Dataset.from_generator(lambda: [element], output_signature=iterator.element_spec)
-        return iter(once)
+        return iter(_dataset_of(element, iterator.element_spec))
+
+
+def _dataset_of(element, spec):
+    """Makes a dataset of one element whose iterators have exactly this `element_spec`.
+
+    Functions are traced again for another spec. `from_generator` would do, too, but then a thread of TensorFlow needs
+    Python in the middle of a step.
+    """
+
+    def with_shapes_of_spec(only):
+        values, specs = (tf.nest.flatten(each, expand_composites=True) for each in (only, spec))
+        values = [tf.compat.v1.placeholder_with_default(value, each.shape) for value, each in zip(values, specs)]
+        return tf.nest.pack_sequence_as(spec, values, expand_composites=True)
+
+    return tf.data.Dataset.from_tensors((element,)).map(with_shapes_of_spec)
 
 
 def _hash_batch(values):
