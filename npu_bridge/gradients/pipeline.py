@@ -35,13 +35,8 @@ from npu_bridge.gradients.stage import (
     variables_of,
 )
 from npu_bridge.gradients.step import Step, StepUpdate, narrow_to_dtypes_of, widen_again
-from npu_bridge.gradients.step_branches import BranchResults, make_update, run_part_if
-from npu_bridge.gradients.step_state import share_state_updates, update_states
+from npu_bridge.gradients.step_parts import BranchResults, make_update, run_part_if, update_states
 
-# Key of a step's notes: operators that must run before the state of stages is read or changed.
-_OPS_TO_AWAIT = object()
-# Key of a step's notes: 16-bit gradients that the caller gets, each with the float32 gradient that was rounded to it.
-_IN_FLOAT32 = object()
 _StageType = TypeVar("_StageType", bound=Stage)
 
 
@@ -246,15 +241,15 @@ class Pipeline:
         self.rank_state.compare_planned_collectives(step.grads_and_vars)
         with wire_names.record_collective_names() as transfers:
             self._prepare(step)
-            with tf.control_dependencies(step.notes[_OPS_TO_AWAIT]):
+            with tf.control_dependencies(step.kept.awaited):
                 self._select_variables(step)
                 for stage in order_for_hook(self.stages, "each_batch"):
                     with self._keep_unusable(stage, "each_batch", step):
                         stage.each_batch(step)
                 self._reduce_if_due(step)
         self.rank_state.compare_before_first_run(step, transfers)
-        share_state_updates(step)
-        step.notes[_IN_FLOAT32] = narrow_to_dtypes_of(step, given)
+        step.kept.state_updates = []
+        step.kept.in_float32 = narrow_to_dtypes_of(step, given)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
         return list(step.grads_and_vars)
 
@@ -274,7 +269,7 @@ class Pipeline:
         trained = [pair for pair in step.grads_and_vars if pair[0] is not None]
         keras3.reject_keras_variables("Pipeline.combine", [variable for _, variable in trained])
         self.create_variables([variable for _, variable in trained], [grad for grad, _ in trained])
-        step.notes[_OPS_TO_AWAIT] = self.rank_state.restore_own_values()
+        step.kept.awaited = self.rank_state.restore_own_values()
 
     def _reduce(self, step):
         for stage in order_for_hook(self.stages, "before_reduce"):
@@ -352,7 +347,7 @@ class Pipeline:
             expected, fix = "the result of combine", "Pass the gradients through pipeline.combine first."
             raise ValueError(message("Pipeline.apply", problem, expected, "gradients of the scaled loss", fix))
         step.grads_and_vars = list(grads_and_vars)
-        widen_again(step, step.notes.get(_IN_FLOAT32, []))
+        widen_again(step, step.kept.in_float32)
         slots = self.rank_state.before_update(step)
         update_of = StepUpdate(
             collections.record_update_operators()(make_update(step, update)),
@@ -369,7 +364,7 @@ class Pipeline:
         results = [
             each for each in tf.nest.flatten(updated) if isinstance(each, (tf.Operation, tf.Tensor, tf.Variable))
         ]
-        state_updates = update_states(self.stages, step, step.notes.get(_OPS_TO_AWAIT, []), results)
+        state_updates = update_states(self.stages, step, results)
         if updated is None or not state_updates or tf.executing_eagerly():
             return updated
         return tf.group(*results, *state_updates)

@@ -58,6 +58,24 @@ class RankCheck:
 
 
 @dataclasses.dataclass
+class PipelineValues:
+    """The values of one step that a pipeline itself keeps between its calls.
+
+    Attributes:
+      awaited: operators that must run before the state of stages is read or changed.
+      in_float32: 16-bit gradients that the caller gets, each with the float32 gradient that was rounded to it.
+      state_updates: the updates of state that all parts of the step share, each with its losses, graph and TF 1
+        context.
+      overflow: whether an overflow skips the update, a boolean scalar; None if nobody has asked.
+    """
+
+    awaited: list = dataclasses.field(default_factory=list)
+    in_float32: list = dataclasses.field(default_factory=list)
+    state_updates: list = dataclasses.field(default_factory=list)
+    overflow: tf.Tensor | None = None
+
+
+@dataclasses.dataclass
 class Step:
     """The gradients of one training step and related values, which stages read and change.
 
@@ -78,6 +96,7 @@ class Step:
       notes: values that a stage stores for its later hooks, under a key of the stage. Values that are added or replaced
         between `before_reduce` and `after_reduce` must be tensors of known shapes, because they can be outputs of a
         condition.
+      kept: the values that the pipeline keeps; stages do not use them.
     """
 
     grads_and_vars: list = dataclasses.field(default_factory=list)
@@ -90,6 +109,7 @@ class Step:
     group: TrainedGroup | None = None
     is_due: tf.Tensor | None = None
     notes: dict = dataclasses.field(default_factory=dict)
+    kept: PipelineValues = dataclasses.field(default_factory=PipelineValues)
 
     def __setattr__(self, name, value):
         if name == "grads_and_vars":
@@ -209,11 +229,13 @@ def merge_steps(steps: Sequence[Step], owner: str) -> Step:
       ValueError: a stage has a note under the same key in two steps, or chooses the variables that a step trains.
     """
     if len(steps) == 1:
-        return dataclasses.replace(steps[0], notes=dict(steps[0].notes))
+        return dataclasses.replace(steps[0], notes=dict(steps[0].notes), kept=dataclasses.replace(steps[0].kept))
     earlier_first = list(reversed(steps))
     merged = Step(losses=dataclasses.replace(steps[0].losses, usable={}))
     for name in ("values", "scaled", "numbers"):
         setattr(merged.losses, name, [each for step in earlier_first for each in getattr(step.losses, name)])
+    for name in ("awaited", "in_float32", "state_updates"):
+        setattr(merged.kept, name, [each for step in earlier_first for each in getattr(step.kept, name)])
     checks = [step.check for step in steps if step.check is not None]
     if len(checks) == len(steps):
         merged.check = RankCheck(
@@ -224,12 +246,9 @@ def merge_steps(steps: Sequence[Step], owner: str) -> Step:
         if step.group is not None:
             raise _separate_steps_error(owner, "a stage that freezes variables")
         for key, note in step.notes.items():
-            if isinstance(note, list):
-                merged.notes[key] = [*merged.notes.get(key, []), *note]
-            elif key in merged.notes:
+            if key in merged.notes:
                 raise _separate_steps_error(owner, type(key[0] if isinstance(key, tuple) else key).__name__)
-            else:
-                merged.notes[key] = note
+            merged.notes[key] = note
         for number, usable in step.losses.usable.items():
             earlier = merged.losses.usable.get(number)
             merged.losses.usable[number] = usable if earlier is None else tf.logical_and(earlier, usable)

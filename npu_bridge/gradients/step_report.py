@@ -9,8 +9,6 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.step import Step
 
-_OVERFLOW = object()  # key of the overflow tensor in the notes of a step
-
 
 class StepReport(NamedTuple):
     """A report of one training step: tensors of a TF 1 graph or function, or numbers of the last step that ran.
@@ -42,9 +40,9 @@ def report_of(step: Step | None, owner: str) -> StepReport:
 
 def overflow_of(step: Step) -> tf.Tensor:
     """Returns whether an overflow skips the update of this step; the same tensor at each call for a step."""
-    if _OVERFLOW not in step.notes:
-        step.notes[_OVERFLOW] = tf.constant(False) if step.should_apply is None else step.is_skipped()
-    return step.notes[_OVERFLOW]
+    if step.kept.overflow is None:
+        step.kept.overflow = tf.constant(False) if step.should_apply is None else step.is_skipped()
+    return step.kept.overflow
 
 
 class LastStepReport:
