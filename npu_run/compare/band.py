@@ -203,9 +203,11 @@ def _find_steps_outside_band(deviations: np.ndarray, band: LossBand, count: int)
     outside = ~np.isfinite(deviations)
     known = np.where(np.isfinite(deviations), deviations, 0.0)
     for length, limit in band.limits.items():
-        if length > count:
+        if length > max(count, min(band.limits)):
             continue
         single = t_quantile(FALSE_ALARM / max(1, count / length), band.freedom)
+        if length > count:  # the median of fewer steps varies more, but no more than one of them
+            limit = max(single, limit)
         medians = running_medians(known[None], length)[0]
         sizes = running_medians(np.abs(known)[None], length)[0]  # B can alternate between above and below
         for start in np.flatnonzero((np.abs(medians) > limit) | (sizes > max(single, limit))):

@@ -105,6 +105,16 @@ def test_spikes_of_single_steps_are_no_departure_and_a_return_is_told():
     assert "and was inside again after step" in verdict.sentence
 
 
+@pytest.mark.parametrize("common", [1, 3, 7])
+def test_a_few_steps_in_common_are_judged_too(common):
+    rng = np.random.default_rng(11)
+    band = measure_band([run_of(curve() + white(rng)) for _ in range(3)])
+    verdicts = [
+        judge_losses(band, [run_of(curve(common) + apart + white(rng, common))]) for apart in [0.0] * 60 + [5.0]
+    ]
+    assert [verdict.is_inside for verdict in verdicts] == [True] * 60 + [False]
+
+
 def test_losses_that_are_no_numbers_leave_the_band_at_once():
     rng = np.random.default_rng(5)
     band = measure_band([run_of(curve() + white(rng)) for _ in range(3)])
