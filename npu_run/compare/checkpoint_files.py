@@ -21,26 +21,34 @@ _OTHERS = re.compile(r"eval.*|export|variables|assets|repeat-\d+|\..*")
 
 
 def checkpoints_in(path: str) -> dict[int, str]:
-    """Returns a dict from the number at the end of a checkpoint's name (mostly the global step) to its path.
+    """Returns a dict from the last whole number in a checkpoint's name (mostly the global step) to its path.
 
     A name without a number counts as -1.
 
     Args:
-      path: a folder, whose subfolders are searched too, or a checkpoint, without `.index`.
+      path: a folder, whose subfolders are searched too, or a checkpoint, without `.index`. A checkpoint of the folder
+        itself goes before one of a subfolder with the same number.
+    Raises:
+      NotComparableError: two checkpoints of the folder itself, or two of its subfolders, have the same number.
     """
     if not os.path.isdir(path):
-        return {_find_trailing_number(path): path} if os.path.isfile(f"{path}.index") else {}
+        return {_find_last_number(path): path} if os.path.isfile(f"{path}.index") else {}
     below = (
         entry.path
         for entry in os.scandir(path)
         if entry.is_dir(follow_symlinks=False) and not _OTHERS.fullmatch(entry.name)
     )
     found: dict[int, str] = {}
-    for folder in sorted([path, *below], key=len):
-        for name in sorted(os.listdir(folder)):
-            if name.endswith(".index"):
-                prefix = os.path.join(folder, name[: -len(".index")])
-                found.setdefault(_find_trailing_number(prefix), prefix)
+    for folders in ([path], sorted(below)):
+        of_level: dict[int, str] = {}
+        for prefix in (name.removesuffix(".index") for folder in folders for name in _list_index_files(folder)):
+            other = of_level.setdefault(_find_last_number(prefix), prefix)
+            if other != prefix:
+                raise NotComparableError(
+                    f"{other} and {prefix} have the same number, or none, in their names; name one checkpoint or its "
+                    f"folder."
+                )
+        found = of_level | found
     return dict(sorted(found.items()))
 
 
@@ -102,6 +110,11 @@ def _convert_read_errors(prefix: str) -> Iterator[None]:
         raise NotComparableError(f"{prefix} cannot be read: {reason}.") from None
 
 
-def _find_trailing_number(prefix: str) -> int:
-    found = re.search(r"[-_](\d+)$", os.path.basename(prefix))
-    return int(found[1]) if found else -1
+def _list_index_files(folder: str) -> list[str]:
+    return sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".index"))
+
+
+def _find_last_number(prefix: str) -> int:
+    """Returns the last whole number after "-", "_" or "." in a file name, or -1; 0.55 is no whole number."""
+    found = re.findall(r"(?<![^-_.])(?<!\d\.)\d+(?![a-zA-Z\d]|\.\d)", os.path.basename(prefix))
+    return int(found[-1]) if found else -1

@@ -90,6 +90,27 @@ def test_a_checkpoint_is_what_tensorflow_reads(tmp_path):
     assert checkpoints_in(str(tmp_path)) == {3: prefix} and checkpoints_in(prefix) == {3: prefix}
 
 
+@pytest.mark.parametrize(
+    "names, expected",
+    [
+        (["cp-0001.ckpt", "cp-0002.ckpt"], [1, 2]),
+        (["weights.01-0.55", "weights.02-0.5"], [1, 2]),
+        (["model_v1.5.ckpt-7", "best.ckpt", "2/model.ckpt-7", "2/model.ckpt-8"], [-1, 7, 8]),
+        (["G/model.ckpt-100", "D/model.ckpt-100"], "D/model.ckpt-100 and .*/G/model.ckpt-100 have the same number"),
+        (["best.ckpt", "last.ckpt"], "best.ckpt and .*last.ckpt have the same number, or none"),
+    ],
+)
+def test_every_checkpoint_of_a_folder_has_a_number_of_its_own(tmp_path, names, expected):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.index").touch()
+    if isinstance(expected, str):
+        with pytest.raises(NotComparableError, match=expected):
+            checkpoints_in(str(tmp_path))
+    else:
+        assert [*checkpoints_in(str(tmp_path))] == expected
+
+
 def test_a_checkpoint_of_objects_and_one_in_slices(tmp_path):
     model = tf.train.Checkpoint(layer=tf.train.Checkpoint(kernel=tf.Variable([1.0, 2.0])), text=tf.Variable("words"))
     tensors = read_checkpoint(model.save(str(tmp_path / "ckpt")))
