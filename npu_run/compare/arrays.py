@@ -189,7 +189,7 @@ def compare_arrays(a: StoredArray, b: StoredArray, tolerance: float | None = Non
             mismatches += int(np.count_nonzero(errors > tolerance))
     mismatches += int(bad[2])
     share = mismatches / a.size if a.size else 0.0
-    is_far = tolerance > 0 and relative > _FAR * tolerance
+    is_far = relative > _FAR * tolerance
     norms = math.sqrt(sums[0]) * math.sqrt(sums[1])
     cosine = sums[2] / norms if norms else float(largest == 0)
     gain = sums[2] / sums[0] if sums[0] else 1.0
