@@ -114,8 +114,8 @@ class RecordCallback(TrainStepCallback):
             self.on_train_end()
 
     def on_train_end(self, logs=None):
-        """Completes the record, also when the training ended before the last step to record."""
-        if "weights_after" not in self._record.facts:
+        """Completes the record, also when `fit` ended before the last step to record; a later `fit` adds its steps."""
+        if self._record.facts["steps"] < min(len(self._losses), self._steps):
             self._record.facts.update(steps=len(self._losses), losses=self._losses, weights_after=True)
             self._record.save("weights_after.npz", numbered_weights(self.model))
             self._record.finish()

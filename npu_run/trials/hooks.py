@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
+import weakref
 import zlib
 from collections.abc import Iterable
 from typing import Any
@@ -159,7 +160,8 @@ class EndAfterStepsHook(TrainingHook):
 class TrialCallback(tf.keras.callbacks.Callback):
     """A callback for `fit` that writes the history, rounds initial weights, counts parameters and ends the script.
 
-    The history holds the loss that Keras shows.
+    The history holds the loss that Keras shows. Several calls of `fit` make one history, in which the steps of an
+    optimizer that begins anew are counted on.
 
     Ranks: local; only rank 0 writes.
     """
@@ -168,22 +170,28 @@ class TrialCallback(tf.keras.callbacks.Callback):
         super().__init__()
         self._trial = trial
         self._history = History(os.path.join(trial.folder, HISTORY_FILE)) if trial.folder else None
-        self._has_begun, self._has_rounded, self._writes, self._batches = False, False, False, 0
+        self._has_begun, self._writes, self._batches = False, False, 0
+        self._step = self._steps_before = 0  # before: those of optimizers of earlier calls
+        self._rounded: weakref.WeakSet = weakref.WeakSet()
 
     def on_train_begin(self, logs=None):
-        if not self._has_begun and self._history is not None:
-            ranks = collective.current()
+        ranks, is_first, self._has_begun = collective.current(), not self._has_begun, True
+        if is_first and self._history is not None:
             self._writes = ranks.rank == 0 and not os.path.exists(self._history.path)
-            if self._writes:
-                self._history.begin_session(OptimizerNumbers.of(self.model.optimizer).step, ranks=ranks.size)
-        self._has_begun = True
+        if self._writes:
+            step = OptimizerNumbers.of(self.model.optimizer).step
+            self._steps_before = max(0, self._step - step)
+            if is_first:
+                self._history.begin_session(step, ranks=ranks.size)
 
     def on_train_batch_begin(self, batch, logs=None):
-        if self._trial.rounding and not self._has_rounded and self.model.built:
-            self._round_weights()
+        if self._trial.rounding and self.model.built:
+            self._round_weights_once()
 
-    def _round_weights(self):
-        self._has_rounded = True
+    def _round_weights_once(self):
+        if self.model in self._rounded:
+            return
+        self._rounded.add(self.model)
         weights = self.model.trainable_weights
         values = tf.keras.backend.batch_get_value(weights)
         changed = [round_at_random(value, self._trial.rounding, str(number)) for number, value in enumerate(values)]
@@ -191,11 +199,12 @@ class TrialCallback(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self._batches += 1
-        if self._trial.rounding and not self._has_rounded:
-            self._round_weights()  # this model had no weights before its first batch
+        if self._trial.rounding:
+            self._round_weights_once()  # this model had no weights before its first batch
         if self._writes:
             numbers, loss = OptimizerNumbers.of(self.model.optimizer), (logs or {}).get("loss")
-            self._history.append(numbers.step, None if loss is None else float(loss), numbers.loss_scale, False)
+            self._step = self._steps_before + numbers.step
+            self._history.append(self._step, None if loss is None else float(loss), numbers.loss_scale, False)
         if self._trial.parameters and self._writes:
             write_parameter_count(self._trial.parameters, self.model.trainable_variables)
         if self._batches == self._trial.steps:

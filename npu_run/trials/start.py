@@ -164,38 +164,45 @@ def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
     signature = inspect.signature(module.Model.fit)
 
     def fit_with_trial(fit, *arguments, **keywords):
-        from npu_run.trials.hooks import TrialCallback
-
         if options_set_by_launcher():
             _apply_precision_to_functions()
         bound = signature.bind(*arguments, **keywords)
-        callbacks = bound.arguments.get("callbacks")
+        model, callbacks = bound.arguments["self"], bound.arguments.get("callbacks")
+        # A fit inside of another one is not a part of the training.
+        own = [] if _MODELS_IN_FIT else [*steps_of_fit(model), _callback_of_process(trial)]
         if callbacks is None or isinstance(callbacks, (list, tuple)):
-            bound.arguments["callbacks"] = [*(callbacks or ()), *steps_of_fit(bound), TrialCallback(trial)]
+            bound.arguments["callbacks"] = [*(callbacks or ()), *own]
         else:
-            for callback in (*steps_of_fit(bound), TrialCallback(trial)):
+            for callback in own:
                 callbacks.append(callback)  # a CallbackList
-        _MODELS_IN_FIT.append(bound.arguments["self"])
+        _MODELS_IN_FIT.append(model)
         try:
             return fit(*bound.args, **bound.kwargs)
         finally:
             _MODELS_IN_FIT.pop()
 
-    seen: list[Any] = []  # only the first model counts
+    first: list[Any] = []  # the first model, which alone counts, and its callback
 
-    def steps_of_fit(bound) -> list:
+    def steps_of_fit(model) -> list:
         import tensorflow as tf
 
         is_listing = trial.operators and rank == 0
-        if seen or not (trial.record or trial.replay or is_listing) or not tf.executing_eagerly():
-            return []
-        seen.append(bound.arguments["self"])
-        from npu_run.trials.fit import OperatorTypesCallback, RecordCallback, ReplayCallback
+        if not first and (trial.record or trial.replay or is_listing) and tf.executing_eagerly():
+            from npu_run.trials.fit import OperatorTypesCallback, RecordCallback, ReplayCallback
 
-        watch = RecordCallback if trial.record else ReplayCallback if trial.replay else OperatorTypesCallback
-        return [watch(bound.arguments["self"], trial, rank)]
+            watch = RecordCallback if trial.record else ReplayCallback if trial.replay else OperatorTypesCallback
+            first.extend([model, watch(model, trial, rank)])
+        return first[1:] if first and first[0] is model else []
 
     wrap_function(module.Model, "fit", fit_with_trial)
+
+
+@functools.cache
+def _callback_of_process(trial: Trial) -> Any:
+    """Returns the callback of all calls of `fit` in this process: together they are one training."""
+    from npu_run.trials.hooks import TrialCallback
+
+    return TrialCallback(trial)
 
 
 @functools.cache

@@ -103,7 +103,8 @@ features = np.random.RandomState({seed}).randn(64, 4).astype("float32")
 init = {keras}.initializers.RandomNormal(seed={seed})
 model = {keras}.Sequential([{keras}.layers.Dense(8, "relu", kernel_initializer=init), {keras}.layers.Dense(1)])
 model.compile({keras}.optimizers.Adam(0.01), loss="mse")
-model.fit(features, features.sum(1), batch_size=8, epochs=2, verbose=0, shuffle=False)
+for _ in range(4):
+    model.fit(features[:16], features[:16].sum(1), batch_size=8, verbose=0, shuffle=False)
 """
 KERASES = ["tf.keras", *([] if HAS_ESTIMATORS else ["keras"])]
 FIT = """

@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_run.trials.acceptance import Float32Band
 from npu_run.trials.seeds import seed_of_rank
 from npu_run.trials.trial import SEED, Trial, _run_with_log
@@ -61,8 +62,9 @@ import numpy as np
 import tensorflow as tf
 features = np.random.RandomState(0).randn(64, 4).astype("float32")
 model = tf.keras.Sequential([tf.keras.layers.Dense(8, "relu"), tf.keras.layers.Dense(1)])
-model.compile("adam", "mse")
-model.fit(features, features.sum(1), batch_size=8, epochs=2, verbose=0, shuffle=False)
+for _ in range(2):
+    model.compile("adam", "mse")  # an optimizer begins anew, but not the training
+    model.fit(features, features.sum(1), batch_size=8, verbose=0, shuffle=False)
 """
 
 
@@ -145,9 +147,10 @@ def test_a_fit_is_watched(trials, tmp_path):
         trial = Trial(folder=str(tmp_path / str(draw)), seed=0, rounding=draw)
         assert trials.run(trial, [str(script)]) == 0, trials.printed
     losses = [losses_in(tmp_path / "0"), losses_in(tmp_path / "1")]
-    assert len(losses[0]) == 16 and losses[0] != losses[1] and np.allclose(*losses, rtol=1e-5)
-    assert trials.run(Trial(folder=str(tmp_path / "short"), seed=0, steps=3), [str(script)]) == 0, trials.printed
-    assert losses_in(tmp_path / "short") == losses[0][:3]
+    assert [row.step for row in History(str(tmp_path / "0" / HISTORY_FILE)).rows] == [*range(1, 17)]
+    assert losses[0] != losses[1] and np.allclose(*losses, rtol=1e-5)
+    assert trials.run(Trial(folder=str(tmp_path / "short"), seed=0, steps=10), [str(script)]) == 0, trials.printed
+    assert losses_in(tmp_path / "short") == losses[0][:10]
 
 
 OF_NPU = ESTIMATOR.replace('tf.estimator.Estimator(model, "out/" + name)', "NPUEstimator(model, config=config)")
