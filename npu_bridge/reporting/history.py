@@ -276,10 +276,8 @@ def _entries_until(entries: list[Entry], step: int) -> list[Entry]:
     comparisons up to the step are kept, too.
     """
     reached = [i for i, e in enumerate(entries) if isinstance(e, StepRow) and e.step >= step and not e.skipped]
-    if step <= 0:
-        return []
-    if not reached:
-        return list(entries)
+    if step <= 0 or not reached:
+        return list(entries) if step > 0 else []
     # Rows can be sparse: a first row beyond the step belongs to steps that will be done again.
     end = reached[0] + (entries[reached[0]].step == step)
     # Evaluations, for example, can precede earlier steps that were written to the file later.
@@ -358,9 +356,11 @@ def _format_line(entry: Entry) -> str:
 
 
 def to_json_value(value: Any) -> Any:
-    """Converts a value for JSON: NaN and infinity, which JSON lacks, become strings ("nan", "inf")."""
+    """Converts a value for JSON: numpy's numbers become Python's, NaN and infinity become strings ("nan", "inf")."""
     if isinstance(value, dict):
         return {key: to_json_value(each) for key, each in value.items()}
+    if hasattr(value, "item") and value.shape == ():
+        value = value.item()
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -162,10 +162,11 @@ def test_damaged_line_in_the_middle_is_left_out_with_a_warning(path, caplog):
     assert "line 3" in caplog.text
 
 
-def test_not_a_number_survives_in_strict_json(path):
+@pytest.mark.parametrize("integer, number, truth", [(int, float, bool), (np.int64, np.float32, np.bool_)])
+def test_not_a_number_survives_in_strict_json(path, integer, number, truth):
     history = History(path)
-    history.begin_session(0)
-    history.append(1, math.nan, math.inf, True)
+    history.begin_session(integer(0))
+    history.append(integer(1), number(math.nan), number(math.inf), truth(True))  # as a session returns them
     history.append(2, None, None, False)
     history.close()
     with open(path, encoding="utf-8") as lines:
