@@ -39,8 +39,8 @@ class VariableComparison(NamedTuple):
       z: `distance` divided by the standard deviation that it has if A and B differ only as repeats do; None without
         repeats.
       gain: the factor by which A must be multiplied to be closest to B.
-      cosine: cosine between the updates of A and B since the first checkpoints; None at the first checkpoints, and
-        without an update.
+      cosine: cosine between the updates of A and B since the first checkpoints; None at the first checkpoints, without
+        an update, and for a variable that the first checkpoints lack.
       update_gain: the factor by which A's update must be multiplied to be closest to B's update; None as for `cosine`.
       not_finite: number of elements that are NaN or infinite in B but not in A.
     """
@@ -82,25 +82,30 @@ def compare_checkpoints(
         raise NotComparableError(f"The checkpoints have no step in common: A has {of_a}; B has {of_b}.")
     if len(steps) > _MOST_CHECKPOINTS:
         steps = [*steps[: _MOST_CHECKPOINTS - 1], steps[-1]]
-    start = _read_checkpoints_at(a, b, steps[0])
-    names, notes, problem = _match_variables(start)
     facts: dict[str, Any] = {"steps": steps, "repeats": max(len(a), len(b)), "variable": None, "step": None}
-    is_inside, sentence, found = (
-        (False, problem, []) if problem else _compare_variables_at_steps(a, b, steps, start, names, facts)
-    )
+    notes: list[str] = []
+    is_inside, sentence, found = _compare_variables_at_steps(a, b, steps, facts, notes)
     return Verdict("checkpoints", is_inside, sentence, facts, tuple(notes)), found
 
 
 def _compare_variables_at_steps(
-    a, b, steps, start: _TensorsAtStep, name_pairs, facts: dict
+    a, b, steps, facts: dict, notes: list[str]
 ) -> tuple[bool | None, str, list[VariableComparison]]:
-    """Decides whether the checkpoints at `steps` agree; also returns a sentence, and the variables, worst first."""
-    limit = t_quantile(_FALSE_ALARM / len(name_pairs), facts["repeats"] - 1) if facts["repeats"] > 1 else math.inf
+    """Decides whether the checkpoints at `steps` agree; also returns a sentence, and the variables, worst first.
+
+    Fills in `facts`, and `notes` on the last step that was compared.
+    """
     found: list[VariableComparison] = []
+    start: _TensorsAtStep | None = None
     for step in steps:
-        files = start if step == steps[0] else _read_checkpoints_at(a, b, step)
-        before = None if step == steps[0] else start
-        found = [_compare_variable(name, other, step, files, before) for name, other in name_pairs.items()]
+        files = _read_checkpoints_at(a, b, step)
+        # Anew for each step: before the first update, a checkpoint of Keras has no slots.
+        name_pairs, notes[:], problem = _match_variables(files)
+        if problem:
+            return False, problem, []
+        limit = t_quantile(_FALSE_ALARM / len(name_pairs), facts["repeats"] - 1) if facts["repeats"] > 1 else math.inf
+        found = [_compare_variable(name, other, step, files, start) for name, other in name_pairs.items()]
+        start = start or files
         found.sort(key=lambda one: (-one.not_finite, -(one.distance if one.z is None else one.z)))
         outside = [one for one in found if one.not_finite or (one.z is not None and one.z > limit)]
         if limit == math.inf and step == steps[0] and _are_most_variables_equal(found):
@@ -140,14 +145,19 @@ def _read_checkpoints_at(a, b, step: int) -> _TensorsAtStep:
 
 def _match_variables(files: _TensorsAtStep) -> tuple[dict[str, str], list[str], str]:
     """Returns pairs of names (A to B), notes on unmatched names, and a sentence on different shapes or ""."""
-    of_a, of_b = ([name for name, one in side[0].items() if _has_float_values(one)] for side in (files.a, files.b))
+    of_a, of_b = (
+        [name for name, one in side[0].items() if _has_float_values(one) and all(name in run for run in side)]
+        for side in (files.a, files.b)
+    )
     matching = match_operators(of_a, of_b)
     names = {name: other for name, other in matching.pairs.items() if matching.how.get(name) != "fused"}
     notes = []
-    for names_of_one, side in ((matching.only_a, "A"), (matching.only_b, "B")):
+    for names_of_one, side, other in ((matching.only_a, "A", "B"), (matching.only_b, "B", "A")):
         if names_of_one:
             shown = ", ".join(names_of_one[:4]) + (" and others" if len(names_of_one) > 4 else "")
-            notes.append(f"{len(names_of_one)} variables or slots are in {side} alone: {shown}.")
+            notes.append(
+                f"{len(names_of_one)} variables or slots are in {side}, but not in every repeat of {other}: {shown}."
+            )
     if not names:
         raise NotComparableError(f"The checkpoints have no variable in common: A has {of_a[:3]}, B has {of_b[:3]}.")
     alone_a, alone_b = matching.only_a, matching.only_b
@@ -157,7 +167,7 @@ def _match_variables(files: _TensorsAtStep) -> tuple[dict[str, str], list[str], 
             f"in A, such as {alone_a[0]}, and {len(alone_b)} only in B, such as {alone_b[0]}."
         )
     for name, other in names.items():
-        shapes = {one[name].shape for one in files.a} | {one[other].shape for one in files.b if other in one}
+        shapes = {one[name].shape for one in files.a} | {one[other].shape for one in files.b}
         if len(shapes) > 1:
             x, y = files.a[0][name].shape, files.b[0][other].shape
             return names, notes, f"{name} has the shape {list(x)} in A and {list(y)} in B: these are different models."
@@ -173,7 +183,8 @@ def _compare_variable(
 ) -> VariableComparison:
     arrays = [one[name_in_a] for one in files.a] + [one[name_in_b] for one in files.b]
     count_a, count_b = len(files.a), len(files.b)
-    if start is not None:
+    has_start = start is not None and name_in_a in start.a[0] and name_in_b in start.b[0]
+    if has_start:
         arrays += [start.a[0][name_in_a], start.b[0][name_in_b]]
     sums = np.zeros(7)  # a a, a b, |b - a|^2, spread^2, u u, u v, v v
     largest, bad = 0.0, 0
@@ -188,7 +199,7 @@ def _compare_variable(
         repeats = (of_a - x) if count_a > 1 else (of_b - y)
         sums[:4] += x @ x, x @ y, apart @ apart, (repeats**2).sum()
         largest = max(largest, float(np.abs(apart).max(initial=0.0)))
-        if start is not None:
+        if has_start:
             u, v = x - values[-2], y - values[-1]
             sums[4:] += u @ u, u @ v, v @ v
     norm = math.sqrt(sums[0])

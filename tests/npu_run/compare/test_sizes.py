@@ -73,6 +73,18 @@ def test_a_rounding_of_zero_is_no_difference(tmp_path):
     assert verdict.is_inside, verdict.sentence
 
 
+def test_what_the_first_checkpoint_or_a_repeat_lacks_is_compared_where_it_is(tmp_path):
+    runs = []
+    for number, slot in enumerate((1.0, 1.001, 0.999, 2.0)):
+        values = {"w": np.float32([1, number]), **({} if number == 1 else {"v": np.float32([3])})}
+        slots = {"w/Momentum": np.float32([slot, 1])}
+        tensors = {0: values, 9: {**values, **slots}}
+        runs.append({step: write_tensors(str(tmp_path / f"{number}-{step}"), each) for step, each in tensors.items()})
+    verdict, _ = compare_checkpoints(runs[:3], runs[3:])
+    assert (verdict.is_inside, verdict.facts["step"], verdict.facts["variable"]) == (False, 9, "w/Momentum")
+    assert verdict.notes == ("1 variables or slots are in B, but not in every repeat of A: v.",)
+
+
 def test_checkpoints_of_different_models_are_told(tmp_path):
     runs = []
     for names in ("abc", "ade"):
