@@ -44,7 +44,8 @@ def apply(
       level: "O1" for fewer batch normalisations and frozen layers, "O2" also for Adasum, "O0" only for averaging
         over the ranks. In the mode "manual" the dictionary chooses the features.
       config: a `BoostConfig`, or the argument of `BoostConfig.from_dict`.
-      loss_scale_manager: scales the loss; `loss_scale_group` needs a `GroupLossScaleManager`.
+      loss_scale_manager: scales the loss; a model in mixed_float16 needs one, and `loss_scale_group` a
+        `GroupLossScaleManager`.
       is_distributed: whether to average gradients over the ranks.
     Returns:
       For an optimizer, the optimizer to train with. For a model, the same model, compiled again. If its layers change,
@@ -83,6 +84,7 @@ def apply(
             optimizer = type(optimizer).from_config(optimizer.get_config())
         is_in_subspace = "dim_reduce" in choice.features
         if not is_in_subspace:
+            optimizer = _without_scaling_of_compile(optimizer, arguments.get("optimizer"), loss_scale_manager)
             optimizer = _wrap_optimizer(optimizer, loss_scale_manager, is_distributed, stages, starts)
         train_as_compiled(made)
         made.compile(**{**arguments, "optimizer": optimizer})
@@ -91,6 +93,18 @@ def apply(
     if collective.current().rank == 0:
         echo("\n".join(f"boost {level}: {line}" for line in choice.lines or ["nothing chosen"]))
     return made
+
+
+def _without_scaling_of_compile(optimizer, given, manager):
+    """Returns the optimizer inside the loss scaling that `compile` puts around a `given` one in mixed_float16."""
+    scaling = tf.keras.mixed_precision.LossScaleOptimizer
+    if not isinstance(optimizer, scaling) or isinstance(given, scaling):
+        return optimizer
+    if manager is None:
+        problem = "the model is in mixed_float16, whose loss scaling must be outside of the features"
+        fix = "Pass a manager, such as npu_bridge.amp.DynamicLossScaleManager.keras()."
+        raise ValueError(message("boost.apply", problem, "a loss_scale_manager", "None", fix))
+    return optimizer.inner_optimizer
 
 
 def _wrap_optimizer(optimizer, manager, is_distributed, stages, starts):

@@ -39,6 +39,14 @@ def compiled(model=None, optimizer=None):
     return model
 
 
+def compiled_in_float16():
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        return compiled()
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+
+
 def manual(*features, **sections):
     return {"boost": {"mode": "manual", **dict.fromkeys(features, True)}, **sections}
 
@@ -87,6 +95,14 @@ def test_optimizers_of_each_kind(graph, kind, capsys):
     assert all(name in text for name in ("LossScaling", "Accumulate(steps=2", "CentralizeGradients", "AllReduce"))
     assert isinstance(made, tf1.train.Optimizer if kind == "tf1" else type(given).__mro__[1])
     assert "less_bn: the model is not known here; call boost.less_batch_norm" in capsys.readouterr().out
+
+
+def test_in_mixed_float16_the_optimizer_that_compile_was_given_is_boosted():
+    made = boost.apply(
+        compiled_in_float16(), "O1", {"grad_freeze": {"param_groups": 3}}, loss_scale_manager=FixedLossScaleManager(8.0)
+    )
+    made.fit(*batch(), batch_size=4, verbose=0)
+    assert int(made.optimizer.iterations) == 2 and float(made.optimizer.loss_scale) == 8.0
 
 
 def test_level_0_only_averages(capsys):
@@ -144,6 +160,7 @@ def test_enable_all_leaves_out_what_cannot_be(capsys):
         (lambda: tf.keras.optimizers.SGD(), {"config": manual("dim_reduce")}, ValueError, "evaluates the loss"),
         (compiled, {"config": manual("dim_reduce")}, ValueError, "dim_reduce has no basis"),
         (compiled, {"config": manual("loss_scale_group")}, ValueError, "needs the groups"),
+        (compiled_in_float16, {}, ValueError, "mixed_float16.* Expected a loss_scale_manager; got None"),
     ],
 )
 def test_what_is_refused(what, arguments, kind, text):
