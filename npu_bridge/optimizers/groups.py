@@ -40,7 +40,8 @@ class ParameterGroups:
       rule: the rule, with its hyper-parameters, for all variables outside of groups.
       groups: dictionaries with "match" and the hyper-parameters that differ from the rule's ("lr" means
         "learning_rate"). "match" is a list of variables, or a regular expression that is searched for in their names.
-        With "rule", the name of another optimizer of this package, the group takes this optimizer's rule and arguments.
+        With "rule", the name of another optimizer of this package, the group takes this optimizer's rule and arguments,
+        except those that bound the global norm.
         A variable belongs to the first group that matches.
       may_decay: function that returns whether weight decay can apply to a variable; None means to all variables.
     Raises:
@@ -113,7 +114,12 @@ class ParameterGroups:
         else:
             match = tuple(keras3.tensorflow_variable_of(variable).ref() for variable in match)
         if rule_name is not None:
-            return match, rule_class(**values), True
+            made = rule_class(**values)
+            if made.uses_global_norm:
+                problem, expected = "the global norm is of all gradients, not of a group", "no bound of it in a group"
+                fix = "Bound it by the optimizer's own rule, or by tf.clip_by_global_norm."
+                raise ValueError(message(where, problem, expected, ", ".join(values), fix))
+            return match, made, True
         return match, dataclasses.replace(self.rule, **values), "learning_rate" in values
 
 

@@ -173,6 +173,8 @@ class TestGroups:
             keras.SGD(0.5, groups=[{"match": "a", "momentun": 0.1}])
         with pytest.raises(ValueError, match="out of range"):
             keras.SGD(0.5, groups=[{"match": "a", "momentum": -1}])
+        with pytest.raises(ValueError, match="global norm is of all gradients.*; got learning_rate, max_grad_norm"):
+            keras.SGD(0.5, groups=[{"match": "a", "rule": "BertAdam", "lr": 0.1, "max_grad_norm": 1.0}])
 
 
 @beside_addons
