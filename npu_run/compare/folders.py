@@ -53,13 +53,15 @@ class FolderComparison(NamedTuple):
         return {True: 0, False: 1, None: 2}[self.is_inside]
 
     def as_json_facts(self) -> dict[str, Any]:
-        """Returns the comparison as plain data for JSON."""
+        """Returns the comparison as plain data for JSON; without a result, with the `problem`."""
+        undecided = [verdict.sentence for verdict in self.verdicts if verdict.is_inside is None]
         return {
             "a": self.a,
             "b": self.b,
             "inside": self.is_inside,
             "verdicts": [{**verdict._asdict(), "notes": list(verdict.notes)} for verdict in self.verdicts],
             "notes": self.notes,
+            **({"problem": undecided[0]} if self.is_inside is None else {}),
         }
 
 

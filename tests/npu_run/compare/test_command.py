@@ -82,8 +82,9 @@ def test_what_cannot_be_told_is_two(tmp_path):
     for other, said in (("empty", "nothing in common that could be compared"), ("nowhere", "There is no")):
         code, printed = run(tmp_path / "a", tmp_path / other, folder=tmp_path)
         assert code == 2 and printed.startswith("cannot be told: ") and said in printed and printed.count("\n") == 1
-    code, printed = run(tmp_path / "a", tmp_path / "nowhere", "--json", folder=tmp_path)
-    assert code == 2 and "There is no" in json.loads(printed)["problem"]
+    for other, said in (("b", "cannot be told whether the losses agree"), ("nowhere", "There is no")):
+        code, printed = run(tmp_path / "a", tmp_path / other, "--json", folder=tmp_path)
+        assert code == 2 and said in json.loads(printed)["problem"]
     assert run(tmp_path / "a", tmp_path / "b", "--only", "tensors", folder=tmp_path)[0] == 2
 
 
