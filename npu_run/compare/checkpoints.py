@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npu_bridge.base.errors import listed
 from npu_bridge.reporting.history import to_json_value
 from npu_run.compare.arrays import read_pieces
 from npu_run.compare.checkpoint_files import SavedTensor, read_checkpoint
@@ -150,28 +151,37 @@ def _match_variables(files: _TensorsAtStep) -> tuple[dict[str, str], list[str], 
         for side in (files.a, files.b)
     )
     matching = match_operators(of_a, of_b)
-    names = {name: other for name, other in matching.pairs.items() if matching.how.get(name) != "fused"}
-    notes = []
-    for names_of_one, side, other in ((matching.only_a, "A", "B"), (matching.only_b, "B", "A")):
-        if names_of_one:
-            shown = ", ".join(names_of_one[:4]) + (" and others" if len(names_of_one) > 4 else "")
-            notes.append(
-                f"{len(names_of_one)} variables or slots are in {side}, but not in every repeat of {other}: {shown}."
-            )
+    alone_a, alone_b = matching.only_a, matching.only_b
+    names, guesses, notes, problem = {}, [], [], ""
+    for name, other in matching.pairs.items():
+        how = matching.how.get(name)
+        if how == "fused":
+            continue
+        is_same_shape = len({one[name].shape for one in files.a} | {one[other].shape for one in files.b}) == 1
+        if how == "scope" and not is_same_shape:  # such a match is a guess, which the shapes have to confirm
+            alone_a.append(name)
+            alone_b.append(other)
+            continue
+        names[name] = other
+        guesses += [f"{name} = {other}"] if how == "scope" else []
+        if not is_same_shape and not problem:
+            x, y = files.a[0][name].shape, files.b[0][other].shape
+            problem = f"{name} has the shape {list(x)} in A and {list(y)} in B: these are different models."
+    for found, said in (
+        (alone_a, "variables or slots are in A, but not in every repeat of B"),
+        (alone_b, "variables or slots are in B, but not in every repeat of A"),
+        (guesses, "were matched by the end of their names"),
+    ):
+        if found:
+            notes.append(f"{len(found)} {said}: {listed(found, 4)}.")
     if not names:
         raise NotComparableError(f"The checkpoints have no variable in common: A has {of_a[:3]}, B has {of_b[:3]}.")
-    alone_a, alone_b = matching.only_a, matching.only_b
     if len(names) < min(len(alone_a), len(alone_b)):
         raise NotComparableError(
             f"The checkpoints are of different models: they share {len(names)} variables, {len(alone_a)} are only "
             f"in A, such as {alone_a[0]}, and {len(alone_b)} only in B, such as {alone_b[0]}."
         )
-    for name, other in names.items():
-        shapes = {one[name].shape for one in files.a} | {one[other].shape for one in files.b}
-        if len(shapes) > 1:
-            x, y = files.a[0][name].shape, files.b[0][other].shape
-            return names, notes, f"{name} has the shape {list(x)} in A and {list(y)} in B: these are different models."
-    return names, notes, ""
+    return names, notes, problem
 
 
 def _has_float_values(tensor: SavedTensor) -> bool:

@@ -85,6 +85,28 @@ def test_what_the_first_checkpoint_or_a_repeat_lacks_is_compared_where_it_is(tmp
     assert verdict.notes == ("1 variables or slots are in B, but not in every repeat of A: v.",)
 
 
+@pytest.mark.parametrize(
+    "size, notes",
+    [
+        (1, ["1 were matched by the end of their names: scale = norm/scale."]),
+        (
+            3,
+            [
+                "1 variables or slots are in A, but not in every repeat of B: scale.",
+                "1 variables or slots are in B, but not in every repeat of A: norm/scale.",
+            ],
+        ),
+    ],
+)
+def test_a_name_with_a_scope_in_front_is_a_guess_that_shapes_confirm(tmp_path, size, notes):
+    runs = []
+    for name, count in (("scale", 1), ("norm/scale", size)):
+        values = {"kernel": np.ones(5, np.float32), name: np.ones(count, np.float32)}
+        runs.append([{3: write_tensors(str(tmp_path / str(len(runs))), values)}])
+    verdict, _ = compare_checkpoints(*runs)
+    assert verdict.is_inside and [*verdict.notes] == notes, verdict.sentence
+
+
 def test_checkpoints_of_different_models_are_told(tmp_path):
     runs = []
     for names in ("abc", "ade"):
