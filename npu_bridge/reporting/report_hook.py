@@ -16,7 +16,6 @@ from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.base.machine import usable_cores
 from npu_bridge.base.secondary_files import NonFatalOutput
-from npu_bridge.base.tf_internals.training import steps_per_execution
 from npu_bridge.base.train_functions import unwrap_train_function, wrap_train_function
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
@@ -26,7 +25,7 @@ from npu_bridge.reporting import page  # its modules are loaded when a page is m
 from npu_bridge.reporting.failure_hook import FailureHook, report_failure, stops_training
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.history_hook import HistoryHook
-from npu_bridge.reporting.keras_numbers import OptimizerNumbers, split_training_and_validation
+from npu_bridge.reporting.keras_numbers import BatchCounter, OptimizerNumbers, split_training_and_validation
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.run_size import count_parameters, peak_gpu_memory, peak_memory_of_ranks
 from npu_bridge.reporting.step_hook import Observation, StepHook
@@ -155,11 +154,11 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._writes = False
         self._thinning: Any = None  # a `HistoryThinner` and the numbers before a step, once training has begun
         self._before: Any = None
-        self._skips = SkipsInARow()
+        self._skips, self._batches = SkipsInARow(), BatchCounter()
         self._compared: Any = None  # the comparison of ranks noted last
 
     def on_train_begin(self, logs=None):
-        ranks = collective.current()
+        ranks, self._batches = collective.current(), BatchCounter()
         self._writes = ranks.rank == 0
         if self._writes:
             self._before = OptimizerNumbers.of(self.model.optimizer)
@@ -202,7 +201,8 @@ class ReportCallback(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if not self._writes:
             return
-        self._page.end_run()
+        batches = self._batches.count_until(batch)
+        self._page.end_run(batches)
         self._curves.on_train_batch_end(batch, logs)
         before, now = self._before, OptimizerNumbers.of(self.model.optimizer)
         skips = (now.skipped_steps or 0) - (before.skipped_steps or 0)
@@ -210,7 +210,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         seen = Observation(None if loss is None else float(loss), before.loss_scale, skips > 0, before.learning_rate)
         if skips or now.step != before.step:  # else gradients were only accumulated
             # Some optimizers count skipped steps as steps, too.
-            are_all_skipped = now.step == before.step or skips >= steps_per_execution(self.model)
+            are_all_skipped = now.step == before.step or skips >= batches
             self._skips.count_steps(are_all_skipped, seen.loss_scale, seen.loss)
         self._before = now
         found = latest_comparison_of(self.model)
@@ -281,7 +281,7 @@ class _ReportWriter:
         """Begins a session run."""
         self._run_began = time.monotonic()
 
-    def end_run(self, steps: int = 1) -> None:
+    def end_run(self, steps: int) -> None:
         """Ends a session run of `steps` steps."""
         self._steps_per_run = steps
         self._times.add(time.monotonic() - self._run_began, steps)

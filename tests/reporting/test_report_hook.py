@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import types
 
 import numpy as np
 import pytest
@@ -22,9 +23,10 @@ from npu_bridge.npu_init import (
     NPURunConfig,
     npu_keras_optimizer,
 )
-from npu_bridge.reporting import History, HistoryHook, ReportCallback, ReportHook
+from npu_bridge.reporting import History, HistoryHook, MetricsCallback, ReportCallback, ReportHook
 from npu_bridge.reporting.keras_numbers import OptimizerNumbers
 from npu_bridge.reporting.report_hook import places_of_ranks
+from npu_bridge.reporting.summary import StepTimes
 from tests.reporting.stepping import run_steps
 
 tf1 = tf.compat.v1
@@ -102,6 +104,18 @@ def test_keras_says_where_the_page_is_unless_it_is_to_say_nothing(tmp_path, caps
     said = f"report file://{tmp_path}/report.html"
     assert capsys.readouterr().out.splitlines()[-1:] == ([said] if verbose else [])
     assert (tmp_path / "report.html").exists()
+
+
+def test_each_batch_of_an_execution_counts(tmp_path, monkeypatch):
+    in_runs, entries = [], []
+    monkeypatch.setattr(StepTimes, "add", lambda self, secs, steps: in_runs.append(steps))
+    writer = types.SimpleNamespace(begin=print, write=lambda step, *_: entries.append(step), close=lambda: None)
+    model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=4)
+    callbacks = [ReportCallback(str(tmp_path)), MetricsCallback(writer, every_n_steps=4)]
+    model.fit(np.ones([10, 1]), np.ones([10, 1]), batch_size=1, epochs=2, verbose=0, callbacks=callbacks)
+    assert in_runs == [4, 4, 2, 4, 4, 2]
+    assert entries == [4, 8, 10, 18, 20], "the fourth execution ends two steps after an entry"
 
 
 def test_a_file_of_options_that_is_somebody_elses_stays(tmp_path, caplog):
