@@ -95,24 +95,24 @@ def compare_dumps(
     """
     pairs, notes = _pair_dumps(a, b)
     notes += [note for dump in (*a, *b) for note in dump.notes]
-    compared, done = 0, None
+    judged: list[TensorRow] = []
     for of_a, of_b in pairs:
         others = [dump for dumps in repeats for dump in dumps if dump.key == of_a.key]
         done = _compare_step(of_a, of_b, others, tolerance, given_pairs or {})
-        compared += sum(row.agreement is not None for row in done.rows)
+        judged += [row for row in done.rows if row.is_inside_tolerance is not None]
         if done.first is not None:
             break
     notes += _describe_names(done)
-    facts = _make_json_facts(done, compared)
-    if not compared:
-        problem = next((row.problem for row in done.rows if row.problem), "no operator has the same name in both")
+    facts = _make_json_facts(done, len(judged))
+    if not judged:
+        reasons = [row.problem or "A's own repeats differ in it" for row in done.rows]
+        problem = next(iter(reasons), "no operator has the same name in both")
         return Verdict("tensors", None, f"No tensor could be compared: {problem}.", facts, tuple(notes)), done
     if done.first is None:
         steps = f"step {done.key.step}" if len(pairs) == 1 else f"{len(pairs)} steps"
-        judged = [row for row in done.rows if row.agreement and not row.is_noise]
-        worst = max(judged or done.rows, key=lambda row: row.agreement.largest_relative if row.agreement else 0.0)
+        worst = max(judged, key=lambda row: row.agreement.largest_relative)
         sentence = (
-            f"All {compared} tensors of {steps} are within tolerance; the largest relative error is "
+            f"All {len(judged)} tensors of {steps} are within tolerance; the largest relative error is "
             f"{worst.agreement.largest_relative:.2g}, at {worst.place.op!r}."
         )
         return Verdict("tensors", True, sentence, facts, tuple(notes)), done
