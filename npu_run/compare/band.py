@@ -310,6 +310,8 @@ def _compare_without_band(a: Losses, b: Losses) -> Verdict:
         sentence = f"At step {steps[at]} the loss of A is {of_a[at]:.5g} and that of B is {of_b[at]:.5g}."
         return Verdict("losses", False, sentence, facts)
     known = np.isfinite(of_a)
+    if not known.any():
+        raise NotComparableError("A and B have no step with a finite loss in common.")
     steps, of_a, of_b = steps[known], of_a[known], of_b[known]
     noise = max(single_step_noise(of_a), single_step_noise(of_b), _ROUNDING * float(np.abs(of_a).max()))
     length = min(_SHORTEST_WINDOW, len(steps))

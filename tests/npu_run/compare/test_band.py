@@ -196,6 +196,8 @@ def test_what_cannot_be_compared_is_one_sentence():
         NotComparableError, match="no step in common: A has losses of the steps 1 to 120, B of 500 to 619"
     ):
         compare_losses([run_of(curve())], [run_of(curve(), first=500)])
+    with pytest.raises(NotComparableError, match="no step with a finite loss in common"):
+        compare_losses([run_of([np.inf, np.nan])], [run_of([np.nan, np.nan])])
 
 
 def test_folders_of_repeats_are_read_in_order(tmp_path):
