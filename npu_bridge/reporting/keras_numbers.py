@@ -40,6 +40,31 @@ class OptimizerNumbers(NamedTuple):
         )
 
 
+class FittedSteps:
+    """Reads the numbers of a model's optimizer in several calls of `fit`.
+
+    A model that is compiled again has a new optimizer, whose steps are counted on: it is the same training.
+    """
+
+    def __init__(self):
+        self._model = self._optimizer = None
+        self._before = self._latest = 0  # steps: of earlier optimizers, and up to now
+
+    def begin(self, model) -> OptimizerNumbers:
+        """Begins a call of `fit` and returns the numbers. An optimizer with steps was restored, and keeps them."""
+        if model.optimizer is not self._optimizer:
+            is_next = model is self._model and OptimizerNumbers.of(model.optimizer).step == 0
+            self._before = self._latest if is_next else 0
+        self._model, self._optimizer = model, model.optimizer
+        return self.read()
+
+    def read(self) -> OptimizerNumbers:
+        """Returns the optimizer's numbers, with the steps of earlier optimizers of the model."""
+        numbers = OptimizerNumbers.of(self._optimizer)
+        self._latest = self._before + numbers.step
+        return numbers._replace(step=self._latest)
+
+
 class BatchCounter:
     """Counts the batches of each call of `on_train_batch_end`: several with `steps_per_execution`.
 

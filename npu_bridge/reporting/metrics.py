@@ -14,7 +14,7 @@ from npu_bridge.base.machine import current_memory_bytes
 from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.gradients.arithmetic import gradient_values, sum_in_order
 from npu_bridge.gradients.collections import gradients_of
-from npu_bridge.reporting.keras_numbers import BatchCounter, OptimizerNumbers, numbers_in
+from npu_bridge.reporting.keras_numbers import BatchCounter, FittedSteps, numbers_in
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.straggler_hook import latest_comparison
 from npu_bridge.reporting.stragglers import slowest_rank_metrics
@@ -168,13 +168,13 @@ class MetricsCallback(tf.keras.callbacks.Callback):
     def __init__(self, writer: Any, every_n_steps: int | None = 100, clock: Callable[[], float] = time.monotonic):
         super().__init__()
         self._entries = _EntryCollector(type(self).__name__, writer, every_n_steps, clock)
-        self._batches = BatchCounter()
+        self._steps, self._batches = FittedSteps(), BatchCounter()
 
     def on_train_begin(self, logs=None):
         self._batches = BatchCounter()
         self._entries.begin()
         if self._entries.writes:
-            self._entries.start_at_step(OptimizerNumbers.of(self.model.optimizer).step)
+            self._entries.start_at_step(self._steps.begin(self.model).step)
 
     def on_train_batch_end(self, batch, logs=None):
         if not self._entries.writes:
@@ -204,7 +204,7 @@ class MetricsCallback(tf.keras.callbacks.Callback):
         self._entries.close()
 
     def _read_numbers(self):
-        values = OptimizerNumbers.of(self.model.optimizer)._asdict()
+        values = self._steps.read()._asdict()
         return values.pop("step"), values
 
 

@@ -25,7 +25,7 @@ from npu_bridge.reporting import page  # its modules are loaded when a page is m
 from npu_bridge.reporting.failure_hook import FailureHook, report_failure, stops_training
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.history_hook import HistoryHook
-from npu_bridge.reporting.keras_numbers import BatchCounter, OptimizerNumbers, split_training_and_validation
+from npu_bridge.reporting.keras_numbers import BatchCounter, FittedSteps, split_training_and_validation
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.run_size import count_parameters, peak_gpu_memory, peak_memory_of_ranks
 from npu_bridge.reporting.step_hook import Observation, StepHook
@@ -137,7 +137,8 @@ class ReportHook(tf.estimator.SessionRunHook):
 class ReportCallback(tf.keras.callbacks.Callback):
     """A callback for `model.fit` that records each batch, and makes `report.html` at the end of `fit`.
 
-    The loss is the one that Keras shows: the mean since the epoch began. With `verbose=0`, the path is not printed.
+    The loss is the one that Keras shows: the mean since the epoch began. With `verbose=0`, the path is not printed. If
+    the model is compiled anew between two calls of `fit`, the second call continues the report of the first.
 
     Args:
       folder: folder for `report.html`, `report.json`, `run.toml` and `history.jsonl`.
@@ -154,14 +155,14 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._writes = False
         self._thinning: Any = None  # a `HistoryThinner` and the numbers before a step, once training has begun
         self._before: Any = None
-        self._skips, self._batches = SkipsInARow(), BatchCounter()
+        self._skips, self._steps, self._batches = SkipsInARow(), FittedSteps(), BatchCounter()
         self._compared: Any = None  # the comparison of ranks noted last
 
     def on_train_begin(self, logs=None):
         ranks, self._batches = collective.current(), BatchCounter()
         self._writes = ranks.rank == 0
         if self._writes:
-            self._before = OptimizerNumbers.of(self.model.optimizer)
+            self._before = self._steps.begin(self.model)
             self._history.begin_session(self._before.step, ranks=ranks.size)
             self._thinning = HistoryThinner(self._before.step)
         self._curves.set_model(self.model)
@@ -204,7 +205,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         batches = self._batches.count_until(batch)
         self._page.end_run(batches)
         self._curves.on_train_batch_end(batch, logs)
-        before, now = self._before, OptimizerNumbers.of(self.model.optimizer)
+        before, now = self._before, self._steps.read()
         skips = (now.skipped_steps or 0) - (before.skipped_steps or 0)
         loss = (logs or {}).get("loss")
         seen = Observation(None if loss is None else float(loss), before.loss_scale, skips > 0, before.learning_rate)
@@ -216,7 +217,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         found = latest_comparison_of(self.model)
         if found is not None and found is not self._compared:
             self._compared = found
-            self._history.note_comparison(found)
+            self._history.note_comparison(found._replace(step=now.step))
         self._thinning.add(seen, self._history.now, 1)
         if self._thinning.is_full:
             self._thinning.write(self._history, now.step)

@@ -9,7 +9,7 @@ from typing import Callable
 import tensorflow as tf
 
 from npu_bridge.reporting.event_files import EventFiles
-from npu_bridge.reporting.keras_numbers import OptimizerNumbers, split_training_and_validation
+from npu_bridge.reporting.keras_numbers import split_training_and_validation
 from npu_bridge.reporting.metrics import MetricsCallback, MetricsHook
 
 # TensorFlow's names for two numbers that an Estimator writes in training and in evaluation.
@@ -73,7 +73,7 @@ class TensorBoardCallback(MetricsCallback):
     def on_epoch_end(self, epoch, logs=None):
         if not self._entries.writes:
             return
-        step = OptimizerNumbers.of(self.model.optimizer).step
+        step = self._steps.read().step
         in_training, in_validation = split_training_and_validation(logs)
         for folder, found in ((self._folder, in_training), (f"{self._folder}/validation", in_validation)):
             if found:

@@ -23,7 +23,7 @@ from npu_bridge.npu_init import (
     NPURunConfig,
     npu_keras_optimizer,
 )
-from npu_bridge.reporting import History, HistoryHook, MetricsCallback, ReportCallback, ReportHook
+from npu_bridge.reporting import CsvWriter, History, HistoryHook, MetricsCallback, ReportCallback, ReportHook
 from npu_bridge.reporting.keras_numbers import OptimizerNumbers
 from npu_bridge.reporting.report_hook import places_of_ranks
 from npu_bridge.reporting.summary import StepTimes
@@ -116,6 +116,20 @@ def test_each_batch_of_an_execution_counts(tmp_path, monkeypatch):
     model.fit(np.ones([10, 1]), np.ones([10, 1]), batch_size=1, epochs=2, verbose=0, callbacks=callbacks)
     assert in_runs == [4, 4, 2, 4, 4, 2]
     assert entries == [4, 8, 10, 18, 20], "the fourth execution ends two steps after an entry"
+
+
+def test_a_second_fit_after_another_compile_continues_the_report(tmp_path):
+    callbacks = [ReportCallback(str(tmp_path)), MetricsCallback(CsvWriter(tmp_path / "numbers.csv"), 1)]
+    ones = np.ones([3, 1])
+    for number_of_model in range(2):
+        model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
+        for _ in range(2 - number_of_model):
+            model.compile("sgd", "mse")
+            model.fit(ones, ones, batch_size=1, verbose=0, callbacks=callbacks, validation_data=(ones, ones))
+        history, steps = History(str(tmp_path / "history.jsonl")), 6 - 3 * number_of_model
+        assert [row.step for row in history.rows] == [*range(1, steps + 1)], "another model is another training"
+        assert [each.step for each in history.evaluations] == [*range(3, steps + 1, 3)]
+        assert (tmp_path / "numbers.csv").read_text().count("\n") == steps + 1
 
 
 def test_a_file_of_options_that_is_somebody_elses_stays(tmp_path, caplog):
