@@ -115,11 +115,11 @@ class Communicator(abc.ABC):
     def open_groups(self, groups: Sequence[tuple[int, ...]], exchange_name: str) -> list[Communicator]:
         """Makes groups of some of the ranks. Every rank of the job must call this, also without being a member.
 
-        Call it right after an `exchange`, while no collective is running. Groups stay open until the job ends.
+        Call it right after `exchange_integers`, while no collective is running. Groups stay open until the job ends.
 
         Args:
           groups: for each group, its members' ranks in this communicator, ascending: at least 2, and not all ranks.
-          exchange_name: as in `exchange`.
+          exchange_name: as in `exchange_integers`.
         Returns:
           The groups in the order of `groups`, without local ranks. In a process outside the group, `rank` is None.
         Raises:

@@ -20,7 +20,7 @@ tf1 = tf.compat.v1
 # The all-reduces of both engines. Only Horovod can be made to keep an order.
 _SUMS = ("HorovodGroupedAllreduce", "CollectiveReduceV2")
 _FRAGMENT = re.compile(r"(.*)_fragment_(\d+)_\w+?")
-# Chosen here: with fewer, the network is idle while the ranks agree about each new fragment.
+# With fewer, the network is idle while the ranks agree about each new fragment.
 _CONCURRENT = 4
 
 

@@ -61,7 +61,7 @@ class UnappliedSteps:
         return merge_steps([kept.step for kept in found], owner) if found else None
 
     def note_applied(self, grads_and_vars: Sequence) -> None:
-        """Takes no further gradients of these variables for changed ones of the same step, in eager execution."""
+        """Notes that these variables are updated: later gradients of them belong to another step, in eager execution."""
         ids = {id(variable) for _, variable in grads_and_vars}
         for kept in self._unapplied if tf.executing_eagerly() else ():
             if kept.variable_ids is not None and ids <= kept.variable_ids:

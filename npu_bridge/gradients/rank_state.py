@@ -1,4 +1,4 @@
-"""Keeps the variables of one optimizer and its stages right on every rank: equal at the start, restored afterwards.
+"""Makes the variables of one optimizer and its stages equal on all ranks at the start, and restores them afterwards.
 
 Most variables must start with equal values on all ranks. Stages can also have values that differ between ranks, which
 checkpoints of rank 0 hold as a row for each rank.

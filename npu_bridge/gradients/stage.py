@@ -282,7 +282,8 @@ class ReducingStage(ExchangingStage):
     def all_reduce(self, step: Step) -> None:
         """Replaces the gradients by a combination of `step.on_wire` of all ranks; also called on one rank.
 
-        The results stay multiplied by `step.divisor`, by which the pipeline then divides.
+        The results stay multiplied by `step.divisor`, by which the pipeline then divides. A stage that divides them
+        itself calls `step.mark_as_unscaled()`.
         """
 
 
@@ -344,7 +345,7 @@ class SynchronisingStage(ExchangingStage):
 
 
 def is_hook_overridden(stage_class: type[Stage], hook: str) -> bool:
-    """Returns whether a class of stages overrides a hook; otherwise the hook does nothing."""
+    """Returns whether a class of stages overrides a hook; False for the hooks of the base classes in this module."""
     found = getattr(stage_class, hook, None)
     return found is not None and found.__module__ != __name__
 
@@ -357,8 +358,7 @@ def has_role(stage: Stage) -> bool:
 def changes_gradients(stage: Stage, hooks: Sequence[str] = ("each_batch", "before_reduce", "after_reduce")) -> bool:
     """Returns whether a stage changes gradients in one of the given hooks.
 
-    Stages of other roles do so in their own way if their places are not after "verdict": the overflow check reads what
-    they make.
+    A stage with a role does not count if its place is "verdict" or before: the overflow check reads its results anyway.
     """
     is_early = PLACES.index(stage.place) <= PLACES.index("verdict")
     return not (has_role(stage) and is_early) and any(is_hook_overridden(type(stage), hook) for hook in hooks)

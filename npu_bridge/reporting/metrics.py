@@ -21,9 +21,9 @@ from npu_bridge.reporting.stragglers import slowest_rank_metrics
 from npu_bridge.session import steps_per_run
 
 _NORM = "gradient_norm"
-# The defaults (ours): every step of a short run, sixty of a hundred steps, 150 of a thousand steps.
+# The defaults: every step of a short run, sixty of a hundred steps, 150 of a thousand steps.
 _ALL_OF_THE_FIRST, _MOST_STEPS_BETWEEN = 20, 100
-# Entries wait this long, as writing costs more than computing them (ours).
+# Entries wait this long, as writing costs more than computing them.
 _SECS_BETWEEN_WRITES = 2.0
 
 

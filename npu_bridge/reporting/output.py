@@ -14,7 +14,7 @@ from npu_bridge.base.terminal import escape_in_line, write_escaped
 class TerminalOutput:
     """An output that rewrites one line at the bottom of a terminal."""
 
-    # Seconds between two rewrites; readers cannot follow faster rewrites (ours).
+    # Seconds between two rewrites; readers cannot follow faster rewrites.
     REFRESH_SECS = 0.1
     _erase, _least_characters = "\x1b[K", 0  # how the rest of an earlier line goes: erased, or covered by blanks
 
@@ -51,7 +51,7 @@ class TerminalOutput:
 class NotebookOutput(TerminalOutput):
     """An output that rewrites a line in a notebook cell; spaces cover the previous line, as there is no erase code."""
 
-    REFRESH_SECS = 0.3  # each rewrite is a message to the browser (ours)
+    REFRESH_SECS = 0.3  # each rewrite is a message to the browser
     width = 110
     _erase, _least_characters = "", width
 

@@ -18,7 +18,7 @@ from npu_bridge.reporting.straggler_hook import latest_comparison
 from npu_bridge.reporting.stragglers import list_slow_ranks
 from npu_bridge.session import steps_per_run
 
-# Plain lines by default (ours): about twenty per run, and at least one in half a minute.
+# Plain lines by default: about twenty per run, and at least one in half a minute.
 _LINES_PER_RUN = 20
 _STEPS_PER_LINE = 100
 _SECS_PER_LINE = 30.0

@@ -46,7 +46,7 @@ def format_progress(progress: Progress, width: int | None = None) -> str:
     Args:
       progress: the values to show.
       width: largest number of characters. Whole parts are left out until the line fits: first the learning rate, then
-        the loss scale, and the remaining time at the very end.
+        the loss scale. The remaining time stays, and is cut if the line is still too long.
     """
     parts = _make_parts(progress)
     for name in _DROPPED_FIRST:

@@ -13,7 +13,7 @@ _STEPS_OF_PART = 10
 _START_UP_RUNS = 3  # in which TensorFlow prepares the graph for new sets of fetches
 # Times the median of the others; two limits, so that a rank near a limit is named only once.
 _SLOW, _SLOW_STILL = 1.2, 1.1
-# Ours: smaller differences are not worth a change, and rank 0 has more to write than others.
+# Smaller differences are not worth a change, and rank 0 has more to write than others.
 _LEAST_SECS = 0.002
 
 

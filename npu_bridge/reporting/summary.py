@@ -25,13 +25,13 @@ from npu_bridge.reporting.progress_line import (
 )
 from npu_bridge.reporting.stragglers import describe_slow_rank, list_slow_periods
 
-# The last loss is a mean over this many steps: a single batch shows little (ours).
+# The last loss is a mean over this many steps: a single batch shows little.
 LAST_LOSS_STEPS = 10
 
 # The first two steps of a session carry its start-up: TF prepares the graph for each new set of fetches.
 _START_UP_STEPS = 2
 _START_UP_RUNS = 3  # a `TensorBoardHook` has different fetches in each of the first three runs
-_TIMES_KEPT = 20_000  # after that, every second time is dropped (ours)
+_TIMES_KEPT = 20_000  # after that, every second time is dropped
 _COLUMNS = 79
 
 

@@ -25,7 +25,7 @@ _IDLE = "#f7d4c3"  # as the exposed tail on white
 _WIDTH, _LEFT, _RIGHT = 1120, 168, 28
 _BAR, _PITCH = 18, 24
 _ABOVE, _BELOW, _LEGEND = 84, 44, 34
-# Ours: more rows are unreadable; transfers then share rows.
+# More rows are unreadable; transfers then share rows.
 _MOST_TRANSFER_ROWS = 16
 _FINEST_PX = 0.4
 _STYLE = f".tail {{ fill: {_EXPOSED}; font-weight: 600; }}"

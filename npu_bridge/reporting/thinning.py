@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from npu_bridge.reporting.step_hook import Observation
 
 # Every step of the first thousand, then one in 8, and so on with twice the interval for twice the steps: at three rows
-# for each interval, a million steps make one megabyte (ours).
+# for each interval, a million steps make one megabyte.
 _STEPS_AT_FULL_DETAIL = 1000
 _FIRST_INTERVAL_STEPS = 8
 # The global step is read once in this many rows, as this takes a session run, and at least this often: the failure of
-# another rank ends this process, too (ours).
+# another rank ends this process, too.
 _ROWS_PER_READ, _SECS_PER_READ = 100, 0.5
 
 

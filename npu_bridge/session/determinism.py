@@ -16,7 +16,7 @@ from npu_bridge.base.tf_internals.sessions import is_deterministic, set_determin
 from npu_bridge.options import TrainingOptions
 from npu_bridge.session.random_seeds import seed_operators
 
-# Graph seed of a deterministic run that sets none; any number would do (ours).
+# Graph seed of a deterministic run that sets none; any number would do.
 FALLBACK_SEED = 2023
 _KEY = ("npu_bridge", "deterministic")  # TensorFlow exports collections with text keys only
 

@@ -42,11 +42,11 @@ _LOG = logger(__name__)
 _KEY = ("npu_bridge", "iteration_ops")  # TensorFlow exports collections with text keys only
 _LOOPS_KEY = ("npu_bridge", "iteration_loops")
 ITERATION_OP = "IterationOp"
-# Ours: Python handles a signal only between two calls of the session.
+# Python handles a signal only between two calls of the session.
 _LONGEST_CALL_SECS = 1.0
 _FIRST_STEPS = 8
 POOL, CALLER = 0, -1  # as RunOptions.inter_op_thread_pool names them
-# Ours: three trials each. A step that takes longer than this gains nothing from saving a thread switch, and may have
+# Three trials each. A step that takes longer than this gains nothing from saving a thread switch, and may have
 # work for several threads.
 _TRIALS = 3
 _LONGEST_STEP_SECS = 1e-3

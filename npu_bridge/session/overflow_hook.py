@@ -20,7 +20,7 @@ from npu_bridge.session.precision import rounding
 from npu_bridge.session.tensor_watch import TensorWatch, find_tensor_places
 
 _LOG = logger(__name__)
-# The number of steps to report (ours): once a variable is NaN, every later step has one too.
+# The number of steps to report: once a variable is NaN, every later step has one too.
 MOST_REPORTS = 20
 
 

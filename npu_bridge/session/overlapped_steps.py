@@ -35,7 +35,7 @@ from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.recorded import events_of
 
 _LOG = logger(__name__)
-# Ours: Python handles a signal between two calls of the session, and a machine that is reclaimed gives half a minute.
+# Python handles a signal between two calls of the session, and a machine that is reclaimed gives half a minute.
 _LONGEST_CALL_SECS = 10.0
 # The last step of a call overlaps with no other, so a call of few steps gains little.
 LEAST_STEPS = 4

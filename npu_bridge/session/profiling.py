@@ -16,7 +16,7 @@ from npu_bridge.session.hooked_session import run_with_hooks
 
 _LOG = logger(__name__)
 
-# Session runs in one trace (ours): TensorFlow keeps a trace in memory until it ends, so it cannot hold a whole
+# Session runs in one trace: TensorFlow keeps a trace in memory until it ends, so it cannot hold a whole
 # training. The first run, in which the graph is prepared, is among them.
 PROFILED_RUNS = 20
 

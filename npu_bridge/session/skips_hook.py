@@ -10,7 +10,7 @@ from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.graph.operators import producers
 from npu_bridge.graph.run import run_of_context
 
-# One more fetch makes TensorFlow prepare the run anew, so the first skips in a row do not fetch the loss (ours).
+# One more fetch makes TensorFlow prepare the run anew, so the first skips in a row do not fetch the loss.
 _SKIPS_BEFORE_LOSS = 5
 
 

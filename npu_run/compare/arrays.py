@@ -15,7 +15,7 @@ from npu_bridge.reporting.history import to_json_value
 from npu_run.compare.checkpoint_files import SavedTensor
 from npu_run.compare.verdict import NotComparableError
 
-# The largest relative error between two ways of computing the same (ours): some thousand roundings for float32, as in
+# The largest relative error between two ways of computing the same: some thousand roundings for float32, as in
 # sums of many numbers; some ten for 16 bits, whose products are summed in more bits.
 TOLERANCES = {
     "float64": 1e-9,
@@ -25,7 +25,7 @@ TOLERANCES = {
     "float16": 5e-3,
     "bfloat16": 4e-2,
 }
-# This share of elements may be beyond the tolerance, unless one of them is this many tolerances away (ours).
+# This share of elements may be beyond the tolerance, unless one of them is this many tolerances away.
 _SHARE = 1e-3
 _FAR = 100.0
 _NOTHING = 1e-30  # treated as zero: smaller numbers have few bits, or none

@@ -31,19 +31,19 @@ from npu_run.compare.spread import (
 )
 from npu_run.compare.verdict import NotComparableError, Verdict
 
-# Chance of a false alarm in one comparison (ours): 50 pairs together stay below one in ten.
+# Chance of a false alarm in one comparison: 50 pairs together stay below one in ten.
 FALSE_ALARM = 1e-3
 # A loss is known only to half a bit of float32, even if repeats agree better.
 _ROUNDING = 2.0**-24
-# The shortest window of a departure (ours): in a longer training, shorter ones are spikes.
+# The shortest window of a departure: in a longer training, shorter ones are spikes.
 _SHORTEST_WINDOW = 8
-# Without repeats: a whole window beyond this many times the noise of single steps is not noise (ours).
+# Without repeats: a whole window beyond this many times the noise of single steps is not noise.
 _FAR = 8.0
-# Without repeats: a first difference beyond this part of the loss is not rounding (ours). In lower precision, rounding
+# Without repeats: a first difference beyond this part of the loss is not rounding. In lower precision, rounding
 # one number in the other direction shows in the loss.
 _JUMP = {"float16": 2.0**-8, "bfloat16": 2.0**-5}
 _JUMP_OF_FLOAT32 = 2.0**-14
-# A band contains its own repeats with this much room (ours).
+# A band contains its own repeats with this much room.
 _ROOM = 1.5
 _HOW_TO_GET_ONE = "Train A several times with npu-run --repeat 3, and name the folder of the repeats."
 

@@ -17,13 +17,13 @@ from npu_run.compare.sizes import UpdateSizes, compare_update_sizes, is_optimize
 from npu_run.compare.spread import t_quantile
 from npu_run.compare.verdict import NotComparableError, Verdict
 
-# Chance of a false alarm in one comparison (ours).
+# Chance of a false alarm in one comparison.
 _FALSE_ALARM = 1e-3
 # Half a bit of float32, relative to the root mean square of a variable: the smallest spread.
 _ROUNDING = 2.0**-24
 # The smallest normal float32: smaller numbers count as zero and rounding of zero.
 _ZERO = 2.0**-126
-# Without repeats: the effect of rounding alone on a checkpoint in a few steps (ours).
+# Without repeats: the effect of rounding alone on a checkpoint in a few steps.
 _AS_GOOD_AS_EQUAL = 1e-6
 _MOST_CHECKPOINTS = 6
 

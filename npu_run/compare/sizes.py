@@ -17,13 +17,13 @@ from npu_run.compare.arrays import StoredArray, read_pieces
 from npu_run.compare.checkpoint_files import SavedTensor
 from npu_run.compare.spread import t_quantile
 
-# The most parts of a variable, the least elements of a part, and the fewest parts of a variable that counts (ours).
+# The most parts of a variable, the least elements of a part, and the fewest parts of a variable that counts.
 _MOST_PARTS, _PART, _FEWEST_PARTS = 16, 16, 4
 # Three repeats show little about how much whole trainings differ. So the variance of their mean under independent
 # parts, times the first factor, or under independent variables, times the second, counts like this many more repeats
 # (ours; measured on trainings of the models in benchmarks/compare.py).
 _OVER_PARTS, _OVER_VARIABLES, _MORE_REPEATS = 3.0, 1.5, 6
-# The limit is at least this many times the spread of whole repeats, and at least this large (ours).
+# The limit is at least this many times the spread of whole repeats, and at least this large.
 _FEWEST_SPREADS, _LEAST = 4.0, 0.05
 _ROUNDING = 2.0**-24
 

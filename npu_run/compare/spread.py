@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-# Fewer steps do not show which of them are correlated (ours).
+# Fewer steps do not show which of them are correlated.
 FEWEST_PLACES = 8
 # Standard deviation of the median of many normal numbers, relative to their mean's.
 _MEDIAN_FACTOR = math.sqrt(math.pi / 2)

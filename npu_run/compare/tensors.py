@@ -18,7 +18,7 @@ _SOURCES = {
     "B draws other random numbers": ("Random", "TruncatedNormal", "Stateless"),
 }
 _MOST_STEPS_BACK, _MOST_NAMES = 8, 4
-# B's errors may be this many times as large as those of A's repeats, which are few (ours).
+# B's errors may be this many times as large as those of A's repeats, which are few.
 _ROOM = 10.0
 # Reads of a TF 1 reference variable can show its value after the step.
 _REFERENCES = ("Variable", "VariableV2")

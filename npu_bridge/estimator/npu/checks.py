@@ -1,4 +1,4 @@
-"""Checks arguments. Scripts import most of these functions from `util`."""
+"""Checks arguments of documented functions; scripts import most of these checks from `util`."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Freeze(SelectingStage):
         self.state()
 
     def agreed_settings(self, grads_and_vars):
-        # The digest replaces a drawn or long sequence.
+        # A drawn or long sequence is compared by its digest.
         return {"Freeze": str({**self._schedule.get_config(), "sequence": self._schedule.digest()})}
 
     def select_variables(self, step):

@@ -133,7 +133,7 @@ class OverflowCheck(DecidingStage):
 
         - As the pipeline returned them: the check of this rank's gradients.
         - Changed by a stage or by the caller: this check, and a check of the gradients of the update.
-        - None of this batch, or no earlier check: a check of the gradients of the update.
+        - If no gradient is of this batch, or none was checked earlier: a check of the gradients of the update.
 
         A check of gradients of this batch reads all of them, so that updates of all parts decide alike.
         """
@@ -154,7 +154,7 @@ class OverflowCheck(DecidingStage):
     def _decide_from_check(self, step):
         if step.check.early_decision is not None:
             return step.check.early_decision
-        # From the inputs of an early decision, after all gradients are reduced.
+        # Only once all gradients are reduced: the exchange of the verdict must not delay theirs.
         with tf.control_dependencies(
             [gradient_values(grad) for grad in replace_pieces_by_flat_tensors(step.gradients)]
         ):

@@ -11,9 +11,9 @@ import numpy as np
 
 from npu_bridge.reporting.history import Evaluation, History, StepRow, list_rows_and_starts
 
-# A screen shows no more (ours); their edges and means stay far below a megabyte.
+# A screen shows no more; their edges and means stay far below a megabyte.
 MOST_BUCKETS = 800
-# Times are recorded in milliseconds, so the pace of a few short steps would be noise (ours).
+# Times are recorded in milliseconds, so the pace of a few short steps would be noise.
 _RATE_BUCKETS, _RATE_STEPS, _RATE_SECS = 100, 5, 0.02
 # Larger numbers count as infinite: their sums and squares can be.
 _LARGEST = 1e150

@@ -35,7 +35,7 @@ from npu_bridge.reporting.summary import LAST_LOSS_STEPS, Summary, summarize
 PAGE_FILE = "report.html"
 _TABLE_ROWS = 20
 _MOST_METRICS, _TIP_METRICS = 8, 4  # in the table of evaluations, and at the pointer
-# A larger timeline is not put into the page (ours).
+# A larger timeline is not put into the page.
 _MOST_PICTURE_BYTES = 600_000
 # The page makes no requests, whatever the names of a run contain.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
