@@ -12,9 +12,10 @@ from npu_bridge.base.arguments import check_count, check_instance
 from npu_bridge.base.errors import did_you_mean, message, shown
 from npu_bridge.base.terminal import logger
 from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager
-from npu_bridge.gradients.backward_passes import BackwardPasses, check_loss_id
+from npu_bridge.gradients.arithmetic import sum_gradients_by_variable
+from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.loss_scale_rule import MOST_COUNTED_STEPS, check_scale
-from npu_bridge.gradients.losses import sum_gradients_by_variable
+from npu_bridge.gradients.losses import check_loss_id
 from npu_bridge.gradients.step import Step
 
 __all__ = ["ScaledLoss", "load_state_dict", "scale_loss", "state_dict", "unscaled_gradients"]
@@ -52,7 +53,7 @@ class scale_loss:  # noqa: N801 - used like a function, as in `with scale_loss(.
     def __init__(self, loss: tf.Tensor, optimizer: Any, loss_id: int = 0, delay_unscale: bool = False):
         self._passes = _backward_passes_of(optimizer, "scale_loss")
         self._loss = loss
-        self._loss_id = check_loss_id("scale_loss", loss_id, self._passes.pipeline)
+        self._loss_id = check_loss_id("scale_loss", loss_id, self._passes.pipeline.loss_scale_managers)
         self._delays_unscale = bool(delay_unscale)
         self._scaled: ScaledLoss | None = None
 

@@ -4,8 +4,8 @@
                                                                                            │
     after_update ◄─ update ◄─ gate ◄─ apply_gradients ◄─ the caller may clip ◄─────────────┘
 
-`docs/architecture.md` describes the modules. Stages import `stage.py` and small modules such as `arithmetic.py`, which
-import no stage; `recipe.py`, `pipeline.py` and the wrappers import the stages.
+`docs/architecture.md` describes the modules. Stages import `stage.py` and modules such as `arithmetic.py`, which import
+no stage; `recipe.py` and the wrappers import the stages.
 """
 
 from npu_bridge.gradients.optimizer import PipelineOptimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
@@ -193,3 +194,32 @@ def map_gradients(transform: Callable[[int, Any], Any], gradients: Sequence) -> 
         if gradients[position] is not None:
             made[position] = transform(position, gradients[position])
     return made
+
+
+def sum_gradients_by_variable(grads_and_vars: Sequence, more_grads_and_vars: Sequence) -> list:
+    """Adds up the gradients of each variable, in the order of first occurrence; sparse gradients give a sparse sum."""
+    if not grads_and_vars:
+        return list(more_grads_and_vars)
+    terms: dict = {}
+    for grad, variable in [*grads_and_vars, *more_grads_and_vars]:
+        given = terms.setdefault(id(variable), ([], variable))[0]
+        given += [] if grad is None else [grad]
+    summed = [given for given, _ in terms.values()]
+    sums = map_gradients(
+        lambda position, _: functools.reduce(_add_two_gradients, summed[position]),
+        [given[-1] if given else None for given in summed],
+    )
+    return [(total, variable) for total, (_, variable) in zip(sums, terms.values())]
+
+
+def _add_two_gradients(first, second):
+    if not isinstance(first, tf.IndexedSlices) and not isinstance(second, tf.IndexedSlices):
+        return first + second
+    if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
+        indices = [first.indices, second.indices]
+        if first.indices.dtype != second.indices.dtype:
+            indices = [tf.cast(rows, tf.int64) for rows in indices]
+        shape = second.dense_shape if first.dense_shape is None else first.dense_shape
+        return tf.IndexedSlices(tf.concat([first.values, second.values], 0), tf.concat(indices, 0), shape)
+    dense, sparse = (second, first) if isinstance(first, tf.IndexedSlices) else (first, second)
+    return tf.tensor_scatter_nd_add(dense, sparse.indices[:, tf.newaxis], sparse.values)

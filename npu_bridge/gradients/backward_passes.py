@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Callable
 
-from npu_bridge.base.arguments import check_count
-from npu_bridge.base.errors import message, shown
+from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals import keras3
-from npu_bridge.gradients.losses import sum_gradients_by_variable
+from npu_bridge.gradients.arithmetic import sum_gradients_by_variable
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.scaled_steps import ScaledSteps
 from npu_bridge.gradients.step import Step
@@ -77,52 +76,3 @@ class BackwardPasses:
             got = f"no such pass with loss_id={next(iter(delayed))}"
             raise ValueError(message(self._owner, problem, expected, got, "Leave delay_unscale out in the last pass."))
         return self._combine(step, step.grads_and_vars)
-
-
-def check_loss_id(owner: str, loss_id: Any, pipeline: Pipeline) -> int:
-    """Checks that `loss_id` is the position of a loss-scale manager; accepts every integer without loss scaling.
-
-    Raises:
-      TypeError: `loss_id` is not an integer.
-      ValueError: the pipeline has no manager at this position.
-    """
-    fix = "Leave loss_id out for the first manager."
-    loss_id = check_count(owner, "loss_id", loss_id, fix, at_least=None, value_text="a manager's position")
-    count = max(1, len(pipeline.loss_scale_managers))
-    if not 0 <= loss_id < count and pipeline.loss_scale_managers:
-        problem, expected = "there is no loss-scale manager at this position", f"0 <= loss_id < {count}"
-        fix = "Give the optimizer a list of managers, one for each loss."
-        raise ValueError(message(owner, problem, expected, shown(loss_id), fix))
-    return loss_id
-
-
-def manager_positions(owner: str, count: int, loss_id: Any, pipeline: Pipeline) -> list[int]:
-    """Returns for each of several losses the position of its loss-scale manager.
-
-    Args:
-      owner: name of the caller, for messages.
-      count: number of losses.
-      loss_id: list with the position for each loss. None: every loss has its own manager, or all share a single one.
-      pipeline: the pipeline with the managers.
-    Raises:
-      TypeError: `loss_id` is not a list of integers.
-      ValueError: there are no losses, or not as many positions or managers as losses.
-    """
-    managers = len(pipeline.loss_scale_managers)
-    if not count:
-        raise ValueError(message(owner, "there is no loss", "one loss or more", "an empty list", "Pass a loss."))
-    if loss_id is None:
-        if managers > 1 and count != managers:
-            problem, expected = "there are not as many losses as loss-scale managers", f"{managers} losses, or loss_id"
-            fix = "Pass loss_id=[...] with the manager of each loss."
-            raise ValueError(message(owner, problem, expected, f"{count} losses", fix))
-        return list(range(count)) if managers > 1 else [0] * count
-    if not isinstance(loss_id, (list, tuple)) or len(loss_id) != count:
-        kind = ValueError if isinstance(loss_id, (list, tuple)) else TypeError
-        problem, expected = "loss_id does not fit the losses", f"a list of {count} positions"
-        raise kind(
-            message(
-                owner, problem, expected, shown(loss_id), "Give the position of a loss-scale manager for each loss."
-            )
-        )
-    return [check_loss_id(owner, number, pipeline) for number in loss_id]

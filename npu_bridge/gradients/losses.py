@@ -1,12 +1,13 @@
-"""Records the losses of one training step, their scales, and whether their gradients are finite."""
+"""Records the losses of one training step, their scales, and whether their gradients are finite; checks `loss_id`."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
+from npu_bridge.base.arguments import check_count
+from npu_bridge.base.errors import message, shown
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import has_finite_norm, map_gradients, unscale_gradient
 
@@ -105,30 +106,49 @@ def smallest_scale(scales: Any) -> tf.Tensor:
     return tf.maximum(tf.reduce_min(tf.convert_to_tensor(scales)), 1.0)
 
 
-def sum_gradients_by_variable(grads_and_vars: Sequence, more_grads_and_vars: Sequence) -> list:
-    """Adds up the gradients of each variable, in the order of first occurrence; sparse gradients give a sparse sum."""
-    if not grads_and_vars:
-        return list(more_grads_and_vars)
-    terms: dict = {}
-    for grad, variable in [*grads_and_vars, *more_grads_and_vars]:
-        given = terms.setdefault(id(variable), ([], variable))[0]
-        given += [] if grad is None else [grad]
-    summed = [given for given, _ in terms.values()]
-    sums = map_gradients(
-        lambda position, _: functools.reduce(_add_two_gradients, summed[position]),
-        [given[-1] if given else None for given in summed],
-    )
-    return [(total, variable) for total, (_, variable) in zip(sums, terms.values())]
+def check_loss_id(owner: str, loss_id: Any, managers: Sequence) -> int:
+    """Checks that `loss_id` is the position of a loss-scale manager; accepts every integer without loss scaling.
+
+    Raises:
+      TypeError: `loss_id` is not an integer.
+      ValueError: there is no manager at this position.
+    """
+    fix = "Leave loss_id out for the first manager."
+    loss_id = check_count(owner, "loss_id", loss_id, fix, at_least=None, value_text="a manager's position")
+    if not 0 <= loss_id < len(managers) and managers:
+        problem, expected = "there is no loss-scale manager at this position", f"0 <= loss_id < {len(managers)}"
+        fix = "Give the optimizer a list of managers, one for each loss."
+        raise ValueError(message(owner, problem, expected, shown(loss_id), fix))
+    return loss_id
 
 
-def _add_two_gradients(first, second):
-    if not isinstance(first, tf.IndexedSlices) and not isinstance(second, tf.IndexedSlices):
-        return first + second
-    if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
-        indices = [first.indices, second.indices]
-        if first.indices.dtype != second.indices.dtype:
-            indices = [tf.cast(rows, tf.int64) for rows in indices]
-        shape = second.dense_shape if first.dense_shape is None else first.dense_shape
-        return tf.IndexedSlices(tf.concat([first.values, second.values], 0), tf.concat(indices, 0), shape)
-    dense, sparse = (second, first) if isinstance(first, tf.IndexedSlices) else (first, second)
-    return tf.tensor_scatter_nd_add(dense, sparse.indices[:, tf.newaxis], sparse.values)
+def manager_positions(owner: str, count: int, loss_id: Any, managers: Sequence) -> list[int]:
+    """Returns for each of several losses the position of its loss-scale manager.
+
+    Args:
+      owner: name of the caller, for messages.
+      count: number of losses.
+      loss_id: list with the position for each loss. None: every loss has its own manager, or all share a single one.
+      managers: the loss-scale managers of the optimizer.
+    Raises:
+      TypeError: `loss_id` is not a list of integers.
+      ValueError: there are no losses, or not as many positions or managers as losses.
+    """
+    if not count:
+        raise ValueError(message(owner, "there is no loss", "one loss or more", "an empty list", "Pass a loss."))
+    if loss_id is None:
+        if len(managers) > 1 and count != len(managers):
+            problem = "there are not as many losses as loss-scale managers"
+            expected = f"{len(managers)} losses, or loss_id"
+            fix = "Pass loss_id=[...] with the manager of each loss."
+            raise ValueError(message(owner, problem, expected, f"{count} losses", fix))
+        return list(range(count)) if len(managers) > 1 else [0] * count
+    if not isinstance(loss_id, (list, tuple)) or len(loss_id) != count:
+        kind = ValueError if isinstance(loss_id, (list, tuple)) else TypeError
+        problem, expected = "loss_id does not fit the losses", f"a list of {count} positions"
+        raise kind(
+            message(
+                owner, problem, expected, shown(loss_id), "Give the position of a loss-scale manager for each loss."
+            )
+        )
+    return [check_loss_id(owner, number, managers) for number in loss_id]

@@ -61,7 +61,7 @@ class UnappliedSteps:
         return merge_steps([kept.step for kept in found], owner) if found else None
 
     def note_applied(self, grads_and_vars: Sequence) -> None:
-        """Notes that these variables are updated: later gradients of them belong to another step, in eager execution."""
+        """Notes an update of these variables: in eager execution, later gradients of them belong to another step."""
         ids = {id(variable) for _, variable in grads_and_vars}
         for kept in self._unapplied if tf.executing_eagerly() else ():
             if kept.variable_ids is not None and ids <= kept.variable_ids:

@@ -14,10 +14,11 @@ from npu_bridge.base.tf_internals.callers import is_called_by_keras
 from npu_bridge.base.tf_internals.savers import track_part
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import sum_in_order
-from npu_bridge.gradients.backward_passes import BackwardPasses, check_loss_id, manager_positions
+from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt_optimizer, is_distributed, mark_as_distributed
 from npu_bridge.gradients.keras.in_graphs import reject_in_eager_fit
+from npu_bridge.gradients.losses import check_loss_id, manager_positions
 from npu_bridge.gradients.open_steps import UnappliedSteps
 from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.pipeline import Pipeline
@@ -98,10 +99,11 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         owner = f"{type(self).__name__}.compute_gradients"
         has_several = isinstance(loss, (list, tuple))
         losses = list(loss) if has_several else [loss]
+        managers = self._pipeline.loss_scale_managers
         if has_several:
-            numbers = manager_positions(owner, len(losses), loss_id, self._pipeline)
+            numbers = manager_positions(owner, len(losses), loss_id, managers)
         else:
-            numbers = [check_loss_id(owner, 0 if loss_id is None else loss_id, self._pipeline)]
+            numbers = [check_loss_id(owner, 0 if loss_id is None else loss_id, managers)]
         if tf.executing_eagerly() and not all(map(callable, losses)):
             problem, expected = (
                 "a tensor has no gradients in eager execution",

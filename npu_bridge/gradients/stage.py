@@ -267,6 +267,10 @@ class ExchangingStage(Stage):
         """
         self.transfer_name = name
 
+    def fragments(self, grads_and_vars: Sequence) -> list[list[int]]:
+        """Returns for each all-reduce fragment the positions of its gradients; empty without such fragments."""
+        return []
+
 
 class ReducingStage(ExchangingStage):
     """Base class of stages that combine the gradients of all ranks; a pipeline has at most one."""

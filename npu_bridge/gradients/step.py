@@ -15,10 +15,11 @@ from npu_bridge.gradients.arithmetic import (
     backward_order_key,
     map_gradients,
     map_values,
+    sum_gradients_by_variable,
     sum_repeated_rows,
 )
 from npu_bridge.gradients.graph_mode import make_tensors_if, run_if
-from npu_bridge.gradients.losses import Losses, sum_gradients_by_variable
+from npu_bridge.gradients.losses import Losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,7 @@ class PipelineValues:
       in_float32: 16-bit gradients that the caller gets, each with the float32 gradient that was rounded to it.
       state_updates: the updates of state that all parts of the step share, each with its losses, graph and TF 1
         context.
-      overflow: whether an overflow skips the update, a boolean scalar; None if nobody has asked.
+      overflow: whether an overflow skips the update, a boolean scalar; None before the first question.
     """
 
     awaited: list = dataclasses.field(default_factory=list)

@@ -32,7 +32,6 @@ from npu_bridge.gradients.first_step import same_batches
 from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.keras.in_graphs import build_optimizer
 from npu_bridge.gradients.stage import DecidingStage, ExchangingStage, Stage
-from npu_bridge.gradients.stages.all_reduce import AllReduce
 
 _LOG = logger(__name__)
 _IN_GRAPH = "session.run(broadcast_global_variables(0)) after the variables have their values"
@@ -54,7 +53,6 @@ def plan_collectives(
             plan.settings[f"{name} {others + 1}" if others else name] = value
         if isinstance(stage, ExchangingStage):
             plan.gradients = [_describe_gradient(grad, variable) for grad, variable in grads_and_vars]
-        if isinstance(stage, AllReduce):
             plan.fragments = stage.fragments(grads_and_vars)
     return plan
 

@@ -75,8 +75,7 @@ class AllReduce(ReducingStage):
             self._split = _split_of_process()
         return self._split
 
-    def fragments(self, grads_and_vars: Sequence) -> list[list[int]]:
-        """Returns for each all-reduce a list of positions of gradients; the lists are equal on all ranks."""
+    def fragments(self, grads_and_vars):
         gradients = [grad for grad, _ in grads_and_vars]
         return cut_fragments(gradients, [variable.name for _, variable in grads_and_vars], self.split_strategy())
 
