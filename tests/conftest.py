@@ -26,7 +26,7 @@ import pytest  # noqa: E402
 from tests.garbage import seldom_collect  # noqa: E402
 from tests.once import forget_what_was_said  # noqa: E402
 from tests.rank_pool import RankPools  # noqa: E402
-from tests.tiers import mark_slow, register_marks  # noqa: E402
+from tests.tiers import mark_ranks, mark_slow, register_marks  # noqa: E402
 from tests.times import keep_times  # noqa: E402
 from tests.warm_python import WarmPython  # noqa: E402
 from tests.worker_groups import group_of  # noqa: E402
@@ -56,8 +56,9 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks slow cases, and keeps cases of one group on one worker (`-n 2 --dist loadgroup`)."""
+    """Marks slow cases and those of ranks, and keeps cases of one group on one worker (`-n 2 --dist loadgroup`)."""
     mark_slow(items)
+    mark_ranks(items)
     if config.getoption("--collectives") == "tensorflow":
         for item in items:
             for mark in item.iter_markers("horovod"):

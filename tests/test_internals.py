@@ -229,7 +229,6 @@ def test_base_classes_have_what_subclasses_use(base):
     _tell(base, check)
 
 
-@pytest.mark.ranks
 def test_private_names_of_horovod_work_on_ranks(on_ranks):
     for failed in on_ranks(2, of_horovod.run_on_rank):
         for name, error in failed.items():

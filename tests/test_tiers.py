@@ -24,6 +24,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     tiers.mark_slow(items)
+    tiers.mark_ranks(items)
 """
 SUITE = """
 import time
@@ -83,6 +84,12 @@ def test_fast_cases_are_those_that_are_not_marked(run):
     assert code == 0 and re.findall(r"test_suite\.py::(\S+) PASSED", printed) == FAST
     code, printed = run(SUITE)
     assert code == 0 and printed.count(" PASSED") == 14
+
+
+def test_cases_on_ranks_can_be_left_out(run):
+    fixtures = "".join(f"@pytest.fixture\ndef {name}:\n    pass\n" for name in ("rank_pools()", "on_ranks(rank_pools)"))
+    suite = f"import pytest\n{fixtures}def test_on_ranks(on_ranks):\n    pass\ndef test_alone():\n    pass\n"
+    assert re.findall(r"::(\S+) PASSED", run(suite, "-m", "not ranks")[1]) == ["test_alone"]
 
 
 @pytest.mark.few_fast(2, "other mistakes are reported alike")

@@ -157,7 +157,6 @@ def calls_in_a_step():
     return collective.current().size, isinstance(collective.current(), HorovodCommunicator), calls
 
 
-@pytest.mark.ranks(2)
 def test_a_real_step_takes_this_way(on_ranks):
     items = walk()
     for size, has_horovod, calls in on_ranks(2, calls_in_a_step):

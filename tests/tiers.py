@@ -42,6 +42,13 @@ def mark_slow(items):
             item.add_marker(pytest.mark.slow(reason))
 
 
+def mark_ranks(items):
+    """Marks the cases with the fixture `on_ranks`; one that starts a job of its own is marked at its definition."""
+    for item in items:
+        if "rank_pools" in item.fixturenames:
+            item.add_marker("ranks")
+
+
 def _is_kept(item, keep, seen):
     if isinstance(keep, list):
         return item.callspec.id in keep

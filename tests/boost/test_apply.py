@@ -311,7 +311,6 @@ def of_two_ranks():
 
 
 @pytest.mark.slow("three ranks share two cores")
-@pytest.mark.ranks(2)
 def test_adasum_counts_ranks_by_the_device_number_and_rank_0_alone_speaks(on_ranks):
     """The number of devices of a server is not taken to be 8."""
     for rank, ((one, is_adasum, _), (two, is_mean, values)) in on_ranks(2, of_two_ranks):
@@ -322,7 +321,6 @@ def test_adasum_counts_ranks_by_the_device_number_and_rank_0_alone_speaks(on_ran
 
 
 @pytest.mark.slow("three ranks share two cores")
-@pytest.mark.ranks(3)
 def test_three_groups_are_not_combined_in_pairs(on_ranks):
     assert not any(is_adasum for _, ((_, is_adasum, _), _) in on_ranks(3, of_two_ranks))
 
@@ -343,7 +341,6 @@ def in_a_subspace(folder):
 
 
 @pytest.mark.slow("one process takes these steps in the cases above")
-@pytest.mark.ranks(2)
 def test_ranks_take_the_same_steps_in_a_subspace_that_one_of_them_computes(on_ranks, tmp_path):
     model = small_model()
     keep_checkpoints(model, tmp_path, 4, (np.eye(4, 3, dtype=np.float32), np.arange(4) % 2))

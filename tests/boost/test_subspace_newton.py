@@ -340,7 +340,6 @@ def on_rank():
 
 
 @pytest.mark.slow("ranks share a step in test_apply.py, too")
-@pytest.mark.ranks(2)
 def test_ranks_share_rows_that_they_cannot_share_equally_and_losses_are_averaged(on_ranks):
     """3 rows on 2 ranks, and one row, of which one rank has none; floor divisions would change losses and rows."""
     matrix, start = quadratic()

@@ -221,7 +221,6 @@ def train_on(folder):
     return weight.seen
 
 
-@pytest.mark.ranks(2)
 def test_ranks_go_on_from_the_same_one(on_ranks, folder):
     cut(folder / INDEX, 0.5)
     assert on_ranks(2, train_on, str(folder)) == [[4.0, 8.0]] * 2

@@ -69,7 +69,6 @@ def writes_weights(folder):
     return os.path.exists(os.path.join(own, "keras"))
 
 
-@pytest.mark.ranks(2)
 def test_rank_0_alone_writes_weights(on_ranks, tmp_path):
     assert on_ranks(2, writes_weights, str(tmp_path)) == [True, False]
 

@@ -198,7 +198,6 @@ def test_options_are_checked_and_told(caplog):
 
 
 @pytest.mark.slow("the cases above have the same bits on one rank")
-@pytest.mark.ranks(2)
 def test_ranks_have_the_bits_of_single_gradients(on_ranks):
     for expected, found in on_ranks(2, trained_on_ranks):
         assert found == expected

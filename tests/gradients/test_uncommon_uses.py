@@ -128,7 +128,6 @@ def sync_in_turn(shares):
     return before, [float(variable[0]) for variables in lists for variable in variables[-2:]]
 
 
-@pytest.mark.ranks(2)
 @pytest.mark.parametrize("shares", [False, True], ids=["apart", "with a common variable"])
 def test_every_part_of_variables_trained_in_turn_is_averaged(on_ranks, shares):
     (first, synced), (second, also_synced) = on_ranks(2, sync_in_turn, shares)
@@ -153,7 +152,6 @@ def move_one_scale_by_two_losses():
             return str(error)
 
 
-@pytest.mark.ranks(2)
 def test_two_updates_of_one_scale_in_one_run_are_refused_on_ranks_and_warned_of_on_one(on_ranks, caplog):
     for error in on_ranks(2, move_one_scale_by_two_losses):
         assert "one run changes a loss scale twice" in error and "separate calls of session.run" in error
@@ -189,7 +187,6 @@ def send_other_numbers():
     return said
 
 
-@pytest.mark.ranks(2)
 def test_gradients_that_would_lose_a_part_on_the_way_are_refused(on_ranks):
     for said in on_ranks(2, send_other_numbers):
         assert [text.partition(":")[0] for text in said] == ["AllReduce", "AllReduce", "TopK", "TopK"]
@@ -360,7 +357,6 @@ def slots_made_in_five_steps():
     return made
 
 
-@pytest.mark.ranks(2)
 def test_ranks_create_slots_once_in_eager_steps(on_ranks):
     assert on_ranks(2, slots_made_in_five_steps) == [[1, 2]] * 2
 
@@ -374,7 +370,6 @@ def mean_of_large_numbers():
     return [tf.convert_to_tensor(grad).numpy().tolist() for grad, _ in pairs]
 
 
-@pytest.mark.ranks(2)
 def test_a_mean_of_float16_numbers_is_finite(on_ranks):
     for dense, of_table in on_ranks(2, mean_of_large_numbers):
         assert dense == [60000.0] * 2
@@ -465,7 +460,6 @@ def test_stages_that_replace_gradients_keep_the_order_of_the_backward_pass():
     assert cut_fragments(step.gradients, names) == expected
 
 
-@pytest.mark.ranks(2)
 def test_a_list_that_contains_another_one_is_averaged_by_turns_of_its_own(on_ranks):
     for first, last in on_ranks(2, sync_all_and_head):
         assert (first, last) == (-0.5, -1.0)
@@ -505,7 +499,6 @@ def hide_in(hook, window, is_scaled):
     return values
 
 
-@pytest.mark.ranks(2)
 @pytest.mark.parametrize("is_scaled", [False, True], ids=["unscaled", "scaled"])
 @pytest.mark.parametrize("hook", ["each_batch", "before_reduce"])
 def test_a_custom_stage_hides_no_infinite_gradient_on_any_rank(on_ranks, hook, is_scaled):
@@ -531,7 +524,6 @@ def average_halves():
     return float(variable[0])
 
 
-@pytest.mark.ranks(2)
 def test_a_change_before_the_average_is_sent_from_the_place_of_the_verdict_too(on_ranks):
     assert on_ranks(2, average_halves) == [6.0, 6.0]
 
@@ -851,7 +843,6 @@ def send_less_than_all():
         return session.run([each for each in tf1.global_variables() if each.shape == [4] and each not in variables])
 
 
-@pytest.mark.ranks(2)
 def test_values_not_sent_are_kept_if_gradients_of_two_losses_are_applied_together(on_ranks):
     for kept in on_ranks(2, send_less_than_all):
         assert np.array_equal(kept, [[1.0, 2.0, 3.0, 0.0]] * 2)
@@ -996,7 +987,6 @@ def divide_by_zero():
     return float(variable[0]), float(manager.get_loss_scale())
 
 
-@pytest.mark.ranks(2)
 def test_a_stage_at_an_early_place_cannot_make_variables_infinite(on_ranks):
     assert on_ranks(2, divide_by_zero) == [(1.0, 2.0)] * 2
 
@@ -1020,7 +1010,6 @@ def half_of_the_values():
     return made.numpy().tolist()
 
 
-@pytest.mark.ranks(2)
 def test_gradients_are_sent_whole_where_that_takes_as_few_bytes(on_ranks):
     assert on_ranks(2, half_of_the_values) == [[1.0, 2.0]] * 2
 

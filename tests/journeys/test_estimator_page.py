@@ -52,7 +52,6 @@ def test_alone(tmp_path):
 
 
 @pytest.mark.slow("the page runs on one rank, too")
-@pytest.mark.ranks(2)
 def test_on_two_ranks(on_ranks, tmp_path):
     of_rank_0, of_rank_1 = on_ranks(2, run_pieces, str(tmp_path))
     check(tmp_path, of_rank_0)

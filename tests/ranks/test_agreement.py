@@ -22,7 +22,6 @@ from tests.goldens.two_layers import in_graph
 from tests.ranks.ways import started_session, tells_disagreement
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
 
 
 @dataclasses.dataclass(frozen=True)

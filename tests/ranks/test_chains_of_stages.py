@@ -21,7 +21,6 @@ def trained_in_groups(count):
 
 
 @pytest.mark.slow("all pairs of stages; single stages are fast")
-@pytest.mark.ranks(2)
 def test_every_chain_does_what_numpy_does_or_is_refused_by_name(on_ranks):
     cases = chains.cases()
     of_ranks = on_ranks(2, trained_in_groups, len(cases))

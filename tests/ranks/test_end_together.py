@@ -19,7 +19,6 @@ from tests.goldens.two_layers import assert_same_bits, in_graph
 from tests.ranks.ways import AtEnd
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
 _BATCHES = (7, 5)
 
 

@@ -21,7 +21,6 @@ from tests.goldens.two_layers import assert_same_bits
 from tests.once import lines_said
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
 
 
 class Recorder(tf.estimator.SessionRunHook):

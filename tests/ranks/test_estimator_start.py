@@ -17,7 +17,6 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from tests.ranks.ways import Named, StartAndEnd, log_begins
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
 
 
 def input_fn():

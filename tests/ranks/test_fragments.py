@@ -138,7 +138,6 @@ def reduce_in_many_cuts(seed, cut_count):
 
 
 @pytest.mark.slow("all cuts, in graphs; some of eager steps are fast")
-@pytest.mark.ranks(2)
 def test_on_two_ranks_no_cut_changes_a_bit(on_ranks):
     """The sum of two numbers has the same bits wherever in a transfer they lie."""
     fragment_counts, kinds = set(), set()
@@ -168,7 +167,6 @@ def reduce_eagerly_in_many_cuts(cut_count):
     return differing, len(fragment_counts)
 
 
-@pytest.mark.ranks(2)
 def test_no_split_strategy_changes_a_bit(on_ranks):
     for differing, fragment_counts in on_ranks(2, reduce_eagerly_in_many_cuts, 60):
         assert differing == 0
@@ -199,7 +197,6 @@ def npu_allreduce_in_many_cuts(seed, cut_count):
 
 
 @pytest.mark.few_fast(1, "other random cuts")
-@pytest.mark.ranks(2)
 @pytest.mark.parametrize("seed", [20, 21, 22])
 def test_a_list_given_to_npu_allreduce_may_be_cut_anyhow(on_ranks, seed):
     assert on_ranks(2, npu_allreduce_in_many_cuts, seed, 12) == [[], []]
@@ -228,7 +225,6 @@ def cuts_of_two_optimizers():
     return {name: sum(f"{name}_fragment" in op for op in sent) for name in options}
 
 
-@pytest.mark.ranks(2)
 def test_a_cut_belongs_to_the_optimizer_that_it_was_made_for(on_ranks):
     """And what is set for the process is read once for each optimizer, when it is first used."""
     for counts in on_ranks(2, cuts_of_two_optimizers):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from npu_bridge import collective, stages
@@ -71,7 +70,6 @@ def assert_frozen_layers_cost_nothing(results):
             before = values
 
 
-@pytest.mark.ranks(2)
 def test_sessions_run_no_operator_of_a_frozen_layer_and_send_nothing_of_it(on_ranks):
     assert_frozen_layers_cost_nothing(on_ranks(2, executed))
 
@@ -88,7 +86,6 @@ def refusal_of(settings_of_rank_1):
     NPUOptimizer(inner, is_distributed=True, stages=[stages.Freeze(schedule)]).compute_gradients(loss)
 
 
-@pytest.mark.ranks(2)
 def test_ranks_with_other_schedules_are_told_before_the_first_step(on_ranks):
     for settings in ({"seed": 5}, {"groups": GROUPS[:2]}):
         sentences = list(filter(None, on_ranks(2, refusal_of, settings)))

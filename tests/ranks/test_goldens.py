@@ -8,7 +8,6 @@ from tests.goldens import cases, checks
 
 
 @pytest.mark.few_fast(["function"], "test_keras.py trains by `fit` on two ranks")
-@pytest.mark.ranks(2)
 @pytest.mark.parametrize("way", cases.FUNCTIONS)
 def test_training_of_two_is_that_of_the_model_in_numpy(on_ranks, way):
     plan = [pair for pair in cases.plan(2, False) if pair[0] == way]
@@ -16,12 +15,10 @@ def test_training_of_two_is_that_of_the_model_in_numpy(on_ranks, way):
 
 
 @pytest.mark.slow("the same stages in other ways to train")
-@pytest.mark.ranks(2)
 def test_training_of_two_in_other_ways_too(on_ranks):
     checks.assert_equals_numpy(on_ranks(2, checks.trained, cases.plan(2, True)))
 
 
 @pytest.mark.slow("four ranks share two cores")
-@pytest.mark.ranks(4)
 def test_training_of_four_is_that_of_the_model_in_numpy(on_ranks):
     checks.assert_equals_numpy(on_ranks(4, checks.trained, cases.plan(4, True)))

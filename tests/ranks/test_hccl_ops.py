@@ -122,7 +122,6 @@ def run(on_ranks, size, function, *arguments):
 
 
 @pytest.mark.few_fast(["2"], "other numbers of ranks take the same way")
-@pytest.mark.ranks(4)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_collective_and_dtype_agrees_with_numpy(on_ranks, size):
     for rank, results in enumerate(run(on_ranks, size, every_collective)):
@@ -160,7 +159,6 @@ def beside_the_rule():
         return results
 
 
-@pytest.mark.ranks(2)
 def test_large_sums_blocks_of_any_length_and_rows_that_do_not_divide(on_ranks):
     for rank, results in enumerate(on_ranks(2, beside_the_rule)):
         np.testing.assert_allclose(results["allreduce"], [2e10, 4e10], rtol=0.01)
@@ -180,7 +178,6 @@ def the_same_tensor_on_one_rank():
             return session.run(totals)
 
 
-@pytest.mark.ranks(2)
 def test_transfers_of_the_same_tensor_are_not_merged(on_ranks):
     assert on_ranks(2, the_same_tensor_on_one_rank) == [[2.0, 3.0]] * 2
 
@@ -205,7 +202,6 @@ def gradients():
     return eager.numpy(), graph, second.numpy()
 
 
-@pytest.mark.ranks(2)
 def test_the_gradient_of_a_sum_is_the_sum_of_the_gradients(on_ranks):
     for eager, graph, second in on_ranks(2, gradients):
         np.testing.assert_array_equal(eager, [3.0 * 4.0, 20.0 * 6.0])
@@ -251,7 +247,6 @@ def broadcast_variables():
     return [np.float64(value).item() for value in values], int(variable), int(eager)
 
 
-@pytest.mark.ranks(2)
 def test_running_a_broadcast_assigns_the_variables(on_ranks):
     assert on_ranks(2, broadcast_variables) == [([1.0, 1.0, 1.0, 1.0], 1, 1)] * 2
 
@@ -266,7 +261,6 @@ def wrong_counts():
     return "fine"
 
 
-@pytest.mark.ranks(2)
 def test_an_unexpected_number_of_elements_is_an_error_on_the_receiver(on_ranks):
     first, second = on_ranks(2, wrong_counts)
     assert first == "fine"
@@ -314,7 +308,6 @@ def two_groups_per_rank():
 
 
 @pytest.mark.slow("four ranks share two cores")
-@pytest.mark.ranks(4)
 def test_one_name_stands_for_other_members_on_other_ranks(on_ranks):
     for rank, (before, facts, results, again) in enumerate(on_ranks(4, two_groups_per_rank)):
         data, model = [rank % 2, rank % 2 + 2], [rank // 2 * 2, rank // 2 * 2 + 1]
@@ -350,7 +343,6 @@ def a_pair_among_three():
 
 
 @pytest.mark.slow("groups of four ranks")
-@pytest.mark.ranks(3)
 def test_two_ranks_of_a_group_send_to_each_other(on_ranks):
     results = on_ranks(3, a_pair_among_three)
     assert results == [[[2, 7], [2, 3], [2, 7]], None, [[0, 7], [0, 3], [0, 7]]]
@@ -369,7 +361,6 @@ def groups_without_a_board():
 
 
 @pytest.mark.slow("three ranks of its own")
-@pytest.mark.ranks(3)
 @pytest.mark.horovod("its groups are process sets")
 def test_where_horovod_allows_no_groups_the_message_says_how(on_ranks):
     assert all('hvd.init(process_sets="dynamic")' in text for text in on_ranks(3, groups_without_a_board))
@@ -407,7 +398,6 @@ def gradients_of_a_list():
     return results
 
 
-@pytest.mark.ranks(2)
 def test_npu_allreduce_takes_single_gradients_lists_and_sparse_ones(on_ranks):
     for results in on_ranks(2, gradients_of_a_list):
         assert results == {

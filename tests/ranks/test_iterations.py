@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
@@ -26,7 +25,6 @@ from tests.session.precision.small_models import (
 )
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
 BATCHES_PER_RANK = 23
 OVERFLOWING = 7  # a batch in the middle of the second loop of five, on rank 1 alone
 

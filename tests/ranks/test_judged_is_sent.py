@@ -17,8 +17,6 @@ from tests.goldens.two_layers import in_graph
 from tests.ranks.ways import open_session
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(3)
-
 ROWS, COLUMNS = 4, 2
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 WIRES = ("none", "float16", "bfloat16")

@@ -35,7 +35,6 @@ from tests.goldens.two_layers import assert_same_bits
 from tests.once import lines_said
 from tests.transfers import sums_fragment
 
-pytestmark = pytest.mark.ranks(2)
 STEPS = 4
 BARE = {
     "current": lambda: tf.keras.optimizers.SGD(0.05, momentum=0.9),

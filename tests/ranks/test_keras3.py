@@ -35,7 +35,7 @@ from tests.goldens.two_layers import assert_same_bits
 from tests.once import lines_said
 from tests.ranks.test_keras import STEPS, assert_trained_as, share_of, transfers_of
 
-pytestmark = [pytest.mark.ranks(2), beside_keras3]
+pytestmark = beside_keras3
 
 
 def fixed(optimizer, **arguments):

@@ -16,7 +16,6 @@ from tests.goldens.two_layers import in_graph
 from tests.ranks.ways import RATE, TRAINERS, started_session, tells_disagreement
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(3)
 # TensorFlow's collectives refuse to share slots in a TF 1 graph, and need loops with equal scopes (docs/install.md).
 IS_HOROVOD = environment.collective_engine() != "tensorflow"
 TRAINERS_HERE = [trainer for trainer in TRAINERS if IS_HOROVOD or trainer != "sharded"]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
-
-pytestmark = pytest.mark.ranks(2)
 
 
 def exchanges(_):

@@ -22,7 +22,6 @@ from npu_bridge.stages import Accumulate
 from tests.goldens.two_layers import OPTIMIZERS, as_built_by_many, assert_all_finite, assert_same_bits, in_graph
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(4)
 STEPS = 50
 WIDTH, DEPTH, ROWS, WORDS = 24, 3, 4, 12
 

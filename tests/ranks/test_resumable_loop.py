@@ -19,7 +19,6 @@ from npu_bridge.session.elastic import stop_request
 from npu_bridge.stages import Accumulate
 from tests.canaries.of_keras3 import IS_BESIDE, REASON
 
-pytestmark = pytest.mark.ranks(2)
 UPDATES = 7
 GENERATIONS = ["current", "legacy", pytest.param("keras3", marks=pytest.mark.skipif(not IS_BESIDE, reason=REASON))]
 

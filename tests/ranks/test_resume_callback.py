@@ -17,7 +17,6 @@ from npu_bridge.session import ResumeCallback
 from npu_bridge.stages import Accumulate, Adasum
 from npu_device.train.optimizer import NpuLossScaleOptimizer
 
-pytestmark = pytest.mark.ranks(2)
 _BATCHES = 7
 
 

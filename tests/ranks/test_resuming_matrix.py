@@ -90,7 +90,6 @@ def _assert_same(state, other, where):
 
 
 @pytest.mark.slow("all stages in all ways to train; test_sync_before_saving.py has one")
-@pytest.mark.ranks(4)
 def test_the_same_ranks_and_stages_go_on_bit_for_bit(saved):
     pairs = 0
     for count, of_ranks in saved.items():
@@ -106,7 +105,6 @@ def test_the_same_ranks_and_stages_go_on_bit_for_bit(saved):
 
 
 @pytest.mark.slow("resumes from the trainings of all stages")
-@pytest.mark.ranks(4)
 def test_another_number_of_ranks_goes_on_with_the_same_state(on_ranks, saved, folder):
     pairs = 0
     for saving, going_on in itertools.permutations((1, 2, 4), 2):
@@ -123,7 +121,6 @@ def test_another_number_of_ranks_goes_on_with_the_same_state(on_ranks, saved, fo
 
 
 @pytest.mark.slow("resumes from the trainings of all stages")
-@pytest.mark.ranks(2)
 def test_stages_come_and_go(on_ranks, saved, folder):
     results = on_ranks(2, gone_on, CHANGES, folder, 2)
     for before, after in CHANGES:

@@ -23,7 +23,7 @@ from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits, in_graph, tok
 from tests.ranks.ways import started_session, tells_disagreement
 
 tf1 = tf.compat.v1
-pytestmark = [pytest.mark.ranks(2), pytest.mark.horovod("slots of other ranks cannot be saved without it")]
+pytestmark = pytest.mark.horovod("slots of other ranks cannot be saved without it")
 
 SLOTS_EACH = {"sgd": 0, "momentum": 1, "adam": 2, "lamb": 2, "keras_adam": 2}
 STEPS = 10

@@ -19,8 +19,6 @@ from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
 
-pytestmark = pytest.mark.ranks(2)
-
 
 KEEPING = "accumulate + clip by norm + top k"
 
@@ -188,7 +186,6 @@ def test_every_reduction_keeps_unscaled_gradients_in_float32(on_ranks):
 
 
 @pytest.mark.slow("one to four ranks, one after the other")
-@pytest.mark.ranks(3)
 def test_gradients_that_are_sent_as_a_whole_are_the_mean_on_any_number_of_ranks(on_ranks):
     """Sums of three are multiplied by a quarter, and some code must do the rest of the mean."""
     for found in on_ranks(3, sent_as_a_whole):

@@ -27,7 +27,6 @@ from tests.once import lines_said
 from tests.ranks.ways import RATE, TRAINERS, momentum, slow_scale, started_session, tells_disagreement
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(3)
 
 
 def _variables(use_resource=True):

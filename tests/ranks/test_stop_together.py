@@ -20,7 +20,6 @@ from tests.goldens.two_layers import in_graph
 from tests.ranks.ways import AtEnd
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
 _BEST = 2
 
 

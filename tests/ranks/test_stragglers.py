@@ -40,7 +40,6 @@ from tests.ranks.ways import WAYS, control_flow, open_session
 from tests.transfers import is_transfer
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(3)
 _RANKS, _SLOW = 3, 1
 # A step that counts; what a rank that is slow needs more; both far above what a machine in use adds.
 _PAUSE_SECS, _MORE_SECS = 0.01, 0.03

@@ -6,7 +6,6 @@ import contextlib
 import os
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
@@ -17,7 +16,6 @@ from npu_bridge.estimator.npu.npu_strategy import NPUStrategy
 from tests.ranks.ways import AtEnd
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
 
 
 def model_fn(features, labels, mode):

@@ -15,8 +15,6 @@ from tests.goldens.two_layers import assert_same_bits
 from tests.ranks.ways import AtEnd
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
-
 CHAINS = {
     "top-k": lambda: [stages.TopK(0.25)],
     "partial sync": lambda: [stages.PartialSync(4)],

@@ -50,7 +50,6 @@ def hostile_gradients():
     return values, tf.convert_to_tensor(combined[-2][0]).numpy().tolist(), huge.numpy().tolist()
 
 
-@pytest.mark.ranks(2)
 def test_adasum_is_a_sum_of_orthogonal_gradients_and_the_mean_of_the_same(on_ranks):
     for values, table, huge in on_ranks(2, hostile_gradients):
         assert values == {
@@ -73,7 +72,6 @@ def refusals_of(added):
         return str(refused.value)
 
 
-@pytest.mark.ranks(3)
 def test_adasum_on_three_ranks_is_refused_before_the_first_step(on_ranks):
     for text in on_ranks(3, refusals_of, stages.Adasum()):
         assert text == (
@@ -82,7 +80,6 @@ def test_adasum_on_three_ranks_is_refused_before_the_first_step(on_ranks):
         )
 
 
-@pytest.mark.ranks(2)
 def test_adasum_in_groups_that_do_not_divide_the_ranks_is_refused(on_ranks):
     for text in on_ranks(2, refusals_of, stages.Adasum(3)):
         assert "got 2 ranks in groups of 3" in text
@@ -102,7 +99,6 @@ def apart_at_the_start():
             return [float(value[0]) for value in session.run([first, second])]
 
 
-@pytest.mark.ranks(2)
 def test_ranks_start_alike_though_no_gradient_is_sent(on_ranks):
     """The last variable is averaged after the first update."""
     assert on_ranks(2, apart_at_the_start) == [[-1.0, -1.5], [-2.0, -1.5]]
@@ -117,7 +113,6 @@ def clipped_before_the_mean():
     return pipeline.combine(pipeline.begin(), [(gradient, kernel)])[0][0].numpy().tolist()
 
 
-@pytest.mark.ranks(2)
 def test_gradients_of_a_group_of_ranks_are_clipped_before_their_mean(on_ranks):
     assert on_ranks(2, clipped_before_the_mean) == [[0.75], [0.75]]
 
@@ -131,7 +126,6 @@ def train_in_bfloat16(stage):
     return str(refused.value)
 
 
-@pytest.mark.ranks(2)
 @pytest.mark.parametrize("stage", [stages.PartialSync(), stages.Adasum(on="weights")], ids=repr)
 def test_weights_of_16_bits_are_not_combined(on_ranks, stage):
     for said in on_ranks(2, train_in_bfloat16, stage):
@@ -150,7 +144,6 @@ def constrained_lengths(stage):
     return [float(tf.norm(variable)) for variable in variables]
 
 
-@pytest.mark.ranks(2)
 @pytest.mark.parametrize("stage", [stages.PartialSync(), stages.Adasum(on="weights")], ids=repr)
 def test_a_constraint_holds_for_weights_that_ranks_have_combined(on_ranks, stage):
     for lengths in on_ranks(2, constrained_lengths, stage):
@@ -181,7 +174,6 @@ def three_kinds_of_updates():
     return {name: variable.numpy().tolist() for name, variable in variables.items()}
 
 
-@pytest.mark.ranks(2)
 def test_updates_are_averaged_where_the_same_and_summed_where_orthogonal(on_ranks):
     for values in on_ranks(2, three_kinds_of_updates):
         assert values == {"same": [-3.0, 1.0], "orthogonal": [-1.0, -2.0], "too large": [-60000.0, -1.0]}
@@ -221,7 +213,6 @@ def saved_and_loaded(path):
     return update(rank + 4), update_second(rank + 4)
 
 
-@pytest.mark.ranks(2)
 def test_each_rank_goes_on_from_its_own_weights_and_slots_in_a_keras_file(on_ranks, tmp_path):
     """The second model has layers of other names."""
     for whole, resumed in on_ranks(2, saved_and_loaded, str(tmp_path / "model.weights.h5")):
@@ -249,7 +240,6 @@ def load(model, way, folder):
         model.load_weights(folder / way)
 
 
-@pytest.mark.ranks(2)
 def test_one_rank_goes_on_with_the_mean_of_weights_and_slots(on_ranks, tmp_path):
     states = on_ranks(2, saved_in_two_ways, str(tmp_path))
     for way in WAYS:
@@ -260,7 +250,6 @@ def test_one_rank_goes_on_with_the_mean_of_weights_and_slots(on_ranks, tmp_path)
 
 
 @pytest.mark.slow("for a message")
-@pytest.mark.ranks(2)
 def test_rank_0_says_that_it_drops_rows_of_a_stage_that_is_gone(on_ranks, tmp_path):
     on_ranks(2, saved_in_two_ways, str(tmp_path))
     for way in WAYS:

@@ -23,8 +23,6 @@ from tests.tailing.waiting import (
 from tests.transfers import is_transfer, sums_fragment
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
-
 BERT = pathlib.Path(__file__).resolve().parents[2] / "examples" / "bert_pretrain"
 
 

@@ -19,8 +19,6 @@ from tests.tailing.random_networks import CLIPS, NETWORKS, Network
 from tests.tailing.waiting import nodes_of_run, superfluous_waits
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(3)
-
 STEPS = 50
 # The values added to the gradients of a step: on some rank alone, or on all of them.
 NOTHING, NAN, INFINITE, SUM_TOO_LARGE, TOO_LARGE_FOR_16_BITS = range(5)

@@ -21,7 +21,7 @@ from tests.tailing.waiting import computed_from, is_update, nodes_of_run, waitin
 from tests.transfers import is_transfer
 
 tf1 = tf.compat.v1
-pytestmark = [pytest.mark.ranks(2), pytest.mark.horovod("the pass rewrites graphs of its optimizer")]
+pytestmark = pytest.mark.horovod("the pass rewrites graphs of its optimizer")
 
 
 def scaled(optimizer, way="scale outside"):

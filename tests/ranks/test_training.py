@@ -27,8 +27,6 @@ from tests.ranks.ways import started_session
 from tests.transfers import is_transfer
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
-
 WRAPPERS = {
     "unscaled": lambda opt, scale, wire="none": NPUOptimizer(opt, is_distributed=True, wire=wire),
     "scaled": lambda opt, scale, wire="none": NPUOptimizer(opt, scale(), True, True, wire=wire),

@@ -31,7 +31,6 @@ from tests.once import lines_said
 from tests.ranks.ways import LinesBySteps, horovod, started_session
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
 _STEPS = 3
 
 
@@ -332,6 +331,7 @@ def test_ranks_that_train_together_and_those_that_do_not_train_say_nothing(on_ra
         assert [name for name, lines in said.items() if lines] == []
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.slow("jobs of their own; the warning is held by the case above")
 @pytest.mark.parametrize("first", ["", "import horovod.tensorflow.keras as hvd"])
 def test_a_script_that_only_imports_the_package_is_told(tmp_path, first):

@@ -27,7 +27,6 @@ from tests.npu_run.launching import npu_run, write_script
 from tests.ranks.ways import slow_scale
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
 STEPS = 3
 # Gradients of the two models are 1.5 and 15, the means of those of two ranks.
 ENDS = [-1.5 * STEPS, -15.0 * STEPS]
@@ -172,6 +171,7 @@ for run in made if collective.current().rank == 0 else reversed(made):
 """
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.slow("the hang detector takes ten seconds each time")
 @pytest.mark.parametrize("way", ["session", "fit"])
 def test_another_order_on_one_rank_ends_the_job_with_both_names(tmp_path, way):

@@ -18,8 +18,6 @@ from tests.ranks.test_training import SCALE_INSIDE, WRAPPERS, dynamic, fixed, tr
 from tests.ranks.ways import LinesBySteps, started_session
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
-
 SHAPES = ([3, 5], [], [7], [0, 4], [2, 1, 6])
 ON_WIRE = [wrapper for wrapper in WRAPPERS if wrapper not in SCALE_INSIDE]
 

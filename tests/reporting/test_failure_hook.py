@@ -172,7 +172,6 @@ def fail_on_rank_1(folder):
     return None
 
 
-@pytest.mark.ranks(2)
 def test_another_rank_adds_its_error_to_the_report_of_rank_0(on_ranks, tmp_path):
     assert on_ranks(2, fail_on_rank_1, str(tmp_path)) == [None, "planted on rank 1"]
     failure, page = report_of(tmp_path)

@@ -186,7 +186,6 @@ def printed(folder):
     return output.getvalue()
 
 
-@pytest.mark.ranks(2)
 def test_rank_0_alone_says_where_the_page_is(on_ranks, tmp_path):
     said, nothing = on_ranks(2, printed, str(tmp_path))
     *_, memory, last = said.splitlines()
@@ -213,7 +212,6 @@ def train_two_in_turn(folder):
             return [float(each) for each in session.run(weights)]
 
 
-@pytest.mark.ranks(2)
 def test_runs_exchange_only_what_they_exchange_without_the_hook(on_ranks, tmp_path):
     assert on_ranks(2, train_two_in_turn, str(tmp_path)) == [[-1.5 * (1 + 2 + 3)] * 2] * 2
     assert [row.step for row in History(str(tmp_path / "history.jsonl")).rows] == [1, 2, 3, 4, 5, 6]

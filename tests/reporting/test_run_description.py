@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 import tensorflow as tf
 
 from npu_bridge.reporting import describe_run
@@ -20,7 +19,6 @@ def lines_of_ranks():
     return describe_run()
 
 
-@pytest.mark.ranks(2)
 def test_two_ranks(on_ranks):
     for line in on_ranks(2, lines_of_ranks):
         assert "| 2 ranks | precision" in line and len(line) <= 80

@@ -17,7 +17,6 @@ from tests.ranks.ways import AtEnd
 from tests.session.models import dataset
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
 
 
 def model_fn(features, labels, mode, params):

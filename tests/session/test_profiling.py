@@ -120,7 +120,6 @@ def profile_on_a_rank(folder):
     train_npu_estimator(f"{folder}/model", profiling_config=ProfilingConfig(True, _options(folder)))
 
 
-@pytest.mark.ranks(2)
 def test_each_rank_has_a_trace_of_its_own(on_ranks, tmp_path):
     on_ranks(2, profile_on_a_rank, str(tmp_path))
     assert [_runs_traced(tmp_path / name) >= 5 for name in ("rank_0", "rank_1")] == [True, True]
