@@ -23,6 +23,8 @@ sys.dont_write_bytecode = False
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
+pytest.register_assert_rewrite("tests.rank_pool")
+
 from tests.garbage import seldom_collect  # noqa: E402
 from tests.once import forget_what_was_said  # noqa: E402
 from tests.rank_pool import RankPools  # noqa: E402

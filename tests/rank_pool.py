@@ -10,8 +10,11 @@ from the tests that run.
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import importlib.util
+import inspect
 import os
 import pathlib
 import pickle
@@ -20,6 +23,8 @@ import subprocess
 import sys
 import time
 import traceback
+
+from _pytest.assertion.rewrite import rewrite_asserts
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _TIME_LIMIT_SECS = 300.0
@@ -123,6 +128,25 @@ class _Pool:
         return "\n".join([*map(str, texts), (self._folder / "log.txt").read_text()[-6000:]])
 
 
+def on_each_rank(size, gives=None, by_rank=None):
+    """Makes a test of a function that every rank runs; each has to return `gives`, or its own item of `by_rank`.
+
+    The parameters of the function are those of the test; what they stand for is sent to the ranks.
+    """
+
+    def decorate(function):
+        def test(on_ranks, **arguments):
+            assert on_ranks(size, test, *arguments.values()) == (by_rank or [gives] * size)
+
+        functools.update_wrapper(test, function).on_rank = function
+        signature = inspect.signature(lambda on_ranks: None)
+        own = inspect.signature(function).parameters.values()
+        test.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *own])
+        return test
+
+    return decorate
+
+
 def be_there():
     """A case that does nothing."""
 
@@ -151,10 +175,12 @@ def _function(path, qualname):
     name = "case_module_" + "_".join(pathlib.Path(path).with_suffix("").parts[1:])
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return getattr(sys.modules[name], qualname)
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        source = pathlib.Path(path).read_bytes()
+        rewrite_asserts(tree := ast.parse(source), source)  # so that they show their values, as beside pytest
+        exec(compile(tree, path, "exec", dont_inherit=True), module.__dict__)
+    function = getattr(sys.modules[name], qualname)
+    return getattr(function, "on_rank", function)
 
 
 def _serve(folder):

@@ -21,6 +21,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients import stages
 from npu_bridge.gradients.stage import HOOKS, Stage, is_hook_overridden
 from tests.goldens.two_layers import in_graph
+from tests.rank_pool import on_each_rank
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 MOST_FILES = 12
@@ -126,9 +127,10 @@ def test_the_table_of_stages_lists_their_hooks():
     }
 
 
+@on_each_rank(2)
 @in_graph
-def calls_in_a_step():
-    """On a rank: the ranks' engine, and which functions of the list run while which others do, as a step is built."""
+def test_a_real_step_takes_this_way():
+    """Notes which functions of the list run while which others do, as a step is built."""
     functions = {first_line_of(name): name for name, _ in walk()}
     running, calls = [], set()
 
@@ -154,13 +156,7 @@ def calls_in_a_step():
         optimizer.minimize(loss)
     finally:
         sys.setprofile(None)
-    return collective.current().size, isinstance(collective.current(), HorovodCommunicator), calls
-
-
-def test_a_real_step_takes_this_way(on_ranks):
-    items = walk()
-    for size, has_horovod, calls in on_ranks(2, calls_in_a_step):
-        assert size == 2
-        listed = [(None if caller is None else items[caller][0], name) for name, caller in items]
-        missing = [call for call in listed if call not in calls]
-        assert not [name for _, name in missing if has_horovod or "horovod" not in name]
+    has_horovod, items = isinstance(collective.current(), HorovodCommunicator), walk()
+    listed = [(None if caller is None else items[caller][0], name) for name, caller in items]
+    missing = [call for call in listed if call not in calls]
+    assert not [name for _, name in missing if has_horovod or "horovod" not in name]

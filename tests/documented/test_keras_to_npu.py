@@ -12,6 +12,7 @@ from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.npu_init import FixedLossScaleManager, NPUEstimator, keras_to_npu, npu_keras_optimizer
 from tests.documented.signatures import signature_of
+from tests.rank_pool import on_each_rank
 
 convert = keras_to_npu.model_to_npu_estimator
 
@@ -62,15 +63,11 @@ def test_it_trains_as_the_stock_keras_estimator_with_every_optimizer(tmp_path):
         np.testing.assert_array_equal(kernel, kernels[-1])
 
 
-def writes_weights(folder):
-    """Returns whether a rank writes the weights of a model into a folder of its own."""
-    own = os.path.join(folder, str(collective.current().rank))
+@on_each_rank(2, by_rank=[True, False])
+def test_rank_0_alone_writes_weights(tmp_path):
+    own = os.path.join(tmp_path, str(collective.current().rank))
     convert(make_model(), model_dir=own, config=NPURunConfig())
     return os.path.exists(os.path.join(own, "keras"))
-
-
-def test_rank_0_alone_writes_weights(on_ranks, tmp_path):
-    assert on_ranks(2, writes_weights, str(tmp_path)) == [True, False]
 
 
 @pytest.mark.few_fast(1, "other generations of Keras")

@@ -17,6 +17,7 @@ from npu_bridge.gradients.combined import CombinedGradients, check_pieces
 from npu_bridge.gradients.step import Step
 from npu_bridge.optimizers import keras, keras_legacy, tf1
 from npu_bridge.stages import Accumulate, ClipByGlobalNorm, ClipByValue, Freeze, FreezeSchedule
+from tests.rank_pool import on_each_rank
 
 v1 = tf.compat.v1
 SHAPES = ([4, 6], [5], [], [7], [3, 2])
@@ -198,13 +199,9 @@ def test_options_are_checked_and_told(caplog):
 
 
 @pytest.mark.slow("the cases above have the same bits on one rank")
-def test_ranks_have_the_bits_of_single_gradients(on_ranks):
-    for expected, found in on_ranks(2, trained_on_ranks):
-        assert found == expected
-
-
-def trained_on_ranks():
-    """On a rank: what single gradients and combined ones make, with a decision before and after the last fragment."""
+@on_each_rank(2)
+def test_ranks_have_the_bits_of_single_gradients():
+    """Compares them with combined ones, with a decision before and after the last fragment."""
     results = []
     for options in ({}, {"combine_grad": True, "check_combined_tensors": True}):
         made = []
@@ -215,7 +212,8 @@ def trained_on_ranks():
             )
             made.append([value.tobytes() for value in values.values()])
         results.append(made)
-    return results
+    expected, found = results
+    assert found == expected
 
 
 # Several groups, each with an optimizer of its own.

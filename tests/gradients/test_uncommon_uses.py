@@ -37,6 +37,7 @@ from npu_bridge.stages import (
     TopK,
 )
 from tests.goldens.two_layers import in_graph
+from tests.rank_pool import on_each_rank
 from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
@@ -175,8 +176,8 @@ def test_gradients_of_two_losses_keep_their_scales_if_both_are_computed_first(gr
         assert session.run(variable) == [0.0]
 
 
-def send_other_numbers():
-    """On a rank: returns what ways to combine ranks say about gradients that they cannot send as they are."""
+@on_each_rank(2)
+def test_gradients_that_would_lose_a_part_on_the_way_are_refused():
     ways = {"as it is": {}, "rounded": {"wire_dtype": tf.bfloat16}, "selected": {"stages": [TopK(0.1)]}}
     said = []
     for name, value in (*((name, 1 + 2j) for name in ways), ("selected", np.float64(1e39))):
@@ -184,14 +185,9 @@ def send_other_numbers():
         with pytest.raises(TypeError) as refused:
             pipeline.combine(pipeline.begin(), [(tf.constant([value]), tf.Variable([value], name="phase"))])
         said.append(str(refused.value))
-    return said
-
-
-def test_gradients_that_would_lose_a_part_on_the_way_are_refused(on_ranks):
-    for said in on_ranks(2, send_other_numbers):
-        assert [text.partition(":")[0] for text in said] == ["AllReduce", "AllReduce", "TopK", "TopK"]
-        assert "cannot exchange the complex gradient of phase:0. Expected a gradient of real numbers; got" in said[1]
-        assert "Expected float32 or 16 bits; got the gradient of phase:0 of float64" in said[3]
+    assert [text.partition(":")[0] for text in said] == ["AllReduce", "AllReduce", "TopK", "TopK"]
+    assert "cannot exchange the complex gradient of phase:0. Expected a gradient of real numbers; got" in said[1]
+    assert "Expected float32 or 16 bits; got the gradient of phase:0 of float64" in said[3]
 
 
 @pytest.mark.parametrize("changed", [False, True], ids=["as returned", "clipped"])
@@ -345,8 +341,9 @@ def test_variables_of_one_name_are_not_compared_with_each_other(monkeypatch):
     assert len(hashed) < 20 * len(variables)
 
 
-def slots_made_in_five_steps():
-    """On a rank: returns of how many variables the slots were created, for each time in five eager steps."""
+@on_each_rank(2, gives=[1, 2])
+def test_ranks_create_slots_once_in_eager_steps():
+    """Returns of how many variables the slots were created, for each time in five eager steps."""
     variables, made = [tf.Variable([1.0], name=f"v{number}") for number in range(2)], []
     optimizer = NPUDistributedOptimizer(tf.compat.v1.train.MomentumOptimizer(0.1, 0.9))
     make = InnerOptimizer.make_slots
@@ -357,23 +354,16 @@ def slots_made_in_five_steps():
     return made
 
 
-def test_ranks_create_slots_once_in_eager_steps(on_ranks):
-    assert on_ranks(2, slots_made_in_five_steps) == [[1, 2]] * 2
-
-
-def mean_of_large_numbers():
-    """On a rank: returns the mean of large float16 numbers, dense and in rows, without loss scaling."""
+@on_each_rank(2)
+def test_a_mean_of_float16_numbers_is_finite():
+    """The numbers are large, dense and in rows, without loss scaling."""
     large, table = tf.fill([2], tf.constant(60000.0, tf.float16)), tf.Variable(tf.zeros([3, 2], tf.float16))
     pipeline = stages.pipeline("large", is_distributed=True)
     rows = tf.IndexedSlices(large[tf.newaxis], tf.constant([1]), tf.constant([3, 2]))
     pairs = pipeline.combine(pipeline.begin(), [(large, tf.Variable(large)), (rows, table)])
-    return [tf.convert_to_tensor(grad).numpy().tolist() for grad, _ in pairs]
-
-
-def test_a_mean_of_float16_numbers_is_finite(on_ranks):
-    for dense, of_table in on_ranks(2, mean_of_large_numbers):
-        assert dense == [60000.0] * 2
-        assert of_table == [[0.0] * 2, [60000.0] * 2, [0.0] * 2]
+    dense, of_table = [tf.convert_to_tensor(grad).numpy().tolist() for grad, _ in pairs]
+    assert dense == [60000.0] * 2
+    assert of_table == [[0.0] * 2, [60000.0] * 2, [0.0] * 2]
 
 
 @pytest.mark.parametrize(
@@ -460,13 +450,9 @@ def test_stages_that_replace_gradients_keep_the_order_of_the_backward_pass():
     assert cut_fragments(step.gradients, names) == expected
 
 
-def test_a_list_that_contains_another_one_is_averaged_by_turns_of_its_own(on_ranks):
-    for first, last in on_ranks(2, sync_all_and_head):
-        assert (first, last) == (-0.5, -1.0)
-
-
-def sync_all_and_head():
-    """Trains, on a rank, two variables and the last one alone in turn; returns both after two rounds."""
+@on_each_rank(2)
+def test_a_list_that_contains_another_one_is_averaged_by_turns_of_its_own():
+    """Trains two variables and the last one alone in turn, twice."""
     first, last = tf.Variable([0.0, 0.0]), tf.Variable([0.0, 0.0])
     pipeline = stages.pipeline("head", is_distributed=True, stages=[PartialSync(1)])
     rank = float(collective.current().rank)
@@ -474,7 +460,7 @@ def sync_all_and_head():
         step = pipeline.begin()
         pairs = pipeline.combine(step, [(tf.fill([2], rank), variable) for variable in variables])
         pipeline.apply(step, pairs, lambda pairs: [variable.assign_sub(grad / 2) for grad, variable in pairs])
-    return float(first[0]), float(last[0])
+    assert (float(first[0]), float(last[0])) == (-0.5, -1.0)
 
 
 def hide_in(hook, window, is_scaled):
@@ -515,17 +501,14 @@ class HalveAtVerdict(Stage):
         step.map(lambda grad: grad / 2.0)
 
 
-def average_halves():
+@on_each_rank(2, gives=6.0)
+def test_a_change_before_the_average_is_sent_from_the_place_of_the_verdict_too():
     variable = tf.Variable([8.0])
     pipeline = stages.pipeline("halves", is_distributed=True, stages=[HalveAtVerdict()])
     step = pipeline.begin()
     pairs = pipeline.combine(step, [(tf.constant([4.0]), variable)])
     pipeline.apply(step, pairs, lambda pairs: variable.assign_sub(pairs[0][0]))
     return float(variable[0])
-
-
-def test_a_change_before_the_average_is_sent_from_the_place_of_the_verdict_too(on_ranks):
-    assert on_ranks(2, average_halves) == [6.0, 6.0]
 
 
 def test_gradients_that_a_function_keeps_in_variables_are_not_taken_for_unscaled_ones(caplog):
@@ -830,9 +813,9 @@ def test_a_window_of_summed_gradients_of_two_steps_is_refused():
     optimizer.apply_gradients([(computed[0], variable)])
 
 
+@on_each_rank(2)
 @in_graph
-def send_less_than_all():
-    """Applies, on a rank, the gradients of two losses together; returns the values that were not sent."""
+def test_values_not_sent_are_kept_if_gradients_of_two_losses_are_applied_together():
     variables = [tf1.get_variable(f"variable_{number}", initializer=tf.ones([4])) for number in range(2)]
     weights = tf.constant([1.0, 2.0, 3.0, 4.0])
     optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), is_distributed=True, stages=[TopK(0.25)])
@@ -840,12 +823,8 @@ def send_less_than_all():
     train = optimizer.apply_gradients(sum(computed, []))
     with started_session() as session:
         session.run(train)
-        return session.run([each for each in tf1.global_variables() if each.shape == [4] and each not in variables])
-
-
-def test_values_not_sent_are_kept_if_gradients_of_two_losses_are_applied_together(on_ranks):
-    for kept in on_ranks(2, send_less_than_all):
-        assert np.array_equal(kept, [[1.0, 2.0, 3.0, 0.0]] * 2)
+        kept = session.run([each for each in tf1.global_variables() if each.shape == [4] and each not in variables])
+    assert np.array_equal(kept, [[1.0, 2.0, 3.0, 0.0]] * 2)
 
 
 @in_graph
@@ -968,8 +947,9 @@ def test_a_note_that_a_stage_replaces_is_kept_beside_accumulation(decorate):
     assert float(seen) == 4.0
 
 
-def divide_by_zero():
-    """Trains on a rank with a custom stage at an early place; returns the variable and the loss scale."""
+@on_each_rank(2, gives=(1.0, 2.0))
+def test_a_stage_at_an_early_place_cannot_make_variables_infinite():
+    """Returns the variable and the loss scale."""
 
     class Divide(Stage):
         place = "local clip"
@@ -987,10 +967,6 @@ def divide_by_zero():
     return float(variable[0]), float(manager.get_loss_scale())
 
 
-def test_a_stage_at_an_early_place_cannot_make_variables_infinite(on_ranks):
-    assert on_ranks(2, divide_by_zero) == [(1.0, 2.0)] * 2
-
-
 def test_scaled_gradients_are_not_applied_and_losses_with_scales_of_their_own_not_mixed():
     variable = tf.Variable(1.0)
     pipeline = stages.pipeline("mixed", [falling_scale(4), falling_scale(8)])
@@ -1003,15 +979,12 @@ def test_scaled_gradients_are_not_applied_and_losses_with_scales_of_their_own_no
         pipeline.combine(step, [(tf.constant(1.0), variable)])
 
 
-def half_of_the_values():
-    """Returns, on a rank, the gradient after `TopK` at the density at which whole gradients take as few bytes."""
+@on_each_rank(2, gives=[1.0, 2.0])
+def test_gradients_are_sent_whole_where_that_takes_as_few_bytes():
+    """Half of the values, with their places, are as many bytes."""
     pipeline = stages.pipeline("half", is_distributed=True, stages=[TopK(0.5)])
     ((made, _),) = pipeline.combine(pipeline.begin(), [(tf.constant([1.0, 2.0]), tf.Variable([0.0, 0.0]))])
     return made.numpy().tolist()
-
-
-def test_gradients_are_sent_whole_where_that_takes_as_few_bytes(on_ranks):
-    assert on_ranks(2, half_of_the_values) == [[1.0, 2.0]] * 2
 
 
 @in_graph

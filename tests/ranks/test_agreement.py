@@ -19,6 +19,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimi
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer, npu_allreduce
 from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline
 from tests.goldens.two_layers import in_graph
+from tests.rank_pool import on_each_rank
 from tests.ranks.ways import started_session, tells_disagreement
 
 tf1 = tf.compat.v1
@@ -126,21 +127,17 @@ def model_with_an_optimizer_in_every_mode(features, mode):
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
-def train_and_evaluate_on_rank_0(folder):
-    """Trains two steps on a rank; rank 0 evaluates in between."""
+@on_each_rank(2)
+def test_rank_0_may_build_an_optimizer_to_evaluate(tmp_path):
+    """Trains two steps; rank 0 evaluates in between."""
     rank = collective.current().rank
-    config = NPURunConfig(model_dir=f"{folder}/rank_{rank}", save_checkpoints_steps=1)
+    config = NPURunConfig(model_dir=f"{tmp_path}/rank_{rank}", save_checkpoints_steps=1)
     estimator = NPUEstimator(model_with_an_optimizer_in_every_mode, config=config)
     batches = lambda: tf.data.Dataset.from_tensors(tf.ones([2, 3])).repeat()  # noqa: E731 - an input_fn
     estimator.train(batches, steps=1)
     if rank == 0:
         estimator.evaluate(batches, steps=1)
     estimator.train(batches, steps=1)
-    return True
-
-
-def test_rank_0_may_build_an_optimizer_to_evaluate(on_ranks, tmp_path):
-    assert on_ranks(2, train_and_evaluate_on_rank_0, str(tmp_path)) == [True, True]
 
 
 @tells_disagreement
@@ -165,23 +162,20 @@ def reduced_by_hand():
     npu_allreduce([tf.ones([2, 3] if rank == 0 else [3, 2]), tf.ones([4])])
 
 
+@on_each_rank(2)
 @in_graph
-def alone_with_own_manager():
+def test_ranks_that_do_not_share_anything_may_differ():
     rank = collective.current().rank
     variable = tf1.get_variable("variable", [2 + rank])
     optimizer = NPULossScaleOptimizer(tf1.train.AdamOptimizer(), FixedLossScaleManager(2.0**rank))
     train_op = optimizer.minimize(tf.reduce_sum(tf.square(variable)))
     with started_session() as session:
         session.run(train_op)
-    return True
 
 
-def test_ranks_that_do_not_share_anything_may_differ(on_ranks):
-    assert on_ranks(2, alone_with_own_manager) == [True, True]
-
-
-def functions_traced_unequally_often():
-    """Traces a function on a rank for each length of batch, between eager steps, after layers that rank 1 alone has."""
+@on_each_rank(2)
+def test_functions_may_be_traced_and_layers_numbered_differently():
+    """Traces a function for each length of batch, between eager steps, after layers that rank 1 alone has."""
     ranks = collective.current()
     for _ in range(ranks.rank):
         tf.keras.layers.Dense(3).build([None, 4])  # on rank 1 the next layers get other numbers
@@ -194,7 +188,8 @@ def functions_traced_unequally_often():
     step = tf.function(_gradients)
     for length in [4, 4, 4] if ranks.rank == 0 else [4, 2, 3]:
         step(pipeline, model, tf.ones([length, 4]))
-    return [np.shape(gradient) for gradient in _gradients(pipeline, model, tf.ones([4, 4]))]
+    shapes = [np.shape(gradient) for gradient in _gradients(pipeline, model, tf.ones([4, 4]))]
+    assert shapes == [(4, 3), (3,), (3, 3), (3,)]
 
 
 def _gradients(pipeline, model, features):
@@ -203,11 +198,6 @@ def _gradients(pipeline, model, features):
         loss = pipeline.scale(tf.reduce_sum(model(features)), step)
     gradients = tape.gradient(loss, model.trainable_variables)
     return [grad for grad, _ in pipeline.combine(step, zip(gradients, model.trainable_variables))]
-
-
-def test_functions_may_be_traced_and_layers_numbered_differently(on_ranks):
-    for shapes in on_ranks(2, functions_traced_unequally_often):
-        assert shapes == [(4, 3), (3,), (3, 3), (3,)]
 
 
 @tells_disagreement

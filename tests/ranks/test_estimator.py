@@ -19,6 +19,7 @@ from npu_bridge.gradients import collections
 from tests.goldens.scaled_estimator import batches_of_rows, model_fn
 from tests.goldens.two_layers import assert_same_bits
 from tests.once import lines_said
+from tests.rank_pool import on_each_rank
 
 tf1 = tf.compat.v1
 
@@ -125,17 +126,11 @@ def test_a_number_of_steps_is_counted_from_rank_0s_checkpoint(on_ranks, tmp_path
         assert [variables[-1]["global_step:0"] for _, variables, _ in results] == [reached] * 2
 
 
-def train_with(folder, counts):
-    """Trains on a rank with counts of steps that contradict each other; returns the message."""
-    with pytest.raises(ValueError) as refused:
-        estimator_of("NPUEstimator", NPURunConfig(model_dir=folder))[0].train(input_fn_of_this_rank(), **counts)
-    return str(refused.value)
-
-
 @pytest.mark.parametrize("counts", [{"steps": 1, "max_steps": 2}, {"max_steps": 0}], ids=str)
-def test_counts_of_steps_that_are_refused_on_one_rank_are_refused_on_two(on_ranks, tmp_path, counts):
-    for said in on_ranks(2, train_with, str(tmp_path), counts):
-        assert "max_steps" in said
+@on_each_rank(2)
+def test_counts_of_steps_that_are_refused_on_one_rank_are_refused_on_two(tmp_path, counts):
+    with pytest.raises(ValueError, match="max_steps"):
+        estimator_of("NPUEstimator", NPURunConfig(model_dir=tmp_path))[0].train(input_fn_of_this_rank(), **counts)
 
 
 def host_model_fn(features, labels, mode, params):
@@ -220,24 +215,21 @@ def test_what_rank_0_has_saved_is_there_when_training_ends(on_ranks, tmp_path, k
     assert [name for name in of_rank_1 if isinstance(name, str)] == ["model.ckpt-3", "model.ckpt-5"]
 
 
-def train_with_a_saver_of_rank_0(folder):
-    """On a rank of a job that keeps state in memory: trains longer than until the first copy."""
+@on_each_rank(2, gives="model.ckpt-12")
+def test_a_saver_of_rank_0_alone_stops_no_rank_that_keeps_copies_in_memory(tmp_path):
+    """Trains longer than until the first copy."""
     communicator = collective.current()
-    memory = os.path.join(folder, f"memory_{communicator.rank}")
+    memory = os.path.join(tmp_path, f"memory_{communicator.rank}")
     os.mkdir(memory, 0o700)
     os.environ[MEMORY_FOLDER] = memory
-    hooks = [NPUCheckpointSaverHook(folder, save_steps=50)] if communicator.rank == 0 else []
-    config = NPURunConfig(model_dir=folder, save_checkpoints_steps=100, log_step_count_steps=None)
+    hooks = [NPUCheckpointSaverHook(str(tmp_path), save_steps=50)] if communicator.rank == 0 else []
+    config = NPURunConfig(model_dir=tmp_path, save_checkpoints_steps=100, log_step_count_steps=None)
     try:
         estimator = NPUEstimator(model_fn, config=config, params={"seed": 1, "size": communicator.size})
         estimator.train(input_fn_of_this_rank(), hooks, max_steps=12)
     finally:
         del os.environ[MEMORY_FOLDER]
     return os.path.basename(estimator.latest_checkpoint())
-
-
-def test_a_saver_of_rank_0_alone_stops_no_rank_that_keeps_copies_in_memory(on_ranks, tmp_path):
-    assert on_ranks(2, train_with_a_saver_of_rank_0, str(tmp_path)) == ["model.ckpt-12"] * 2
 
 
 def save_in(folder, own_folders, write_state):

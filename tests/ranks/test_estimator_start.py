@@ -14,6 +14,7 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, NPUCheckpointSaverHook
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from tests.rank_pool import on_each_rank
 from tests.ranks.ways import Named, StartAndEnd, log_begins
 
 tf1 = tf.compat.v1
@@ -50,34 +51,30 @@ def write_job(folder, size, source):
     return path
 
 
-def start_from_the_job(folder):
-    """On a rank: trains a folder, then another that starts from the first; gives the weights."""
-    source = os.path.join(folder, "source")
+@on_each_rank(2, gives=[3.0, 5.0])
+def test_every_rank_starts_where_the_job_says(tmp_path):
+    """Trains a folder, then another that starts from the first; returns the weights."""
+    source = os.path.join(tmp_path, "source")
     estimator_of(source).train(input_fn, max_steps=3)
     with pytest.raises(RuntimeError, match="npu-run -np 4"):
-        estimator_of(source, write_job(folder, 4, source))
+        estimator_of(source, write_job(tmp_path, 4, source))
     weight = StartAndEnd()
-    estimator_of(os.path.join(folder, "started"), write_job(folder, 2, source)).train(input_fn, [weight], max_steps=2)
+    estimator_of(os.path.join(tmp_path, "started"), write_job(tmp_path, 2, source)).train(
+        input_fn, [weight], max_steps=2
+    )
     return weight.seen
 
 
-def test_every_rank_starts_where_the_job_says(on_ranks, tmp_path):
-    assert on_ranks(2, start_from_the_job, str(tmp_path)) == [[3.0, 5.0], [3.0, 5.0]]
+IN_ORDER = ["NPUCheckpointSaverHook", "NPUBroadcastGlobalVariablesHook", "given", "of the spec"]
 
 
-def order_of_hooks(folder):
-    """On a rank: the names of hooks as they begin."""
+@on_each_rank(2, by_rank=[IN_ORDER, IN_ORDER[1:]])
+def test_hooks_come_in_order(tmp_path):
     log = []
     with pytest.MonkeyPatch.context() as patch:
         log_begins(patch, log, NPUBroadcastGlobalVariablesHook, NPUCheckpointSaverHook)
-        estimator_of(folder, hooks=[Named("of the spec", log)]).train(input_fn, hooks=[Named("given", log)], steps=1)
+        estimator_of(tmp_path, hooks=[Named("of the spec", log)]).train(input_fn, hooks=[Named("given", log)], steps=1)
     return log
-
-
-def test_hooks_come_in_order(on_ranks, tmp_path):
-    of_rank_0, of_rank_1 = on_ranks(2, order_of_hooks, str(tmp_path))
-    assert of_rank_0 == ["NPUCheckpointSaverHook", "NPUBroadcastGlobalVariablesHook", "given", "of the spec"]
-    assert of_rank_1 == ["NPUBroadcastGlobalVariablesHook", "given", "of the spec"]
 
 
 def serving_input_fn():

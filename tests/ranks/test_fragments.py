@@ -14,6 +14,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer, npu_allreduce
 from npu_bridge.gradients import AllReduce, Step
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from tests.goldens.two_layers import in_graph
+from tests.rank_pool import on_each_rank
 from tests.transfers import sums_fragment
 
 tf1 = tf.compat.v1
@@ -151,38 +152,37 @@ def test_on_two_ranks_no_cut_changes_a_bit(on_ranks):
     assert len(fragment_counts) >= 8 and kinds == {"dense", "sparse", "none"}
 
 
-def reduce_eagerly_in_many_cuts(cut_count):
-    """On a rank: how many cuts change a bit of what one transfer gives, and how many kinds of cuts there were."""
+@on_each_rank(2)
+def test_no_split_strategy_changes_a_bit():
+    """Compares random cuts with what one transfer gives."""
     ranks = collective.current()
     random, own = np.random.RandomState(5), np.random.RandomState(ranks.rank)
     gradients = [tf.constant(own.normal(size=size), tf.float32) for size in random.randint(1, 400, size=12)]
     pairs = [(gradient, tf.Variable(tf.zeros_like(gradient))) for gradient in gradients]
     expected = [_bits(total.numpy()) for total in ranks.all_reduce(gradients, "whole")]
     differing, fragment_counts = 0, set()
-    for _ in range(cut_count):
+    for _ in range(60):
         random_strategy(random, len(gradients))
         fragment_counts.add(len(cut_fragments(gradients, [variable.name for _, variable in pairs])))
         differing += [_bits(total.numpy()) for total in _reduced("cut", pairs, None, False)] != expected
     groups.groups_of_process().strategies.reset(groups.WORLD)
-    return differing, len(fragment_counts)
+    assert differing == 0
+    assert len(fragment_counts) >= 8
 
 
-def test_no_split_strategy_changes_a_bit(on_ranks):
-    for differing, fragment_counts in on_ranks(2, reduce_eagerly_in_many_cuts, 60):
-        assert differing == 0
-        assert fragment_counts >= 8
-
-
+@pytest.mark.few_fast(1, "other random cuts")
+@pytest.mark.parametrize("seed", [20, 21, 22])
+@on_each_rank(2, gives=[])
 @in_graph
-def npu_allreduce_in_many_cuts(seed, cut_count):
-    """On a rank: the list form in random cuts; says which cuts differ from values reduced one by one."""
+def test_a_list_given_to_npu_allreduce_may_be_cut_anyhow(seed):
+    """Returns which cuts differ from values reduced one by one."""
     communicator = collective.current()
     gradients = GradientSet(seed, communicator.size)
     random = np.random.RandomState(seed + 1)
     values = [grad for grad, _ in gradients.grads_and_vars(communicator.rank) if grad is not None]
     alone = {reduction: npu_allreduce(values, reduction, fusion=0) for reduction in ("mean", "sum")}
     cuts = []
-    for number in range(cut_count):
+    for number in range(12):
         random_strategy(random, gradients.kinds.count("dense"))
         cuts.append(npu_allreduce(values, ("mean", "sum")[number % 2], fusion=1))
     groups.groups_of_process().strategies.reset(groups.WORLD)
@@ -196,15 +196,10 @@ def npu_allreduce_in_many_cuts(seed, cut_count):
     ]
 
 
-@pytest.mark.few_fast(1, "other random cuts")
-@pytest.mark.parametrize("seed", [20, 21, 22])
-def test_a_list_given_to_npu_allreduce_may_be_cut_anyhow(on_ranks, seed):
-    assert on_ranks(2, npu_allreduce_in_many_cuts, seed, 12) == [[], []]
-
-
+@on_each_rank(2)
 @in_graph
-def cuts_of_two_optimizers():
-    """On a rank: how many transfers there are for an optimizer with a cut of its own, and for others around it."""
+def test_a_cut_belongs_to_the_optimizer_that_it_was_made_for():
+    """What is set for the process is read once for each optimizer, when it is first used."""
     strategies = groups.groups_of_process().strategies
     variables = [tf1.get_variable(f"v{number}", [4]) for number in range(5)]
     loss = tf.add_n([tf.reduce_sum(tf.square(variable)) for variable in variables])
@@ -222,10 +217,5 @@ def cuts_of_two_optimizers():
     finally:
         strategies.reset(groups.WORLD)
     sent = [op.name for op in tf1.get_default_graph().get_operations() if sums_fragment(op.name, op.type)]
-    return {name: sum(f"{name}_fragment" in op for op in sent) for name in options}
-
-
-def test_a_cut_belongs_to_the_optimizer_that_it_was_made_for(on_ranks):
-    """And what is set for the process is read once for each optimizer, when it is first used."""
-    for counts in on_ranks(2, cuts_of_two_optimizers):
-        assert counts == {"before": 1, "own": 4, "after": 2, "later": 5}  # "after" was used twice
+    counts = {name: sum(f"{name}_fragment" in op for op in sent) for name in options}
+    assert counts == {"before": 1, "own": 4, "after": 2, "later": 5}  # "after" was used twice

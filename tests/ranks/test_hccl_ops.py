@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.hccl import checks, hccl_ops
 from tests.goldens.two_layers import in_graph
 from tests.gradients.test_gradients_of_bodies import BODIES, train
+from tests.rank_pool import on_each_rank
 from tests.ranks.ways import started_session
 
 SIZES = (4, 3, 2, 1)
@@ -134,9 +134,9 @@ def test_every_collective_and_dtype_agrees_with_numpy(on_ranks, size):
             )
 
 
+@on_each_rank(2)
 @in_graph
-def beside_the_rule():
-    """Sums beyond float16 on a rank, and exchanges blocks of unequal lengths and rows that do not divide."""
+def test_large_sums_blocks_of_any_length_and_rows_that_do_not_divide():
     rank = current().rank
     large = tf.constant([1e10, 2e10], tf.bfloat16)
     counts = np.array([[1, 2], [3, 4]])
@@ -152,23 +152,16 @@ def beside_the_rule():
     scattered = hccl_ops.reduce_scatter(rows, "sum", 2)
     with tf.compat.v1.Session() as session:
         results = {name: value.astype(float).tolist() for name, value in session.run(fetches).items()}
-        try:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="the first dimension must be a multiple of 2"):
             session.run(scattered, {rows: [1.0, 2.0, 3.0]})
-        except tf.errors.InvalidArgumentError as error:
-            results["refused"] = str(error)
-        return results
+    np.testing.assert_allclose(results["allreduce"], [2e10, 4e10], rtol=0.01)
+    np.testing.assert_allclose(results["reduce_scatter"], [[2e10], [4e10]][rank], rtol=0.01)
+    blocks = [[0.0] + [1.0] * 3, [0.0] * 2 + [1.0] * 4][rank]
+    assert results["all_to_all_v"] == results["all_to_all_v_c"] == blocks
 
 
-def test_large_sums_blocks_of_any_length_and_rows_that_do_not_divide(on_ranks):
-    for rank, results in enumerate(on_ranks(2, beside_the_rule)):
-        np.testing.assert_allclose(results["allreduce"], [2e10, 4e10], rtol=0.01)
-        np.testing.assert_allclose(results["reduce_scatter"], [[2e10], [4e10]][rank], rtol=0.01)
-        blocks = [[0.0] + [1.0] * 3, [0.0] * 2 + [1.0] * 4][rank]
-        assert results["all_to_all_v"] == results["all_to_all_v_c"] == blocks
-        assert "the first dimension must be a multiple of 2" in results["refused"]
-
-
-def the_same_tensor_on_one_rank():
+@on_each_rank(2, gives=[2.0, 3.0])
+def test_transfers_of_the_same_tensor_are_not_merged():
     """One rank reduces one tensor twice, the other two tensors."""
     with tf.Graph().as_default():
         values = [tf.compat.v1.get_variable(f"v{number}", initializer=1.0 + number) for number in range(2)]
@@ -176,10 +169,6 @@ def the_same_tensor_on_one_rank():
         totals = [hccl_ops.allreduce(value, "sum") for value in given]
         with started_session() as session:
             return session.run(totals)
-
-
-def test_transfers_of_the_same_tensor_are_not_merged(on_ranks):
-    assert on_ranks(2, the_same_tensor_on_one_rank) == [[2.0, 3.0]] * 2
 
 
 def gradients():
@@ -230,7 +219,8 @@ def test_other_collectives_have_no_gradient(collective):
         tape.gradient(loss, x)
 
 
-def broadcast_variables():
+@on_each_rank(2, gives=([1.0, 1.0, 1.0, 1.0], 1, 1))
+def test_running_a_broadcast_assigns_the_variables():
     rank = current().rank
     with tf.Graph().as_default():
         variables = [
@@ -245,10 +235,6 @@ def broadcast_variables():
     variable = tf.Variable(rank)
     eager = hccl_ops.broadcast([variable], 1)[0]
     return [np.float64(value).item() for value in values], int(variable), int(eager)
-
-
-def test_running_a_broadcast_assigns_the_variables(on_ranks):
-    assert on_ranks(2, broadcast_variables) == [([1.0, 1.0, 1.0, 1.0], 1, 1)] * 2
 
 
 def wrong_counts():
@@ -267,7 +253,9 @@ def test_an_unexpected_number_of_elements_is_an_error_on_the_receiver(on_ranks):
     assert "on rank 1 of 2" in second and "recv_counts" in second
 
 
-def two_groups_per_rank():
+@pytest.mark.slow("four ranks share two cores")
+@on_each_rank(4)
+def test_one_name_stands_for_other_members_on_other_ranks():
     """Every rank calls its own data-parallel and model-parallel group by the same two names."""
     rank = current().rank
     total_before = hccl_ops.allreduce([1.0], "sum").numpy()
@@ -304,27 +292,25 @@ def two_groups_per_rank():
     api.create_group("data", 2, data)
     again = hccl_ops.allreduce([1.0 + rank], "sum", group="data").numpy()
     api.destroy_group("data")
-    return total_before, facts, {key: np.ravel(value).tolist() for key, value in results.items()}, again
+    assert total_before == [4.0]
+    model = sorted(model)
+    assert facts["data"] == (data, rank // 2, (rank // 2, 2))
+    assert facts["model"] == (model, rank % 2, (rank % 2, 2))
+    assert {key: np.ravel(value).tolist() for key, value in results.items()} == {
+        "sum": [2.0 + sum(data), 2.0 + sum(model)],
+        "mean": [1.0 + sum(data) / 2, 2.0 + sum(data)],
+        "gather": [1.0 + other for other in model],
+        "from": [1.0 + data[1]],
+        "part": [1.0 + model[1]],
+        "all to all": [1.0 + other for other in data],
+        "grad": [2.0 + sum(model)],
+    }
+    assert again == [2.0 + sum(data)]
 
 
-@pytest.mark.slow("four ranks share two cores")
-def test_one_name_stands_for_other_members_on_other_ranks(on_ranks):
-    for rank, (before, facts, results, again) in enumerate(on_ranks(4, two_groups_per_rank)):
-        data, model = [rank % 2, rank % 2 + 2], [rank // 2 * 2, rank // 2 * 2 + 1]
-        assert before == [4.0]
-        assert facts["data"] == (data, rank // 2, (rank // 2, 2))
-        assert facts["model"] == (model, rank % 2, (rank % 2, 2))
-        assert results["sum"] == [2.0 + sum(data), 2.0 + sum(model)]
-        assert results["mean"] == [1.0 + sum(data) / 2, 2.0 + sum(data)]
-        assert results["gather"] == [1.0 + other for other in model]
-        assert results["from"] == [1.0 + data[1]]
-        assert results["part"] == [1.0 + model[1]]
-        assert results["all to all"] == [1.0 + other for other in data]
-        assert results["grad"] == [2.0 + sum(model)]
-        assert again == [2.0 + sum(data)]
-
-
-def a_pair_among_three():
+@pytest.mark.slow("groups of four ranks")
+@on_each_rank(3, by_rank=[[[2, 7], [2, 3], [2, 7]], None, [[0, 7], [0, 3], [0, 7]]])
+def test_two_ranks_of_a_group_send_to_each_other():
     """Ranks 0 and 2 form a group and send to each other, under different name scopes; rank 1 does not."""
     rank = current().rank
     if rank == 1:
@@ -342,28 +328,15 @@ def a_pair_among_three():
     return values
 
 
-@pytest.mark.slow("groups of four ranks")
-def test_two_ranks_of_a_group_send_to_each_other(on_ranks):
-    results = on_ranks(3, a_pair_among_three)
-    assert results == [[[2, 7], [2, 3], [2, 7]], None, [[0, 7], [0, 3], [0, 7]]]
-
-
-def groups_without_a_board():
-    """As under MPI: there is no way to restart Horovod."""
-    address = os.environ.pop("HOROVOD_GLOO_RENDEZVOUS_ADDR")
-    try:
-        api.create_group("pair", 2, [1, 2]) if current().rank else api.create_group_of_others()
-    except RuntimeError as error:
-        return str(error)
-    finally:
-        os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = address
-    return "fine"
-
-
 @pytest.mark.slow("three ranks of its own")
 @pytest.mark.horovod("its groups are process sets")
-def test_where_horovod_allows_no_groups_the_message_says_how(on_ranks):
-    assert all('hvd.init(process_sets="dynamic")' in text for text in on_ranks(3, groups_without_a_board))
+@on_each_rank(3)
+def test_where_horovod_allows_no_groups_the_message_says_how():
+    """As under MPI: there is no way to restart Horovod."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+        with pytest.raises(RuntimeError, match=r'hvd\.init\(process_sets="dynamic"\)'):
+            api.create_group("pair", 2, [1, 2]) if current().rank else api.create_group_of_others()
 
 
 def gradients_of_a_list():
@@ -414,8 +387,12 @@ def test_npu_allreduce_takes_single_gradients_lists_and_sparse_ones(on_ranks):
         }
 
 
-def results_that_one_rank_uses():
-    """On a rank: results of collectives in a function that is called in a function; only rank 0 uses the results."""
+USED = [[2.0, 2.0], [1.0, 1.0], [0.5] * 4, [1.0, 1.0], [1, 1], [1.0, 1.0], [1.0, 1.0]]
+
+
+@on_each_rank(2, by_rank=[USED, [[1.0, 1.0]]])
+def test_a_function_runs_collectives_whose_results_only_another_rank_uses():
+    """Returns results of collectives in a function that is called in a function."""
 
     @tf.function
     def exchanged(value):
@@ -426,12 +403,6 @@ def results_that_one_rank_uses():
         return results if current().rank == 0 else [value]
 
     return [value.numpy().tolist() for value in tf.function(lambda value: exchanged(value))(tf.ones([2]))]
-
-
-def test_a_function_runs_collectives_whose_results_only_another_rank_uses(on_ranks):
-    first, second = on_ranks(2, results_that_one_rank_uses)
-    assert first == [[2.0, 2.0], [1.0, 1.0], [0.5] * 4, [1.0, 1.0], [1, 1], [1.0, 1.0], [1.0, 1.0]]
-    assert second == [[1.0, 1.0]]
 
 
 # Ranks send gradients, and whatever a script sends, in every iteration of a loop.
@@ -454,8 +425,10 @@ def test_the_mean_is_trained_on(on_ranks):
                 assert steps == 3
 
 
-def sum_in_turn(is_classic):
-    """On a rank: sums over the ranks of numbers that do not wait for one another, in a TF 1 graph."""
+@pytest.mark.parametrize("is_classic", [True, False])
+@on_each_rank(2)
+def test_a_sum_in_a_loop_is_sent_in_each_iteration(is_classic):
+    """The numbers do not wait for one another."""
     with tf.Graph().as_default(), classic_control_flow() if is_classic else contextlib.nullcontext():
 
         def body(i, sums):
@@ -464,13 +437,8 @@ def sum_in_turn(is_classic):
         array = tf.compat.v1.TensorArray(tf.float32, 40)
         _, sums = tf.compat.v1.while_loop(lambda i, sums: i < 40, body, [tf.constant(0), array])
         with tf.compat.v1.Session() as session:
-            return session.run(sums.concat())
-
-
-@pytest.mark.parametrize("is_classic", [True, False])
-def test_a_sum_in_a_loop_is_sent_in_each_iteration(on_ranks, is_classic):
-    for sums in on_ranks(2, sum_in_turn, is_classic):
-        np.testing.assert_array_equal(sums, np.arange(40) * 2)
+            sums = session.run(sums.concat())
+    np.testing.assert_array_equal(sums, np.arange(40) * 2)
 
 
 @tf.function
@@ -481,8 +449,9 @@ def sum_in_a_function():
     return sums.concat()
 
 
-def accumulate_in_a_function():
-    """On a rank: the sums of the loop above, and weights after a step on gradients added up in a loop."""
+@on_each_rank(2)
+def test_so_it_is_in_a_loop_of_a_function():
+    """Makes the sums of the loop above, and a step on gradients added up in a loop."""
     weights, numbers = tf.Variable([1.0, 2.0]), tf.constant(BATCHES_OF_BODIES)[:, current().rank]
     optimizer = NPUDistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.125))
 
@@ -498,11 +467,7 @@ def accumulate_in_a_function():
         optimizer.apply_gradients([(total, weights)])
 
     step()
-    return sum_in_a_function().numpy(), weights.numpy()
-
-
-def test_so_it_is_in_a_loop_of_a_function(on_ranks):
+    sums, weights = sum_in_a_function().numpy(), weights.numpy()
     expected = [1.0, 2.0] - 0.125 * np.sum(np.mean(BATCHES_OF_BODIES, axis=1), axis=0)
-    for sums, weights in on_ranks(2, accumulate_in_a_function):
-        np.testing.assert_array_equal(sums, np.arange(40) * 2)
-        np.testing.assert_array_equal(weights, expected)
+    np.testing.assert_array_equal(sums, np.arange(40) * 2)
+    np.testing.assert_array_equal(weights, expected)

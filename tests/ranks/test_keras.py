@@ -33,6 +33,7 @@ from tests.goldens.keras3_models import beside_keras3
 from tests.goldens.keras_models import BATCH_SIZE, fit, make_data, make_model, state_of
 from tests.goldens.two_layers import assert_same_bits
 from tests.once import lines_said
+from tests.rank_pool import on_each_rank
 from tests.transfers import sums_fragment
 
 STEPS = 4
@@ -155,8 +156,10 @@ def test_an_overflow_on_one_rank_skips_the_step_on_both(on_ranks, generation, wr
     assert first[1:] == ((5, 1024.0, 1) if wrapper == "dynamic" else (6, 1024.0, None))
 
 
-def steps_after_an_eager_overflow(generation):
-    """On a rank: a variable after eager steps around Keras' own loss scaling, the second overflowing on rank 1."""
+@pytest.mark.parametrize("generation", BARE)
+@on_each_rank(2, gives=[1.0, 1.0, 2.5, 4.0])
+def test_gradients_are_averaged_after_a_step_that_keras_has_skipped(generation):
+    """Returns a variable after eager steps around Keras' own loss scaling, the second overflowing on rank 1."""
     rank = collective.current().rank
     variable, make = tf.Variable(0.0), tf.keras.mixed_precision.LossScaleOptimizer
     inner = {"current": tf.keras.optimizers.SGD, "legacy": tf.keras.optimizers.legacy.SGD}[generation](1.0)
@@ -168,11 +171,6 @@ def steps_after_an_eager_overflow(generation):
         optimizer.apply_gradients(zip(gradients, [variable]))
         values.append(float(variable))
     return values
-
-
-@pytest.mark.parametrize("generation", BARE)
-def test_gradients_are_averaged_after_a_step_that_keras_has_skipped(on_ranks, generation):
-    assert on_ranks(2, steps_after_an_eager_overflow, generation) == [[1.0, 1.0, 2.5, 4.0]] * 2
 
 
 def transfers_of(step):
@@ -246,8 +244,9 @@ def test_refusals(on_ranks):
             assert part in message
 
 
-def in_place_around_a_tf1_optimizer():
-    """Trains, on a rank, with a patched TF 1 optimizer two losses that differ between ranks; returns both values."""
+@on_each_rank(2)
+def test_a_tf1_optimizer_in_place():
+    """Trains, with a patched TF 1 optimizer, two losses that differ between ranks."""
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
         variable = tf.compat.v1.get_variable("variable", initializer=[1.0, 2.0])
         optimizer = npu_distributed_optimizer_wrapper(tf.compat.v1.train.GradientDescentOptimizer(1.0))
@@ -256,17 +255,15 @@ def in_place_around_a_tf1_optimizer():
         train_other = optimizer.minimize(2.0 * loss)
         session.run(tf.compat.v1.global_variables_initializer())
         values = [(session.run(each), session.run(variable).tolist())[1] for each in (train_op, train_other)]
-        return values, [name for name in transfers if sums_fragment(name, graph.get_operation_by_name(name).type)]
+    assert values == [[-1.0, 0.0], [-5.0, -4.0]]
+    transfers = [name for name in transfers if sums_fragment(name, graph.get_operation_by_name(name).type)]
+    assert transfers == ["transfers/Npu_Distributed_optimizer_fragment_0_float32"]
 
 
-def test_a_tf1_optimizer_in_place(on_ranks):
-    for values, transfers in on_ranks(2, in_place_around_a_tf1_optimizer):
-        assert values == [[-1.0, 0.0], [-5.0, -4.0]]
-        assert transfers == ["transfers/Npu_Distributed_optimizer_fragment_0_float32"]
-
-
-def apply_others_than_computed(in_function):
-    """Computes gradients only to read them, on a rank, and applies those of a tape; returns the variable."""
+@pytest.mark.parametrize("in_function", [True, False], ids=["function", "eager"])
+@on_each_rank(2, gives=[-4.0])
+def test_gradients_beside_computed_ones_are_averaged(in_function):
+    """Computes gradients only to read them, and applies those of a tape; returns the variable."""
     variable = tf.Variable([0.0])
     optimizer = KerasDistributeOptimizer(tf.keras.optimizers.SGD(1.0))
     optimizer.build([variable])
@@ -280,11 +277,6 @@ def apply_others_than_computed(in_function):
 
     (tf.function(step) if in_function else step)()
     return variable.numpy().tolist()
-
-
-@pytest.mark.parametrize("in_function", [True, False], ids=["function", "eager"])
-def test_gradients_beside_computed_ones_are_averaged(on_ranks, in_function):
-    assert on_ranks(2, apply_others_than_computed, in_function) == [[-4.0]] * 2
 
 
 class Snapshot(tf.keras.callbacks.Callback):
@@ -323,8 +315,10 @@ def broadcast_at_first(kind):
         return snapshot.taken
 
 
-def trained_with_a_condition(wrap):
-    """On a rank: a weight after a step whose loss has an `if` that AutoGraph translates."""
+@pytest.mark.parametrize("wrap", [npu_distributed_optimizer_wrapper, KerasDistributeOptimizer, npu_keras_optimizer])
+@on_each_rank(2, gives=0.5)
+def test_a_loss_in_a_function_may_have_conditions(wrap):
+    """Returns a weight after a step whose loss has an `if` that AutoGraph translates."""
     weight = tf.Variable(1.0)
     optimizer = wrap(tf.keras.optimizers.SGD(0.5))
 
@@ -341,13 +335,8 @@ def trained_with_a_condition(wrap):
     return float(weight.numpy())
 
 
-@pytest.mark.parametrize("wrap", [npu_distributed_optimizer_wrapper, KerasDistributeOptimizer, npu_keras_optimizer])
-def test_a_loss_in_a_function_may_have_conditions(on_ranks, wrap):
-    assert on_ranks(2, trained_with_a_condition, wrap) == [0.5, 0.5]
-
-
-def transfers_of_single_values():
-    """On a rank: how many values the callback sends one by one before the first batch."""
+@on_each_rank(2)
+def test_the_callback_sends_all_values_together():
     communicator, eager = type(collective.current()), []
     broadcast = communicator.broadcast
 
@@ -357,12 +346,7 @@ def transfers_of_single_values():
 
     with mock.patch.object(communicator, "broadcast", counted):
         fit(BARE["current"](), make_data(1), callbacks=[NPUBroadcastGlobalVariablesCallback(0)])
-    return eager
-
-
-def test_the_callback_sends_all_values_together(on_ranks):
-    for eager in on_ranks(2, transfers_of_single_values):
-        assert len(eager) > 4 and not any(eager)
+    assert len(eager) > 4 and not any(eager)
 
 
 @pytest.mark.few_fast(1, "other generations of Keras")
@@ -381,7 +365,9 @@ class FirstWeight(tf.keras.callbacks.Callback):
         self.seen = self.model.get_weights()[0].item() if batch == 0 else self.seen
 
 
-def weight_before_the_first_batch():
+@on_each_rank(2, gives=3.0)
+def test_the_callback_does_not_make_the_first_batch_slow():
+    """Keras 2 warns of callbacks that are slow in a batch. Callbacks before this one see the weights of rank 0, too."""
     model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1, use_bias=False)])
     model.set_weights([np.full([1, 1], 3.0 + collective.current().rank)])
     model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(1.0)), loss="mae")
@@ -390,31 +376,24 @@ def weight_before_the_first_batch():
     return first.seen
 
 
-def test_the_callback_does_not_make_the_first_batch_slow(on_ranks):
-    """Keras 2 warns of callbacks that are slow in a batch. Callbacks before this one see the weights of rank 0, too."""
-    assert on_ranks(2, weight_before_the_first_batch) == [3.0, 3.0]
-
-
-def accumulated_from_the_first_batch(knows_its_input):
+@pytest.mark.few_fast(1, "the other order takes the same way")
+@pytest.mark.parametrize("knows_its_input", [True, False])
+@on_each_rank(2, gives=[[-1.0], [-1.0]])
+def test_the_callback_leaves_each_rank_its_sums(knows_its_input):
     """Two batches make the first update; a model that learns its shape from the first is sent after it."""
     layers = [tf.keras.layers.Input([2])] if knows_its_input else []
     model = tf.keras.Sequential([*layers, tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
     model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(1.0), stages=[Accumulate(2)]), loss="mae")
-    rows = np.full([2, 2], 1.0 + 2.0 * collective.current().rank, np.float32)
+    rows = np.full([2, 2], 1.0 + 2.0 * collective.current().rank, np.float32)  # which are the gradients
     callback = NPUBroadcastGlobalVariablesCallback(0)
     model.fit(rows, np.zeros([2, 1]), batch_size=1, shuffle=False, verbose=0, callbacks=[callback])
     return model.get_weights()[0].tolist()
 
 
-@pytest.mark.few_fast(1, "the other order takes the same way")
-@pytest.mark.parametrize("knows_its_input", [True, False])
-def test_the_callback_leaves_each_rank_its_sums(on_ranks, knows_its_input):
-    """The gradient is 1 on rank 0 and 3 on rank 1."""
-    assert on_ranks(2, accumulated_from_the_first_batch, knows_its_input) == [[[-1.0], [-1.0]]] * 2
-
-
-def callback_with_other_variables(are_as_many):
-    """Trains on a rank; rank 1 has another model, perhaps with as many variables."""
+@pytest.mark.parametrize("are_as_many", [False, True])
+@on_each_rank(2)
+def test_the_callback_refuses_ranks_with_other_variables(are_as_many):
+    """Rank 1 has another model, perhaps with as many variables."""
     model = make_model()
     if collective.current().rank == 1:
         widths = [9, 4, 2] if are_as_many else [2]
@@ -422,16 +401,9 @@ def callback_with_other_variables(are_as_many):
         if are_as_many:
             model = tf.keras.Sequential([tf.keras.layers.Dense(9, use_bias=False), *model.layers[1:]])
     tokens, labels = make_data(1)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="rank 1 trains other variables"):
         callback = NPUBroadcastGlobalVariablesCallback(0)
         fit(BARE["current"](), (tokens.astype(np.float32), labels), model, callbacks=[callback])
-    return str(error.value)
-
-
-@pytest.mark.parametrize("are_as_many", [False, True])
-def test_the_callback_refuses_ranks_with_other_variables(on_ranks, are_as_many):
-    for message in on_ranks(2, callback_with_other_variables, are_as_many):
-        assert "rank 1 trains other variables" in message
 
 
 class SavesSlowly(tf.keras.callbacks.Callback):
@@ -447,9 +419,11 @@ class SavesSlowly(tf.keras.callbacks.Callback):
             self.model.save_weights(self._path)
 
 
-def fit_and_load(path):
-    """On a rank: trains two epochs, and loads at once what rank 0 has saved."""
-    model = make_model()
+@pytest.mark.slow("an Estimator waits for the save in the same way")
+@on_each_rank(2)
+def test_weights_that_rank_0_has_saved_are_there_when_fit_returns(tmp_path):
+    """Trains two epochs, and loads at once what rank 0 has saved."""
+    model, path = make_model(), str(tmp_path / "weights.h5")
     model.compile(npu_keras_optimizer(BARE["current"](), is_distributed=True), "mse")
     callbacks = npu_callbacks_append([SavesSlowly(path)])
     for _ in range(2):
@@ -457,16 +431,11 @@ def fit_and_load(path):
         trained = model.get_weights()
         model.load_weights(path)
         assert all(map(np.array_equal, model.get_weights(), trained)), "an older file was loaded"
-    return True
 
 
-@pytest.mark.slow("an Estimator waits for the save in the same way")
-def test_weights_that_rank_0_has_saved_are_there_when_fit_returns(on_ranks, tmp_path):
-    assert on_ranks(2, fit_and_load, str(tmp_path / "weights.h5")) == [True, True]
-
-
-def text_of_rank_0():
-    """Broadcasts a variable of strings on a rank: eagerly, in a function and in a session."""
+@on_each_rank(2, gives=[["größer", "", "x" * 300]] * 3)
+def test_variables_of_strings_are_sent():
+    """Broadcasts a variable of strings eagerly, in a function and in a session."""
     own = ["größer", "", "x" * 300] if collective.current().rank == 0 else ["a", "b", "c"]
     ranks = collective.current()
     eagerly = ranks.broadcast(tf.constant(own), 0, "texts").numpy()
@@ -478,10 +447,6 @@ def text_of_rank_0():
         session.run(sent)
         in_session = session.run(variable)
     return [[text.decode() for text in values] for values in (eagerly, in_function, in_session)]
-
-
-def test_variables_of_strings_are_sent(on_ranks):
-    assert on_ranks(2, text_of_rank_0) == [[["größer", "", "x" * 300]] * 3] * 2
 
 
 def fit_of_words():
@@ -497,14 +462,10 @@ def fit_of_words():
     return model.layers[1].get_weights()[0].tobytes()
 
 
-def append_to_callbacks_of_ones_own():
+@on_each_rank(2, gives=[["AverageMetricsCallback", "NPUBroadcastGlobalVariablesCallback", "StragglerCallback"]] * 2)
+def test_callbacks_that_ranks_need_are_added_once():
     lists = [npu_callbacks_append([kind()]) for kind in (AverageMetricsCallback, StragglerCallback)]
     return [sorted(type(each).__name__ for each in callbacks) for callbacks in lists]
-
-
-def test_callbacks_that_ranks_need_are_added_once(on_ranks):
-    needed = ["AverageMetricsCallback", "NPUBroadcastGlobalVariablesCallback", "StragglerCallback"]
-    assert on_ranks(2, append_to_callbacks_of_ones_own) == [[needed, needed]] * 2
 
 
 def test_tables_and_metrics_do_not_stop_the_first_batch(on_ranks):

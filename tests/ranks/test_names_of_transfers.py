@@ -13,6 +13,7 @@ from npu_bridge.base import environment
 from npu_bridge.collective import wire_names
 from npu_bridge.hccl import hccl_ops
 from tests.goldens.two_layers import in_graph
+from tests.rank_pool import on_each_rank
 from tests.ranks.ways import RATE, TRAINERS, started_session, tells_disagreement
 
 tf1 = tf.compat.v1
@@ -32,8 +33,10 @@ def _trained(trainer, value):
         return tf.stack([variable.read_value() for variable in variables])
 
 
-def broadcast_under_many_names():
-    """On a rank: how many functions of eager transfers are kept after five; the values that arrived."""
+@pytest.mark.horovod("TensorFlow's own collectives have no such functions")
+@on_each_rank(2, gives=(3, list(range(10))))
+def test_functions_of_eager_transfers_do_not_add_up():
+    """Returns how many functions of eager transfers are kept after five, and the values that arrived."""
     from npu_bridge.collective import horovod_ranks
 
     horovod_ranks._FUNCTIONS.clear()
@@ -41,11 +44,6 @@ def broadcast_under_many_names():
     with wire_names.use_label("training_of_this_test."), few:
         values = [int(ranks.broadcast(tf.constant(number + ranks.rank), 0, f"n{number % 5}")) for number in range(10)]
     return len(horovod_ranks._FUNCTIONS), values
-
-
-@pytest.mark.horovod("TensorFlow's own collectives have no such functions")
-def test_functions_of_eager_transfers_do_not_add_up(on_ranks):
-    assert on_ranks(2, broadcast_under_many_names) == [(3, list(range(10)))] * 2
 
 
 @in_graph
@@ -90,9 +88,10 @@ def test_scopes_may_differ_between_ranks(on_ranks, size):
             np.testing.assert_array_equal(results[trainer], np.full((3, 2), 1 - RATE * total / size), f"{rank}")
 
 
+# Twice the total, summed over two ranks, times twice the value.
+@on_each_rank(2, by_rank=[4 * 25.0 * 2 * 3, 4 * 25.0 * 2 * 4])
 @in_graph
-def gradient_after_a_message():
-    """Sends from rank 0 to rank 1, then builds a sum and differentiates it."""
+def test_a_sum_may_be_differentiated_after_a_message_from_rank_to_rank():
     rank = collective.current().rank
     value = tf.constant(3.0 + rank)
     message = hccl_ops.send(value, 7, 1) if rank == 0 else hccl_ops.receive([], tf.float32, 7, 0)
@@ -102,14 +101,9 @@ def gradient_after_a_message():
     return float(gradient)
 
 
-def test_a_sum_may_be_differentiated_after_a_message_from_rank_to_rank(on_ranks):
-    # Twice the total, summed over two ranks, times twice the value.
-    gradients = on_ranks(2, gradient_after_a_message)
-    assert gradients == [4 * 25.0 * 2 * 3, 4 * 25.0 * 2 * 4]
-
-
-def traced_in_scopes():
-    """Calls a function that all-reduces on a rank; one rank alone retraces it for other shapes."""
+@on_each_rank(2, gives=[[2.0, 2.0]] * 3)
+def test_functions_may_be_traced_in_other_scopes_and_more_often():
+    """One rank alone retraces a function that all-reduces, for other shapes."""
     ranks = collective.current()
 
     @tf.function
@@ -119,10 +113,6 @@ def traced_in_scopes():
 
     lengths = [2, 2, 2] if ranks.rank == 0 else [2, 3, 4]
     return [summed(tf.ones([length])).numpy().tolist() for length in lengths]
-
-
-def test_functions_may_be_traced_in_other_scopes_and_more_often(on_ranks):
-    assert on_ranks(2, traced_in_scopes) == [[[2.0, 2.0]] * 3] * 2
 
 
 # What rank 1 builds otherwise, and the message about it.
@@ -168,29 +158,23 @@ def builds_otherwise(case):
         session.run(build(tf.ones([2])))
 
 
-def build_all_otherwise():
-    return {case: builds_otherwise(case) for case in DIFFERENCES}
+@on_each_rank(2)
+def test_every_difference_of_collectives_is_said_on_both_ranks_before_anything_runs():
+    for case, (_, expected) in DIFFERENCES.items():
+        sentence = builds_otherwise(case)
+        assert sentence, case
+        assert sentence.startswith("hccl_ops among ranks 0, 1: rank 1 and rank 0 ")
+        assert expected in sentence, case
+        assert sentence.endswith("Build the same collectives in the same order on every rank.")
 
 
-def test_every_difference_of_collectives_is_said_on_both_ranks_before_anything_runs(on_ranks):
-    for sentences in on_ranks(2, build_all_otherwise):
-        for case, (_, expected) in DIFFERENCES.items():
-            assert sentences[case], case
-            assert sentences[case].startswith("hccl_ops among ranks 0, 1: rank 1 and rank 0 "), sentences[case]
-            assert expected in sentences[case], f"{case}: {sentences[case]}"
-            assert sentences[case].endswith("Build the same collectives in the same order on every rank.")
-
-
+@on_each_rank(2, gives=([2.0, 2.0], [5.0, 6.0, 5.0, 6.0]))
 @in_graph
-def built_as_it_goes():
-    """On a rank: each collective is built when the one before has run; fed values cut a graph in two."""
+def test_a_graph_may_grow_between_its_runs():
+    """Each collective is built when the one before has run; fed values cut a graph in two."""
     value = tf1.placeholder_with_default(tf.ones([2]), [None])
     with tf1.Session() as session:
         first = session.run(hccl_ops.allreduce(value, "sum"))
         session.run(value)
         second = session.run(hccl_ops.allgather(value, collective.current().size), {value: [5.0, 6.0]})
     return first.tolist(), second.tolist()
-
-
-def test_a_graph_may_grow_between_its_runs(on_ranks):
-    assert on_ranks(2, built_as_it_goes) == [([2.0, 2.0], [5.0, 6.0, 5.0, 6.0])] * 2

@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
+from tests.rank_pool import on_each_rank
 
 
-def exchanges(_):
+@on_each_rank(2)
+def test_what_ranks_exchange():
     import npu_device as npu
 
     rank = collective.current().rank
     handle = npu.npu_device.NpuDeviceHandle(0, npu.global_options().training_options())
-    facts = {"worker": (handle.workers_num, handle.worker_id, handle.is_cluster_worker())}
+    assert (handle.workers_num, handle.worker_id, handle.is_cluster_worker()) == (2, rank, True)
     reduce = npu.distribute.all_reduce
-    facts["mean"] = float(reduce(np.float32(rank + 1)))
-    facts["integers"] = float(reduce(tf.constant(rank)))
+    assert float(reduce(np.float32(rank + 1))) == 1.5
+    assert float(reduce(tf.constant(rank))) == 0.5
     total, nothing = reduce([tf.ones(2) * rank, None], "sum")
-    facts["list"] = total.numpy().tolist(), nothing
-    facts["in a function"] = tf.function(lambda value: reduce(value, "max"))(tf.constant(float(rank))).numpy()
+    assert total.numpy().tolist() == [1.0, 1.0] and nothing is None
+    assert tf.function(lambda value: reduce(value, "max"))(tf.constant(float(rank))).numpy() == 1.0
     variables = [tf.Variable([rank + 1.0]), tf.Variable(rank)]
     npu.distribute.broadcast(variables, root_rank=1)
-    facts["broadcast"] = [each.numpy().tolist() for each in variables]
+    assert [each.numpy().tolist() for each in variables] == [[2.0], 1]
     dataset, batch = npu.distribute.shard_and_rebatch_dataset(tf.data.Dataset.range(6), 4)
-    facts["data"] = (list(dataset.as_numpy_iterator()), batch)
-    try:
+    assert (list(dataset.as_numpy_iterator()), batch) == ([rank, rank + 2, rank + 4], 2)
+    with pytest.raises(ValueError, match="cannot share a batch"):
         npu.distribute.shard_and_rebatch_dataset(dataset, 3)
-    except ValueError as error:
-        facts["odd"] = "cannot share a batch" in str(error)
     for generation in ("current", "legacy"):
-        facts[generation] = [scaled_training(generation, kind) for kind in (True, False)]
+        for is_function in (True, False):
+            trained = [[9.0, 8.0, 1.0, 1.0], [9.0, 4.0, 2.0, 0.0], [8.0, 4.0, 3.0, 1.0]]
+            assert scaled_training(generation, is_function) == trained
     pairs = npu.distribute.grouping_gradients_apply(list, [(tf.constant(float(rank)), "variable"), (None, "other")])
-    facts["grouped"] = [(None if grad is None else grad.numpy(), name) for grad, name in pairs]
-    return facts
+    assert [(None if grad is None else grad.numpy(), name) for grad, name in pairs] == [
+        (0.5, "variable"),
+        (None, "other"),
+    ]
 
 
 def scaled_training(generation, is_function):
@@ -61,26 +66,9 @@ def scaled_training(generation, is_function):
     return states
 
 
-def test_what_ranks_exchange(on_ranks):
-    for rank, facts in enumerate(on_ranks(2, exchanges, None)):
-        trained = [[9.0, 8.0, 1.0, 1.0], [9.0, 4.0, 2.0, 0.0], [8.0, 4.0, 3.0, 1.0]]
-        assert facts == {
-            "worker": (2, rank, True),
-            "mean": 1.5,
-            "integers": 0.5,
-            "list": ([1.0, 1.0], None),
-            "in a function": 1.0,
-            "broadcast": [[2.0], 1],
-            "data": ([rank, rank + 2, rank + 4], 2),
-            "odd": True,
-            "current": [trained, trained],
-            "legacy": [trained, trained],
-            "grouped": [(0.5, "variable"), (None, "other")],
-        }
-
-
-def gradients_through_a_sum():
-    """On a rank: the gradients of a loss of sums over the ranks, in a function; one of the sums is of integers."""
+@on_each_rank(2, gives=[[12.0, 18.0], [2.0, 0.0]])
+def test_a_function_differentiates_sums_of_a_list_over_the_ranks():
+    """One of the sums is of integers."""
     import npu_device as npu
 
     @tf.function
@@ -92,7 +80,3 @@ def gradients_through_a_sum():
         return tape.gradient(loss, [x, y])
 
     return [np.asarray(tf.convert_to_tensor(each)).tolist() for each in step(tf.constant([2.0, 3.0]), tf.ones([2]))]
-
-
-def test_a_function_differentiates_sums_of_a_list_over_the_ranks(on_ranks):
-    assert on_ranks(2, gradients_through_a_sum) == [[[12.0, 18.0], [2.0, 0.0]]] * 2

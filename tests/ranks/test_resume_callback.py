@@ -16,6 +16,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.session import ResumeCallback
 from npu_bridge.stages import Accumulate, Adasum
 from npu_device.train.optimizer import NpuLossScaleOptimizer
+from tests.rank_pool import on_each_rank
 
 _BATCHES = 7
 
@@ -62,20 +63,17 @@ def test_a_resumed_fit_ends_as_one_that_was_not_interrupted(on_ranks, tmp_path):
     assert os.listdir(tmp_path / "cut") == ["model.keras"]
 
 
-def _weights_of_the_last_file(path):
-    """On a rank: whether the file after `fit` has the last weights, though rank 0 takes long to end the training."""
-    model, pause = _model(), 2.0 if collective.current().rank == 0 else 0.0
+@pytest.mark.slow("rank 0 takes two seconds to end")
+@on_each_rank(2)
+def test_after_fit_every_rank_can_load_the_last_file(tmp_path):
+    """Rank 0 takes long to end the training."""
+    model, path, pause = _model(), str(tmp_path / "model.keras"), 2.0 if collective.current().rank == 0 else 0.0
     slow = tf.keras.callbacks.LambdaCallback(on_train_end=lambda logs: time.sleep(pause))
     callbacks = npu_callbacks_append([slow, ResumeCallback(path, every_n_steps=5)])
     model.fit(_dataset(), verbose=0, callbacks=callbacks)
     other = _model()
     other.load_weights(path)
-    return all(map(np.array_equal, model.get_weights(), other.get_weights()))
-
-
-@pytest.mark.slow("rank 0 takes two seconds to end")
-def test_after_fit_every_rank_can_load_the_last_file(on_ranks, tmp_path):
-    assert on_ranks(2, _weights_of_the_last_file, str(tmp_path / "model.keras")) == [True, True]
+    assert all(map(np.array_equal, model.get_weights(), other.get_weights()))
 
 
 @pytest.mark.parametrize("is_accumulated", [True, False])
@@ -93,9 +91,10 @@ def test_a_file_of_model_save_tells_batches_and_not_updates(is_accumulated, tmp_
     assert ResumeCallback(path).restore(model()) == _BATCHES
 
 
-def _ends_of_restores(path):
-    """On a rank: weights and slots after two batches that follow a save; likewise after each of two restores."""
-    model, resume, ends = _model([Adasum(on="weights")]), ResumeCallback(path), []
+@on_each_rank(2)
+def test_a_training_can_be_restored_again(tmp_path):
+    """Compares weights and slots after two batches that follow a save, and that follow each of two restores."""
+    model, resume, ends = _model([Adasum(on="weights")]), ResumeCallback(str(tmp_path / "model.keras")), []
     model.fit(_dataset().take(3), verbose=0, callbacks=npu_callbacks_append([resume]))
     callbacks = npu_callbacks_append([])
     for is_restored in (False, True, True):
@@ -104,12 +103,8 @@ def _ends_of_restores(path):
         model.fit(_dataset().skip(3).take(2), verbose=0, callbacks=callbacks)
         values = [*model.weights, *model.optimizer.variables]
         ends.append([value.numpy().tolist() for value in values if value.shape.is_fully_defined()])
-    return ends
-
-
-def test_a_training_can_be_restored_again(on_ranks, tmp_path):
-    for whole, *restored in on_ranks(2, _ends_of_restores, str(tmp_path / "model.keras")):
-        assert restored == [whole, whole]
+    whole, *restored = ends
+    assert restored == [whole, whole]
 
 
 @pytest.mark.few_fast(1, "the other takes the same way")

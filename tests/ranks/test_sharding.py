@@ -20,6 +20,7 @@ from npu_bridge.optimizers import fused
 from npu_bridge.optimizers import tf1 as ours
 from npu_bridge.stages import ClipByGlobalNorm
 from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits, in_graph, token_batches
+from tests.rank_pool import on_each_rank
 from tests.ranks.ways import started_session, tells_disagreement
 
 tf1 = tf.compat.v1
@@ -90,9 +91,11 @@ def train(name, is_sharded, use_resource):
         return variables, values_of_slots(optimizer, model.variables, session), held
 
 
+@pytest.mark.parametrize("is_sharded", [False, True])
+@on_each_rank(2, gives=[[0.875, 0.875]] * 2)
 @in_graph
-def train_in_float16(is_sharded):
-    """On a rank: float16 variables after an update with gradients that are clipped to 2**-26, which is 0 in float16."""
+def test_gradients_are_clipped_in_float32_for_variables_of_16_bits(is_sharded):
+    """The gradients are clipped to 2**-26, which is 0 in float16."""
     variables = [tf1.get_variable(name, initializer=tf.ones([2], tf.float16)) for name in ("one", "two")]
     sgd, stages = tf1.train.GradientDescentOptimizer(2.0**23), [ClipByGlobalNorm(2.0**-25)]
     loss = tf.reduce_sum(tf.cast(variables, tf.float32))
@@ -102,14 +105,9 @@ def train_in_float16(is_sharded):
         return np.stack(session.run(variables)).tolist()
 
 
-@pytest.mark.parametrize("is_sharded", [False, True])
-def test_gradients_are_clipped_in_float32_for_variables_of_16_bits(on_ranks, is_sharded):
-    assert on_ranks(2, train_in_float16, is_sharded) == [[[0.875, 0.875]] * 2] * 2
-
-
+@on_each_rank(2, gives=dict.fromkeys(["one", "two", "three", "wide"], {-1.0}))
 @in_graph
-def update_own_alone():
-    """On a rank: variables after steps in which some transfers hold what one rank alone has updated."""
+def test_a_transfer_of_what_only_one_rank_has_updated_reaches_the_others():
     # Rank 0 gets two and rank 1 one piece of float32; only rank 1 gets float64.
     kinds = {"one": (8, tf.float32), "two": (8, tf.float32), "three": (16, tf.float32), "wide": (2, tf.float64)}
     variables = {
@@ -125,10 +123,6 @@ def update_own_alone():
     with started_session() as session:
         session.run(train_op)
         return {name: set(value) for name, value in session.run(variables).items()}
-
-
-def test_a_transfer_of_what_only_one_rank_has_updated_reaches_the_others(on_ranks):
-    assert on_ranks(2, update_own_alone) == [dict.fromkeys(["one", "two", "three", "wide"], {-1.0})] * 2
 
 
 def train_kinds(cases):
@@ -313,8 +307,9 @@ def test_two_sharded_optimizers_in_one_graph(on_ranks, tmp_path):
     assert_same_checkpoints(actual, expected)
 
 
-def refusals():
-    """On a rank: the messages of what is refused, before anything is transferred."""
+@on_each_rank(2)
+def test_what_cannot_be_shared_is_refused():
+    """Nothing has been transferred when these are refused."""
 
     def refused(function):
         with tf.Graph().as_default(), pytest.raises((ValueError, RuntimeError)) as error:
@@ -344,16 +339,12 @@ def refusals():
     with pytest.raises(RuntimeError) as eager:
         sharded().minimize(lambda: variables[0] + variables[1], var_list=variables)
     cases = (too_few_gradients, part_of_the_gradients, clipped_inside, other_root)
-    return [*map(refused, cases), str(eager.value)]
-
-
-def test_what_cannot_be_shared_is_refused(on_ranks):
-    for few, part, clip, root, eager in on_ranks(2, refusals):
-        assert "ValueError" in few and "at least 2 gradients for 2 ranks; got 1" in few
-        assert "ValueError" in part and "no gradient for rank 1" in part
-        assert "global_clipnorm=None; got 1.0" in clip
-        assert "root_rank 0; got 1" in root
-        assert "in a tf.function" in eager
+    few, part, clip, root, eager = [*map(refused, cases), str(eager.value)]
+    assert "ValueError" in few and "at least 2 gradients for 2 ranks; got 1" in few
+    assert "ValueError" in part and "no gradient for rank 1" in part
+    assert "global_clipnorm=None; got 1.0" in clip
+    assert "root_rank 0; got 1" in root
+    assert "in a tf.function" in eager
 
 
 @tells_disagreement

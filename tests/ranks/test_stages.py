@@ -15,6 +15,7 @@ from tests.goldens.cases import GOLDENS, TABLES
 from tests.goldens.problems import Fed
 from tests.goldens.two_layers import assert_same_bits, in_graph
 from tests.goldens.ways import InGraph
+from tests.rank_pool import on_each_rank
 from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
@@ -27,27 +28,23 @@ def fed_to(rank, steps):
     return GOLDENS[KEEPING].problem.fed_to(rank, steps)
 
 
-def resumed_on_rank_0_alone(is_broadcast, folder):
-    """Returns, on a rank, the kept values before and after a restore on rank 0 alone, and steps after it."""
+@pytest.mark.few_fast(1, "the other kind of file")
+@pytest.mark.parametrize("is_broadcast", [False, True])
+@on_each_rank(2)
+def test_what_each_rank_keeps_gets_to_it_from_a_restore_on_rank_0_alone(is_broadcast, tmp_path):
+    """Trains on after the restore, as a training does that was not interrupted."""
     ranks = collective.current()
     fed = fed_to(ranks.rank, 16)
     before, after = (InGraph(GOLDENS[KEEPING]) for _ in range(2))
     before.train(fed[:10])
     before.sync()
     if ranks.rank == 0:
-        after.restore(before.save(f"{folder}/{is_broadcast}"))
+        after.restore(before.save(f"{tmp_path}/{is_broadcast}"))
     if is_broadcast:
         after.broadcast()
     for training in (before, after):
         training.train(fed[10:])
-    return before.everything(), after.everything()
-
-
-@pytest.mark.few_fast(1, "the other kind of file")
-@pytest.mark.parametrize("is_broadcast", [False, True])
-def test_what_each_rank_keeps_gets_to_it_from_a_restore_on_rank_0_alone(on_ranks, tmp_path, is_broadcast):
-    for whole, resumed in on_ranks(2, resumed_on_rank_0_alone, is_broadcast, str(tmp_path)):
-        assert_same_bits(resumed, whole)
+    assert_same_bits(after.everything(), before.everything())
 
 
 CONSERVING = ("top k", "threshold")
@@ -98,8 +95,10 @@ DENSE = {
 }
 
 
-def sent_as_a_whole():
-    """Returns, on a rank, the results of `TopK` where sending all values is cheaper, by stages and loss scaling."""
+@pytest.mark.slow("one to four ranks, one after the other")
+@on_each_rank(3)
+def test_gradients_that_are_sent_as_a_whole_are_the_mean_on_any_number_of_ranks():
+    """Sums of three are multiplied by a quarter, and some code must do the rest of the mean."""
     rank, found = collective.current().rank, {}
     kernel, table = tf.Variable(tf.zeros([4]), name="kernel"), tf.Variable(tf.zeros([4, 1]), name="table")
     for case, others in DENSE.items():
@@ -118,7 +117,10 @@ def sent_as_a_whole():
                 return [tf.convert_to_tensor(grad) for grad, _ in pairs]
 
             found[name] = [grad.numpy().tolist() for grad in combined()]
-    return found
+    assert len(found) == 2 * len(DENSE)
+    for name, (kernel, table) in found.items():
+        np.testing.assert_allclose(kernel, np.arange(4.0) * 2.0, rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(table, [[1.0], [1.0], [1.0], [0.0]], rtol=1e-6, err_msg=name)
 
 
 class LargestOfRanks(stages.ReducingStage):
@@ -128,9 +130,11 @@ class LargestOfRanks(stages.ReducingStage):
         step.map(lambda grad: hccl_ops.allreduce(grad, "max"))
 
 
+@pytest.mark.parametrize("is_scaled", [True, False])
+@on_each_rank(2)
 @in_graph
-def train_with_a_reduction_of_its_own(is_scaled):
-    """Returns, on a rank, a variable after each of three steps; in the second, rank 1 has an infinite gradient."""
+def test_a_reduction_of_your_own_is_checked_on_all_ranks(is_scaled):
+    """In the second of three steps, rank 1 has an infinite gradient."""
     kernel = tf1.get_variable("kernel", initializer=[0.0, 0.0])
     slopes = tf1.placeholder(tf.float32, [2])
     manager = FixedLossScaleManager(8.0) if is_scaled else None
@@ -142,57 +146,30 @@ def train_with_a_reduction_of_its_own(is_scaled):
         for slope in ([1.0, 4.0 + rank], [1.0, np.inf if rank else 0.0], [2.0 - rank, 1.0]):
             session.run(train_op, {slopes: slope})
             seen.append(session.run(kernel).tolist())
-    return seen
+    assert seen == [[-1.0, -5.0], [-1.0, -5.0], [-3.0, -6.0]]
 
 
-@pytest.mark.parametrize("is_scaled", [True, False])
-def test_a_reduction_of_your_own_is_checked_on_all_ranks(on_ranks, is_scaled):
-    for seen in on_ranks(2, train_with_a_reduction_of_its_own, is_scaled):
-        assert seen == [[-1.0, -5.0], [-1.0, -5.0], [-3.0, -6.0]]
-
-
-def squares_of_sums_that_are_too_large():
-    """Returns, on a rank, a variable after two updates. With the unsent values, the second gradient is too large."""
+@on_each_rank(2)
+def test_a_sum_with_what_was_not_sent_is_checked():
+    """With the unsent values, the second gradient is too large."""
     kernel = tf.Variable(tf.zeros([4]))
     pipeline = stages.pipeline("squares", is_distributed=True, stages=[stages.TopK(0.25)])
     for gradient in ([1.2e19, 1.1e19, 0.0, 0.0], [0.0, 1.5e19, 0.0, 0.0]):
         step = pipeline.begin()
         pairs = pipeline.combine(step, [(tf.constant(gradient), kernel)])
         pipeline.apply(step, pairs, lambda pairs: kernel.assign_add(tf.square(pairs[0][0])))
-    return kernel.numpy()
+    values = kernel.numpy()
+    assert np.isfinite(values).all() and values[0] > 0.0
 
 
-def test_a_sum_with_what_was_not_sent_is_checked(on_ranks):
-    for values in on_ranks(2, squares_of_sums_that_are_too_large):
-        assert np.isfinite(values).all() and values[0] > 0.0
-
-
-def gradients_that_only_fit_float16_with_their_scale():
-    """Returns, on a rank, a float16 variable after an update with a gradient of 1e-8, by reduction."""
-    reductions = [[], [stages.TopK(0.25)], [stages.Threshold(1e-9)], [stages.Adasum()], [stages.Accumulate(1)]]
-    found = {}
-    for added in reductions:
+@on_each_rank(2)
+def test_every_reduction_keeps_unscaled_gradients_in_float32():
+    """Updates a float16 variable with a gradient of 1e-8."""
+    for added in ([], [stages.TopK(0.25)], [stages.Threshold(1e-9)], [stages.Adasum()], [stages.Accumulate(1)]):
         variable, sgd = tf.Variable(tf.ones([4], tf.float16)), tf1.train.GradientDescentOptimizer(1e7)
         optimizer = NPUOptimizer(sgd, FixedLossScaleManager(2.0**16), True, True, stages=added)
         optimizer.minimize(lambda kept=variable: tf.cast(kept[0], tf.float32) * 1e-8, var_list=[variable])
-        found[repr(added)] = variable.numpy()
-    return found
-
-
-def test_every_reduction_keeps_unscaled_gradients_in_float32(on_ranks):
-    for found in on_ranks(2, gradients_that_only_fit_float16_with_their_scale):
-        for reduction, values in found.items():
-            np.testing.assert_allclose(values, [0.9, 1.0, 1.0, 1.0], atol=1e-3, err_msg=reduction)
-
-
-@pytest.mark.slow("one to four ranks, one after the other")
-def test_gradients_that_are_sent_as_a_whole_are_the_mean_on_any_number_of_ranks(on_ranks):
-    """Sums of three are multiplied by a quarter, and some code must do the rest of the mean."""
-    for found in on_ranks(3, sent_as_a_whole):
-        assert len(found) == 2 * len(DENSE)
-        for name, (kernel, table) in found.items():
-            np.testing.assert_allclose(kernel, np.arange(4.0) * 2.0, rtol=1e-6, err_msg=name)
-            np.testing.assert_allclose(table, [[1.0], [1.0], [1.0], [0.0]], rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(variable.numpy(), [0.9, 1.0, 1.0, 1.0], atol=1e-3, err_msg=repr(added))
 
 
 class ChangeOwnGradients(stages.Stage):

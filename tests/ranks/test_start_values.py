@@ -24,6 +24,7 @@ from npu_bridge.hccl import hccl_ops
 from npu_bridge.npu_init import npu_callbacks_append, npu_keras_optimizer
 from tests.goldens.two_layers import as_built_by_many, in_graph
 from tests.once import lines_said
+from tests.rank_pool import on_each_rank
 from tests.ranks.ways import RATE, TRAINERS, momentum, slow_scale, started_session, tells_disagreement
 
 tf1 = tf.compat.v1
@@ -110,9 +111,11 @@ def test_ranks_that_start_differently_in_a_graph_train_one_model_and_rank_0_says
                 assert line.endswith(start_values._IN_GRAPH + ".")
 
 
+@pytest.mark.few_fast(1, "other ways to broadcast")
+@pytest.mark.parametrize("how", ["hook", "op", "collective"])
+@on_each_rank(2)
 @in_graph
-def broadcast_by_the_script(how):
-    """On a rank: what was said, and the values after a step."""
+def test_a_script_that_broadcasts_hears_nothing(how):
     variables = _variables()
     train_op = TRAINERS["loss scale"](_loss(variables), variables)
     with lines_said(start_values.__name__) as lines:
@@ -126,14 +129,7 @@ def broadcast_by_the_script(how):
                 session.run(together)
                 session.run(train_op)
                 values = session.run(variables)
-    return np.array(values).tolist(), lines
-
-
-@pytest.mark.few_fast(1, "other ways to broadcast")
-@pytest.mark.parametrize("how", ["hook", "op", "collective"])
-def test_a_script_that_broadcasts_hears_nothing(on_ranks, how):
-    for values, lines in on_ranks(2, broadcast_by_the_script, how):
-        assert values == _expected(2, 1) and lines == []
+    assert np.array(values).tolist() == _expected(2, 1) and lines == []
 
 
 def fitted_without_an_input(callbacks):
@@ -157,10 +153,11 @@ def test_who_has_the_callback_is_not_told_to_add_it(on_ranks, callbacks):
     assert others == [([], 1.0)]
 
 
+@on_each_rank(2, gives=_expected(2, 1))
 @in_graph
-def started_from_checkpoints(folder):
-    """On a rank: values after a step of what starts from a checkpoint of its own; initializers are tensors then."""
-    prefix = f"{folder}/of_rank_{collective.current().rank}"
+def test_ranks_that_start_from_different_checkpoints_train_one_model(tmp_path):
+    """Initializers are tensors then."""
+    prefix = f"{tmp_path}/of_rank_{collective.current().rank}"
     with tf.Graph().as_default(), tf1.Session() as session:
         saver = tf1.train.Saver(_variables(use_resource=False))
         session.run(tf1.global_variables_initializer())
@@ -171,10 +168,6 @@ def started_from_checkpoints(folder):
     with started_session() as session:
         session.run(train_op)
         return np.array(session.run(variables)).tolist()
-
-
-def test_ranks_that_start_from_different_checkpoints_train_one_model(on_ranks, tmp_path):
-    assert on_ranks(2, started_from_checkpoints, str(tmp_path)) == [_expected(2, 1)] * 2
 
 
 SHARDED = pytest.param(2, "sharded", marks=pytest.mark.horovod("slots of other ranks cannot be saved without it"))
@@ -228,8 +221,9 @@ def test_what_rank_0_alone_has_restored_all_ranks_go_on_from(on_ranks, tmp_path,
         assert len(lines) == (rank == 0)
 
 
-def run_outside_the_block_of_a_graph():
-    """On a rank: a slot that starts with 1 on rank 0 and 2 on rank 1, after a step with the mean gradient 1.5."""
+@on_each_rank(2, gives=[0.5 * 1 + 1.5] * 2)
+def test_slots_are_compared_in_sessions_that_run_outside_the_block_of_their_graph():
+    """Returns a slot that starts with 1 on rank 0 and 2 on rank 1, after a step with the mean gradient 1.5."""
     with tf.Graph().as_default() as graph:
         variables = _variables()
         optimizer = NPUDistributedOptimizer(tf1.train.MomentumOptimizer(RATE, 0.5))
@@ -242,12 +236,9 @@ def run_outside_the_block_of_a_graph():
         return session.run(slot).tolist()
 
 
-def test_slots_are_compared_in_sessions_that_run_outside_the_block_of_their_graph(on_ranks):
-    assert on_ranks(2, run_outside_the_block_of_a_graph) == [[0.5 * 1 + 1.5] * 2] * 2
-
-
-def scaled_by_a_manager_made_eagerly():
-    """On a rank: the loss scale after a step, which rank 0 alone has set."""
+@on_each_rank(2, gives=(64.0, 1, 0))
+def test_the_scale_of_a_manager_made_eagerly_starts_alike():
+    """Rank 0 alone has set the scale."""
     manager = slow_scale()
     with tf.Graph().as_default():
         variables = _variables()
@@ -258,10 +249,6 @@ def scaled_by_a_manager_made_eagerly():
                 manager.set_loss_scale(64.0)
             session.run(train_op)
             return manager.get_state()
-
-
-def test_the_scale_of_a_manager_made_eagerly_starts_alike(on_ranks):
-    assert on_ranks(2, scaled_by_a_manager_made_eagerly) == [(64.0, 1, 0)] * 2
 
 
 def fitted(generation, how, is_eager):
@@ -282,31 +269,25 @@ def fitted(generation, how, is_eager):
     return [weight.tolist() for weight in model.get_weights()], lines
 
 
-def fitted_in_every_way():
-    return {
-        (generation, how, is_eager): fitted(generation, how, is_eager)
-        for generation in ("legacy", "current")
-        for how in ("wrapper", "loss scale", "in place")
-        for is_eager in (False, True)
-    }
-
-
 # The mean gradient is 1.5; the second of two steps with momentum 0.5 goes 1.5 times as far.
 _FITTED = [[[1 - RATE * 1.5 * 2.5]] * 2, [-RATE * 1.5 * 2.5]]
 
 
 @pytest.mark.slow("those of a graph are fast")
-def test_ranks_that_start_differently_fit_one_keras_model(on_ranks):
-    for rank, results in enumerate(on_ranks(2, fitted_in_every_way)):
-        for case, (weights, lines) in results.items():
-            assert weights == _FITTED, f"rank {rank}, {case}"
-            assert len(lines) == (rank == 0), f"rank {rank}, {case}: {lines}"
-            for line in lines:
-                assert "kernel:0" in line and line.endswith(start_values._IN_FUNCTION + ".")
+@pytest.mark.parametrize("generation", ["legacy", "current"])
+@pytest.mark.parametrize("how", ["wrapper", "loss scale", "in place"])
+@pytest.mark.parametrize("is_eager", [False, True])
+@on_each_rank(2)
+def test_ranks_that_start_differently_fit_one_keras_model(generation, how, is_eager):
+    weights, lines = fitted(generation, how, is_eager)
+    assert weights == _FITTED and len(lines) == (collective.current().rank == 0)
+    for line in lines:
+        assert "kernel:0" in line and line.endswith(start_values._IN_FUNCTION + ".")
 
 
-def fitted_in_a_graph():
-    """On a rank: the same in a TF 1 graph, where Keras runs functions of the session."""
+@on_each_rank(2)
+def test_keras_in_a_graph_starts_alike_too():
+    """In a TF 1 graph Keras runs functions of the session."""
     ranks = collective.current()
     with tf.Graph().as_default(), tf1.Session().as_default(), lines_said(start_values.__name__) as lines:
         model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", input_shape=[2])])
@@ -316,12 +297,7 @@ def fitted_in_a_graph():
         model.fit(np.ones([4, 2]), np.zeros([4, 1]), batch_size=2, verbose=0)
         weights = [weight.tolist() for weight in model.get_weights()]
     tf.keras.backend.clear_session()
-    return weights, lines
-
-
-def test_keras_in_a_graph_starts_alike_too(on_ranks):
-    for rank, (weights, lines) in enumerate(on_ranks(2, fitted_in_a_graph)):
-        assert weights == _FITTED and len(lines) == (rank == 0)
+    assert weights == _FITTED and len(lines) == (ranks.rank == 0)
 
 
 @tells_disagreement

@@ -17,6 +17,7 @@ from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPU
 from npu_bridge.session import AverageMetricsCallback, BestCheckpoint, StopTogether
 from npu_bridge.session.stop_together import can_hook_request_stop
 from tests.goldens.two_layers import in_graph
+from tests.rank_pool import on_each_rank
 from tests.ranks.ways import AtEnd
 
 tf1 = tf.compat.v1
@@ -80,19 +81,18 @@ def _with_chief_hook(features, labels, mode):
     return _model_fn(features, labels, mode)._replace(training_chief_hooks=hooks)
 
 
-def _asked_elsewhere(folder):
-    """On a rank: the steps that trainings ended with, which a listener of rank 0 and a chief hook of rank 1 stop."""
+@on_each_rank(2, gives=[3, 4])
+def test_a_listener_and_a_chief_hook_of_one_rank_stop_all_ranks(tmp_path):
+    """Returns the steps that trainings ended with, which a listener of rank 0 and a chief hook of rank 1 stop."""
     steps = []
     for name, model_fn, listeners in (("listener", _model_fn, [_Done()]), ("chief", _with_chief_hook, None)):
-        config = NPURunConfig(model_dir=os.path.join(folder, name), save_checkpoints_steps=2, log_step_count_steps=None)
+        config = NPURunConfig(
+            model_dir=os.path.join(tmp_path, name), save_checkpoints_steps=2, log_step_count_steps=None
+        )
         at_end = AtEnd()
         NPUEstimator(model_fn, config=config).train(_input_fn, [at_end], max_steps=10, saving_listeners=listeners)
         steps.append(at_end.values["global_step:0"])
     return steps
-
-
-def test_a_listener_and_a_chief_hook_of_one_rank_stop_all_ranks(on_ranks, tmp_path):
-    assert on_ranks(2, _asked_elsewhere, str(tmp_path)) == [[3, 4]] * 2
 
 
 @in_graph

@@ -35,6 +35,7 @@ from npu_bridge.stages import Accumulate
 from npu_bridge.tailing.reduction_moments import mark_reductions
 from tests.goldens.sets import SETS, Training
 from tests.goldens.two_layers import in_graph
+from tests.rank_pool import on_each_rank
 from tests.ranks.test_tailing_bits import train_op_of
 from tests.ranks.ways import WAYS, control_flow, open_session
 from tests.transfers import is_transfer
@@ -177,10 +178,11 @@ def test_gradients_that_are_added_up_are_compared_by_whole_updates(on_ranks):
     assert found.slow == [_SLOW] and min(found.own_ms) > 2 * 1000 * _PAUSE_SECS
 
 
-def _with_hook_and_without(kinds):
-    """Of each set of stages: what differs with the hook; and what its marks wait for."""
-    differing, wrong = {}, {}
-    for kind in kinds:
+@pytest.mark.slow("trains every kind of optimizer twice")
+@on_each_rank(2)
+def test_no_bit_differs_and_the_marks_wait_for_what_they_should():
+    """Trains each set of stages with the hook and without."""
+    for kind in SETS:
         made, steps = Training(kind), 60 if kind == "plain" else 15  # the former with a comparison
         with made.session() as session:
             made.train(session, 0, steps)
@@ -190,9 +192,8 @@ def _with_hook_and_without(kinds):
             run_with_hooks(session, [hook])
             made.train(session, 0, steps)
             watched = made.state(session)
-        names = [name for name, value in plain.items() if watched[name].tobytes() != value.tobytes()]
-        differing[kind], wrong[kind] = names, _faults(made.graph, made.train_op)
-    return differing, wrong
+        assert [name for name, value in plain.items() if watched[name].tobytes() != value.tobytes()] == [], kind
+        assert _faults(made.graph, made.train_op) == [], kind
 
 
 def _faults(graph, train_op):
@@ -203,13 +204,6 @@ def _faults(graph, train_op):
     local = {op for op in run_of(graph, train_op).ops if op.type in ("Placeholder", "Tanh")}
     own = local - set(computed_ops([moments.ready]))
     return [op.name for group in (before, missing, own) for op in group]
-
-
-@pytest.mark.slow("trains every kind of optimizer twice")
-def test_no_bit_differs_and_the_marks_wait_for_what_they_should(on_ranks):
-    for differing, wrong in on_ranks(2, _with_hook_and_without, list(SETS)):
-        assert differing == {kind: [] for kind in SETS}
-        assert wrong == {kind: [] for kind in SETS}
 
 
 def _estimator(folder, loop):
@@ -249,9 +243,12 @@ def test_an_estimator_names_it_and_so_does_its_page(on_ranks, tmp_path, loop):
 _WAYS = [f"{way}_adam_none".replace(" ", "_") for way in WAYS]
 
 
+@pytest.mark.slow("other optimizers on three ranks")
+@pytest.mark.parametrize(("is_classic", "is_tailing"), [(True, True), (False, False)])
+@on_each_rank(2, gives=(True, []))
 @in_graph
-def _ways(is_classic, is_tailing):
-    """The ways to train, stock Horovod's among them: whether bits differ, and what is wrong with the marks."""
+def test_stock_horovod_and_freed_tails_are_marked_too(is_classic, is_tailing):
+    """Returns whether no bit differs with the hook, and what is wrong with its marks."""
     tokens, trouble = tf1.placeholder(tf.int32, [4]), tf1.placeholder(tf.int32, [])
     with control_flow(is_classic):
         train_ops = [train_op_of(case, tokens, trouble, is_tailing)[0] for case in _WAYS]
@@ -267,12 +264,6 @@ def _ways(is_classic, is_tailing):
             states.append([value.tobytes() for value in session.run(values)])
     faults = [_faults(graph, train_op) for train_op in train_ops]
     return states[0] == states[1], [name for found in faults for name in found]
-
-
-@pytest.mark.slow("other optimizers on three ranks")
-@pytest.mark.parametrize(("is_classic", "is_tailing"), [(True, True), (False, False)])
-def test_stock_horovod_and_freed_tails_are_marked_too(on_ranks, is_classic, is_tailing):
-    assert on_ranks(2, _ways, is_classic, is_tailing) == [(True, [])] * 2
 
 
 _PAUSE_SECS_IN_FIT = 0.25  # of the slow rank; a step of `fit` on three ranks takes up to 0.05 s on two busy cores

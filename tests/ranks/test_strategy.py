@@ -13,6 +13,7 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, npu_distributed_optimizer_wrapper
 from npu_bridge.estimator.npu.npu_strategy import NPUStrategy
+from tests.rank_pool import on_each_rank
 from tests.ranks.ways import AtEnd
 
 tf1 = tf.compat.v1
@@ -49,21 +50,19 @@ def weight_after(folder, rank, strategy):
     return at_end.values["weight:0"]
 
 
-def train_mirrored(folder):
-    """On a rank: as `train`, under the strategy of a script that was once for several GPUs."""
-    return weight_after(folder, collective.current().rank, tf.distribute.MirroredStrategy(["/cpu:0"]))
-
-
-def test_a_strategy_of_one_device_that_is_left_in_a_script(on_ranks, tmp_path):
-    assert on_ranks(2, train_mirrored, str(tmp_path)) == [-4.0] * 2
+@on_each_rank(2, gives=-4.0)
+def test_a_strategy_of_one_device_that_is_left_in_a_script(tmp_path):
+    """The strategy is that of a script which was once for several GPUs."""
+    return weight_after(tmp_path, collective.current().rank, tf.distribute.MirroredStrategy(["/cpu:0"]))
 
 
 def test_two_ranks(on_ranks, tmp_path):
     assert on_ranks(2, train, str(tmp_path)) == [([0, 2], 2, -4.0), ([1, 3], 2, -4.0)]
 
 
-def sharded_by_context(folder):
-    """On a rank: its rows in a loop, the weight after two steps of an Estimator, and rank 0's loss."""
+@on_each_rank(2)
+def test_functions_that_shard_by_their_input_context_get_the_rows_of_their_rank(tmp_path):
+    """In a loop, and in an Estimator."""
 
     def rows(input_context):
         shard = tf.data.Dataset.range(6).shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
@@ -74,18 +73,15 @@ def sharded_by_context(folder):
 
     strategy, rank, at_end = NPUStrategy(), collective.current().rank, AtEnd()
     seen = [batch.numpy().tolist() for batch in strategy.distribute_datasets_from_function(rows)]
-    own = os.path.join(folder, f"rank_{rank}")
+    assert seen == [[rank, rank + 2], [rank + 4]]
+    own = os.path.join(tmp_path, f"rank_{rank}")
     config = NPURunConfig(model_dir=own, train_distribute=strategy, eval_distribute=strategy)
     estimator = NPUEstimator(model_fn, config=config)
     estimator.train(input_fn, hooks=[at_end])
-    return seen, at_end.values["weight:0"], estimator.evaluate(input_fn, steps=1)["loss"] if rank == 0 else None
-
-
-def test_functions_that_shard_by_their_input_context_get_the_rows_of_their_rank(on_ranks, tmp_path):
-    for rank, (seen, weight, loss) in enumerate(on_ranks(2, sharded_by_context, str(tmp_path))):
-        assert seen == [[rank, rank + 2], [rank + 4]]
-        assert weight == -(2 + 4) / 2 - (4 + 5) / 2
-        assert loss == (None if rank else weight * (0 + 1 + 2 + 3))  # rank 0 alone evaluates all rows
+    weight = at_end.values["weight:0"]
+    assert weight == -(2 + 4) / 2 - (4 + 5) / 2
+    if rank == 0:  # which evaluates all rows
+        assert estimator.evaluate(input_fn, steps=1)["loss"] == weight * (0 + 1 + 2 + 3)
 
 
 def fit(in_scope):

@@ -12,6 +12,7 @@ from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpe
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from tests.goldens.two_layers import assert_same_bits
+from tests.rank_pool import on_each_rank
 from tests.ranks.ways import AtEnd
 
 tf1 = tf.compat.v1
@@ -45,19 +46,16 @@ def trained(chain, folder, batches, skipped=0, hooks=(), **interval):
     return {name: at_end.values[name] for name in ("kernel:0", "bias:0")}
 
 
-def whole_and_resumed(chain, folder):
-    """On a rank: variables after eight batches, and after the same with a stop, if there are windows inside of one."""
-    stop = 3 if chain == "in a window" else 4
-    whole = trained(chain, f"{folder}/whole", 8, save_checkpoints_steps=2)
-    trained(chain, f"{folder}/resumed", stop, save_checkpoints_steps=2)
-    return whole, trained(chain, f"{folder}/resumed", 8 - stop, skipped=stop, save_checkpoints_steps=2)
-
-
 @pytest.mark.few_fast(1, "other stages save in the same way")
 @pytest.mark.parametrize("chain", CHAINS)
-def test_a_training_that_goes_on_from_a_checkpoint_gives_the_same_bits(on_ranks, chain, tmp_path):
-    for whole, resumed in on_ranks(2, whole_and_resumed, chain, str(tmp_path)):
-        assert_same_bits(whole, resumed)
+@on_each_rank(2)
+def test_a_training_that_goes_on_from_a_checkpoint_gives_the_same_bits(chain, tmp_path):
+    """Stops in the middle of eight batches, inside of a window if there are windows."""
+    stop = 3 if chain == "in a window" else 4
+    whole = trained(chain, f"{tmp_path}/whole", 8, save_checkpoints_steps=2)
+    trained(chain, f"{tmp_path}/resumed", stop, save_checkpoints_steps=2)
+    resumed = trained(chain, f"{tmp_path}/resumed", 8 - stop, skipped=stop, save_checkpoints_steps=2)
+    assert_same_bits(whole, resumed)
 
 
 def stopped_in_the_middle(folder, interval):
@@ -99,8 +97,9 @@ def test_a_saver_of_ones_own_has_the_hook_before_it(on_ranks, tmp_path):
     assert np.array_equal(first["kernel:0"], tf.train.load_variable(str(tmp_path), "kernel"))
 
 
-def one_hook_in_two_graphs():
-    """On a rank: the global steps after a training with a stage that needs the hook, and after one without."""
+@on_each_rank(2, gives=[1, 1])
+def test_the_hook_of_one_training_serves_the_next_one():
+    """Trains with a stage that needs the hook, and without one; returns the global steps."""
     hook, steps = stages.SyncBeforeSavingHook(1), []
     for chain in (CHAINS["partial sync"](), []):
         with tf.Graph().as_default():
@@ -111,10 +110,6 @@ def one_hook_in_two_graphs():
                 session.run(train_op)
                 steps.append(session.run(step))
     return steps
-
-
-def test_the_hook_of_one_training_serves_the_next_one(on_ranks):
-    assert on_ranks(2, one_hook_in_two_graphs) == [[1, 1]] * 2
 
 
 def trained_in_turn(optimizers, syncs):
@@ -136,20 +131,18 @@ def trained_in_turn(optimizers, syncs):
             return dict(zip("0123", session.run(weights)))
 
 
-def in_turn_with_and_without_sync(optimizers):
-    return [trained_in_turn(optimizers, syncs) for syncs in range(3)]
-
-
 @pytest.mark.slow("six trainings on two ranks")
 @pytest.mark.parametrize("optimizers", [1, 2])
-def test_lists_that_train_in_turn_keep_all_updates(on_ranks, optimizers):
-    for undisturbed, synced, synced_twice in on_ranks(2, in_turn_with_and_without_sync, optimizers):
-        assert_same_bits(undisturbed, synced)
-        assert_same_bits(undisturbed, synced_twice)
+@on_each_rank(2)
+def test_lists_that_train_in_turn_keep_all_updates(optimizers):
+    undisturbed, synced, synced_twice = [trained_in_turn(optimizers, syncs) for syncs in range(3)]
+    assert_same_bits(undisturbed, synced)
+    assert_same_bits(undisturbed, synced_twice)
 
 
-def trained_eagerly_with_syncs():
-    """On a rank: weights of its own after a number of `sync_all` between two steps."""
+@on_each_rank(2)
+def test_a_second_sync_without_a_step_loses_no_weights():
+    """Compares weights of this rank after one `sync_all` between two steps, and after two."""
     weights = []
     for syncs in (1, 2):
         three = [tf.Variable([1.0 + number] * 2) for number in range(3)]  # a step averages one of them
@@ -161,9 +154,5 @@ def trained_eagerly_with_syncs():
             for _ in range(syncs if step == 1 else 0):
                 stages.sync_all(optimizer)
         weights.append([float(weight[0]) for weight in three])
-    return weights
-
-
-def test_a_second_sync_without_a_step_loses_no_weights(on_ranks):
-    for synced, synced_twice in on_ranks(2, trained_eagerly_with_syncs):
-        assert synced == synced_twice
+    synced, synced_twice = weights
+    assert synced == synced_twice

@@ -11,13 +11,15 @@ from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from tests.once import lines_said
+from tests.rank_pool import on_each_rank
 from tests.ranks.ways import started_session
 
 tf1 = tf.compat.v1
 
 
-def hostile_gradients():
-    """On a rank: what Adasum makes of gradients that are opposite, tiny, zero, too large together, or of no rows."""
+@on_each_rank(2)
+def test_adasum_is_a_sum_of_orthogonal_gradients_and_the_mean_of_the_same():
+    """Gradients are opposite, tiny, zero, too large together, or of no rows."""
     rank = collective.current().rank
     sign = 1.0 - 2.0 * rank
     grads = {
@@ -37,8 +39,16 @@ def hostile_gradients():
     own = tf.IndexedSlices(tf.ones([rank + 1, 2]), tf.constant([1, 0] if rank else [2]), tf.constant([3, 2]))
     unordered = [(own, tf.Variable(tf.zeros([3, 2]))), (rows, table), (None, tf.Variable(1.0))]
     combined = pipeline.combine(pipeline.begin(), [*pairs, *unordered])
+    assert dict(zip(grads, (grad.numpy().tolist() for grad, _ in combined))) == {
+        "opposite": [0.0, 0.0],
+        "same": [3.0, -1.0],
+        "orthogonal": [1.0, 1.0],
+        "tiny and large": [5e9, 0.0],
+        "zero here": [1.0, 5.0],
+        "zero": [0.0, 0.0],
+    }
     assert tf.convert_to_tensor(combined[-3][0]).numpy().tolist() == [[1.0, 1.0]] * 3
-    values = dict(zip(grads, (grad.numpy().tolist() for grad, _ in combined)))
+    assert tf.convert_to_tensor(combined[-2][0]).numpy().tolist() == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
     assert combined[-1][0] is None
 
     huge = tf.Variable([0.0] * 4)
@@ -47,21 +57,7 @@ def hostile_gradients():
         step = pipeline.begin()
         summed = pipeline.combine(step, [(own, huge)])
         pipeline.apply(step, summed, lambda pairs: huge.assign_sub(pairs[0][0]))
-    return values, tf.convert_to_tensor(combined[-2][0]).numpy().tolist(), huge.numpy().tolist()
-
-
-def test_adasum_is_a_sum_of_orthogonal_gradients_and_the_mean_of_the_same(on_ranks):
-    for values, table, huge in on_ranks(2, hostile_gradients):
-        assert values == {
-            "opposite": [0.0, 0.0],
-            "same": [3.0, -1.0],
-            "orthogonal": [1.0, 1.0],
-            "tiny and large": [5e9, 0.0],
-            "zero here": [1.0, 5.0],
-            "zero": [0.0, 0.0],
-        }
-        assert table == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
-        assert huge == [-1.0] * 4, "a sum whose square overflows was applied, or a good one was not"
+    assert huge.numpy().tolist() == [-1.0] * 4, "a sum whose square overflows was applied, or a good one was not"
 
 
 def refusals_of(added):
@@ -85,8 +81,9 @@ def test_adasum_in_groups_that_do_not_divide_the_ranks_is_refused(on_ranks):
         assert "got 2 ranks in groups of 3" in text
 
 
-def apart_at_the_start():
-    """Returns, on a rank, the values after one update from values that differ between ranks."""
+@on_each_rank(2, by_rank=[[-1.0, -1.5], [-2.0, -1.5]])
+def test_ranks_start_alike_though_no_gradient_is_sent():
+    """The last variable is averaged after the first update."""
     rank = collective.current().rank
     with tf.Graph().as_default():
         first, second = (tf1.get_variable(name, initializer=[10.0 * rank] * 2) for name in ("first", "second"))
@@ -99,13 +96,9 @@ def apart_at_the_start():
             return [float(value[0]) for value in session.run([first, second])]
 
 
-def test_ranks_start_alike_though_no_gradient_is_sent(on_ranks):
-    """The last variable is averaged after the first update."""
-    assert on_ranks(2, apart_at_the_start) == [[-1.0, -1.5], [-2.0, -1.5]]
-
-
-def clipped_before_the_mean():
-    """Returns, on a rank, the mean of gradients that each rank clips; the ranks have 3.0 and 0.5."""
+@on_each_rank(2, gives=[0.75])
+def test_gradients_of_a_group_of_ranks_are_clipped_before_their_mean():
+    """The ranks have the gradients 3.0 and 0.5."""
     kernel = tf.Variable([0.0])
     added = [stages.ClipLocally(1.0), stages.Adasum(2, on="weights")]
     pipeline = stages.pipeline("clipped", is_distributed=True, stages=added)
@@ -113,27 +106,20 @@ def clipped_before_the_mean():
     return pipeline.combine(pipeline.begin(), [(gradient, kernel)])[0][0].numpy().tolist()
 
 
-def test_gradients_of_a_group_of_ranks_are_clipped_before_their_mean(on_ranks):
-    assert on_ranks(2, clipped_before_the_mean) == [[0.75], [0.75]]
-
-
-def train_in_bfloat16(stage):
-    """On a rank: the message about weights of 16 bits, whose float32 copies ranks would not combine."""
+@pytest.mark.parametrize("stage", [stages.PartialSync(), stages.Adasum(on="weights")], ids=repr)
+@on_each_rank(2)
+def test_weights_of_16_bits_are_not_combined(stage):
+    """Ranks would not combine their float32 copies."""
     variable = tf.Variable(tf.ones([2], tf.bfloat16), name="narrow")
     optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), is_distributed=True, stages=[stage])
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match="ranks would combine the rounded weights of narrow.*O2"):
         optimizer.minimize(lambda: tf.reduce_sum(tf.cast(variable, tf.float32)), var_list=[variable])
-    return str(refused.value)
 
 
 @pytest.mark.parametrize("stage", [stages.PartialSync(), stages.Adasum(on="weights")], ids=repr)
-def test_weights_of_16_bits_are_not_combined(on_ranks, stage):
-    for said in on_ranks(2, train_in_bfloat16, stage):
-        assert "ranks would combine the rounded weights of narrow" in said and "O2" in said
-
-
-def constrained_lengths(stage):
-    """On a rank: the lengths of two variables of length 1, after an update in another direction on each rank."""
+@on_each_rank(2)
+def test_a_constraint_holds_for_weights_that_ranks_have_combined(stage):
+    """Variables of length 1 get an update in another direction on each rank."""
     variables = [tf.Variable([[0.6], [0.8]], constraint=tf.keras.constraints.UnitNorm()) for _ in range(2)]
     gradient = tf.one_hot([collective.current().rank], 2, axis=0)
     for wrap, inner, each in (
@@ -141,13 +127,8 @@ def constrained_lengths(stage):
         (npu_keras_optimizer, keras.optimizers.SGD, variables[1]),
     ):
         wrap(inner(1.0), is_distributed=True, stages=[stage]).apply_gradients([(gradient, each)])
-    return [float(tf.norm(variable)) for variable in variables]
-
-
-@pytest.mark.parametrize("stage", [stages.PartialSync(), stages.Adasum(on="weights")], ids=repr)
-def test_a_constraint_holds_for_weights_that_ranks_have_combined(on_ranks, stage):
-    for lengths in on_ranks(2, constrained_lengths, stage):
-        np.testing.assert_allclose(lengths, 1.0, rtol=1e-5)
+    lengths = [float(tf.norm(variable)) for variable in variables]
+    np.testing.assert_allclose(lengths, 1.0, rtol=1e-5)
 
 
 @pytest.mark.parametrize("stage", [stages.PartialSync(), stages.Adasum(on="weights")], ids=repr)
@@ -157,8 +138,9 @@ def test_moving_averages_of_weights_that_ranks_combine_later_are_refused(stage):
             npu_keras_optimizer(averaging, is_distributed=True, stages=[stage])
 
 
-def three_kinds_of_updates():
-    """On a rank: values after updates that are the same on all ranks, or orthogonal, or too large for 16 bits."""
+@on_each_rank(2)
+def test_updates_are_averaged_where_the_same_and_summed_where_orthogonal():
+    """Updates are the same on all ranks, or orthogonal, or too large for 16 bits."""
     rank = collective.current().rank
     grads = {
         "same": tf.constant([3.0, -1.0]),
@@ -171,12 +153,8 @@ def three_kinds_of_updates():
     step = pipeline.begin()
     pairs = pipeline.combine(step, [(grads[name], variables[name]) for name in grads])
     pipeline.apply(step, pairs, lambda pairs: [variable.assign_sub(grad) for grad, variable in pairs][-1])
-    return {name: variable.numpy().tolist() for name, variable in variables.items()}
-
-
-def test_updates_are_averaged_where_the_same_and_summed_where_orthogonal(on_ranks):
-    for values in on_ranks(2, three_kinds_of_updates):
-        assert values == {"same": [-3.0, 1.0], "orthogonal": [-1.0, -2.0], "too large": [-60000.0, -1.0]}
+    values = {name: variable.numpy().tolist() for name, variable in variables.items()}
+    assert values == {"same": [-3.0, 1.0], "orthogonal": [-1.0, -2.0], "too large": [-60000.0, -1.0]}
 
 
 def built_model(added=None):
@@ -201,22 +179,17 @@ def state_of(model):
     return np.concatenate([value.numpy().ravel() for value in values if value.shape.is_fully_defined()])
 
 
-def saved_and_loaded(path):
-    """On a rank: trains one update further, in memory and from a file; returns both results."""
+@on_each_rank(2)
+def test_each_rank_goes_on_from_its_own_weights_and_slots_in_a_keras_file(tmp_path):
+    """Trains one update further, in memory and from a file, in a model that has layers of other names."""
     rank, (first, update), (second, update_second) = collective.current().rank, built_model(), built_model()
     for seed in (rank, rank + 2):
         update(seed)
     stages.sync_all(first.optimizer)
     if rank == 0:
-        first.save_weights(path)
-        second.load_weights(path)
-    return update(rank + 4), update_second(rank + 4)
-
-
-def test_each_rank_goes_on_from_its_own_weights_and_slots_in_a_keras_file(on_ranks, tmp_path):
-    """The second model has layers of other names."""
-    for whole, resumed in on_ranks(2, saved_and_loaded, str(tmp_path / "model.weights.h5")):
-        np.testing.assert_array_equal(resumed, whole)
+        first.save_weights(tmp_path / "model.weights.h5")
+        second.load_weights(tmp_path / "model.weights.h5")
+    np.testing.assert_array_equal(update_second(rank + 4), update(rank + 4))
 
 
 def saved_in_two_ways(folder):

@@ -23,6 +23,7 @@ from npu_bridge.gradients import optimizer as optimizer_module
 from npu_bridge.reporting import LossScaleCollapseError, LossScaleCollapseHook
 from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
 from tests.once import lines_said
+from tests.rank_pool import on_each_rank
 from tests.ranks.ways import started_session
 from tests.transfers import is_transfer
 
@@ -139,9 +140,10 @@ def test_ranks_agree_when_the_reduction_is_around_the_loss_scale(on_ranks, wrapp
             np.testing.assert_allclose(outcome[0][name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@on_each_rank(2)
 @in_graph
-def norms_of_sparse_gradients():
-    """On a rank: the global norm of one sparse gradient in rows that both ranks have, by wrapper."""
+def test_the_norm_of_a_sparse_gradient_is_that_of_the_dense_one():
+    """Both ranks have some of the rows."""
     table = tf1.get_variable("table", [4, 2], initializer=tf1.zeros_initializer())
     loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 1, 2 + collective.current().rank]))
     optimizers = {wrapper: make(tf1.train.GradientDescentOptimizer(1.0), fixed) for wrapper, make in WRAPPERS.items()}
@@ -149,18 +151,16 @@ def norms_of_sparse_gradients():
     grads = {name: optimizer.compute_gradients(loss)[0][0] for name, optimizer in optimizers.items()}
     assert all(isinstance(grad, tf.IndexedSlices) for grad in grads.values())
     with started_session() as session:
-        return session.run({name: tf.linalg.global_norm([grad]) for name, grad in grads.items()})
-
-
-def test_the_norm_of_a_sparse_gradient_is_that_of_the_dense_one(on_ranks):
+        norms = session.run({name: tf.linalg.global_norm([grad]) for name, grad in grads.items()})
     dense = np.array([[0, 0], [2, 2], [0.5, 0.5], [0.5, 0.5]])
-    for norms in on_ranks(2, norms_of_sparse_gradients):
-        assert norms == pytest.approx(dict.fromkeys([*WRAPPERS, "rounded"], np.linalg.norm(dense)), rel=1e-6)
+    assert norms == pytest.approx(dict.fromkeys([*WRAPPERS, "rounded"], np.linalg.norm(dense)), rel=1e-6)
 
 
+@pytest.mark.parametrize("wrapper", ["scaled", "tailed", "nested"])
+@on_each_rank(2, gives=([2.0, 2.0, 3.5], 512.0))
 @in_graph
-def accumulate_and_apply_apart(wrapper):
-    """Accumulates, on a rank, the gradients of two batches, and applies them in a run without a batch."""
+def test_gradients_that_were_added_up_are_applied_without_a_batch(wrapper):
+    """Accumulates the gradients of two batches, and applies them in a run without a batch."""
     rank = collective.current().rank
     slope = tf1.placeholder(tf.float32, [])
     weight = tf1.get_variable("weight", [], initializer=tf1.zeros_initializer())
@@ -180,25 +180,6 @@ def accumulate_and_apply_apart(wrapper):
         return values, float(session.run("loss_scale:0"))
 
 
-@pytest.mark.parametrize("wrapper", ["scaled", "tailed", "nested"])
-def test_gradients_that_were_added_up_are_applied_without_a_batch(on_ranks, wrapper):
-    assert on_ranks(2, accumulate_and_apply_apart, wrapper) == [([2.0, 2.0, 3.5], 512.0)] * 2
-
-
-@in_graph
-def one_large_step(dtype_name, of_ranks, scale, rate, is_tailing):
-    """On a rank: a variable after a step of descent by a gradient of this rank, and the global step."""
-    dtype, own = tf.as_dtype(dtype_name), of_ranks[collective.current().rank]
-    variable = tf1.get_variable("variable", [len(own)], dtype, tf1.zeros_initializer())
-    manager = FixedLossScaleManager(scale)
-    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(rate), manager, True, True, is_tailing)
-    loss = tf.reduce_sum(variable * tf.constant(own, dtype))
-    train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
-    with started_session() as session:
-        session.run(train_op)
-        return session.run([tf.cast(variable, tf.float32), tf1.train.get_global_step()])
-
-
 OF_16_BITS = ([60000.0, -60000.0, 1.0], [60000.0, 60000.0, 3.0]), 1, 2.0**-10, np.float32([-60000, 0, -2]) / 1024
 # Once it is scaled, each number and the mean are finite, their sum is not.
 OF_32_BITS = ([2e38 / 2.0**100],) * 2, 2.0**100, 1.0, -np.float32([2e38 / 2.0**100])
@@ -210,11 +191,21 @@ OF_32_BITS = ([2e38 / 2.0**100],) * 2, 2.0**100, 1.0, -np.float32([2e38 / 2.0**1
     [("float16", OF_16_BITS, 1e-2), ("bfloat16", OF_16_BITS, 1e-2), ("float32", OF_32_BITS, 0)],
     ids=["float16", "bfloat16", "float32"],
 )
-def test_gradients_that_fit_do_not_overflow_in_the_sum(on_ranks, dtype_name, case, rtol, is_tailing):
+@on_each_rank(2)
+@in_graph
+def test_gradients_that_fit_do_not_overflow_in_the_sum(dtype_name, case, rtol, is_tailing):
     of_ranks, scale, rate, expected = case
-    for variable, global_step in on_ranks(2, one_large_step, dtype_name, of_ranks, scale, rate, is_tailing):
-        np.testing.assert_allclose(variable, expected, rtol=rtol)
-        assert global_step == 1
+    dtype, own = tf.as_dtype(dtype_name), of_ranks[collective.current().rank]
+    variable = tf1.get_variable("variable", [len(own)], dtype, tf1.zeros_initializer())
+    manager = FixedLossScaleManager(scale)
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(rate), manager, True, True, is_tailing)
+    loss = tf.reduce_sum(variable * tf.constant(own, dtype))
+    train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
+    with started_session() as session:
+        session.run(train_op)
+        variable, global_step = session.run([tf.cast(variable, tf.float32), tf1.train.get_global_step()])
+    np.testing.assert_allclose(variable, expected, rtol=rtol)
+    assert global_step == 1
 
 
 @in_graph
@@ -261,9 +252,10 @@ def test_broadcast_covers_every_global_variable(on_ranks):
     assert len(second) == 7 + 3 + 1
 
 
+@on_each_rank(2)
 @in_graph
-def transfers_that_run():
-    """On a rank: reduces what TensorFlow could compute without running the step; counts transfers left in the graph."""
+def test_no_transfer_is_optimised_away():
+    """A transfer that one rank runs and another does not leaves the first waiting for ever."""
     communicator = collective.current()
     variable = tf1.get_variable("variable", [3])
     predictable = [tf.zeros_like(variable), tf.ones_like(variable), tf.shape(variable), variable * tf.zeros([3])]
@@ -273,14 +265,8 @@ def transfers_that_run():
     with started_session() as session:
         values = session.run(sums, options=options, run_metadata=metadata)
     nodes = [node for graph in metadata.partition_graphs for node in graph.node]
-    return len([node for node in nodes if is_transfer(node.op)]), [value.tolist() for value in values]
-
-
-def test_no_transfer_is_optimised_away(on_ranks):
-    """A transfer that one rank runs and another does not leaves the first waiting for ever."""
-    for count, values in on_ranks(2, transfers_that_run):
-        assert count == 5
-        assert values == [[0, 0, 0], [2, 2, 2], [6], [0, 0, 0], [0, 0, 0], [2, 2]]
+    assert len([node for node in nodes if is_transfer(node.op)]) == 5
+    assert [value.tolist() for value in values] == [[0, 0, 0], [2, 2, 2], [6], [0, 0, 0], [0, 0, 0], [2, 2]]
 
 
 @in_graph

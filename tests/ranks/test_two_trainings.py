@@ -24,6 +24,7 @@ from npu_bridge.reporting.straggler_hook import StragglerHook
 from npu_bridge.stages import PartialSync
 from tests.garbage import collect_garbage
 from tests.npu_run.launching import npu_run, write_script
+from tests.rank_pool import on_each_rank
 from tests.ranks.ways import slow_scale
 
 tf1 = tf.compat.v1
@@ -127,39 +128,35 @@ def in_own_loop(model, pause, folder):
 WAYS = {"session": in_session, "estimator": by_estimator, "fit": by_fit, "own_loop": in_own_loop}
 
 
-def trained_in_threads(way, seed, folder, is_made_there):
-    """The weights of two models, each trained in a thread; threads of another order on each rank."""
-    rank, ends, errors = collective.current().rank, [None, None], []
-    pauses = [Pauses((seed, rank, model).__hash__()) for model in (0, 1)]
-    runs = [None if is_made_there else WAYS[way](model, pauses[model], folder) for model in (0, 1)]
-
-    def train(model):
-        try:
-            pauses[model]()
-            ends[model] = float(np.ravel((runs[model] or WAYS[way](model, pauses[model], folder))())[0])
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=train, args=[model]) for model in (0, 1)]
-    # Those that make their model are told apart by their order, which then is the same on all ranks.
-    for thread in threads if is_made_there or (seed + rank) % 2 else reversed(threads):
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return ends
-
-
 @pytest.mark.few_fast(
     [f"{way}-made_before" for way in ("session", "estimator")] + ["session-made_in_the_thread"],
     "the other ways take the same transfers",
 )
 @pytest.mark.parametrize("is_made_there", [False, True], ids=["made_before", "made_in_the_thread"])
 @pytest.mark.parametrize("way", WAYS)
-def test_threads_train_each_model_with_its_own_gradients(on_ranks, tmp_path, way, is_made_there):
-    for ends in on_ranks(2, trained_in_threads, way, 1, str(tmp_path), is_made_there):
-        assert ends == ENDS
+@on_each_rank(2)
+def test_threads_train_each_model_with_its_own_gradients(tmp_path, way, is_made_there):
+    """Threads begin in another order on each rank."""
+    rank, ends, errors = collective.current().rank, [None, None], []
+    pauses = [Pauses((1, rank, model).__hash__()) for model in (0, 1)]
+    runs = [None if is_made_there else WAYS[way](model, pauses[model], tmp_path) for model in (0, 1)]
+
+    def train(model):
+        try:
+            pauses[model]()
+            ends[model] = float(np.ravel((runs[model] or WAYS[way](model, pauses[model], tmp_path))())[0])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=train, args=[model]) for model in (0, 1)]
+    # Those that make their model are told apart by their order, which then is the same on all ranks.
+    for thread in threads if is_made_there or rank == 0 else reversed(threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    assert ends == ENDS
 
 
 SCRIPT = """
@@ -201,8 +198,9 @@ def test_what_rank_0_alone_loads_or_evaluates_is_not_counted(on_ranks):
     assert first == second
 
 
-def graphs_left_after_their_trainings():
-    """On a rank: which of three graphs, trained in turn with the same manager and hooks, are still there."""
+@on_each_rank(2, gives=[False, False, True])  # the last one is the hooks'
+def test_a_trained_graph_goes_when_nothing_uses_it():
+    """Returns which of three graphs are still there, after trainings in turn with the same manager and hooks."""
     manager, hooks = slow_scale(), [StepHook(), StragglerHook()]
 
     def train(added):
@@ -219,10 +217,6 @@ def graphs_left_after_their_trainings():
     graphs = [train(added) for added in ([], [PartialSync(2)], [])]
     collect_garbage()
     return [graph() is not None for graph in graphs]
-
-
-def test_a_trained_graph_goes_when_nothing_uses_it(on_ranks):
-    assert on_ranks(2, graphs_left_after_their_trainings) == [[False, False, True]] * 2  # the last one is the hooks'
 
 
 def labels_in_a_pool(make_pool, workers):

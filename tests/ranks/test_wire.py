@@ -14,6 +14,7 @@ from npu_bridge.npu_init import npu_keras_optimizer
 from npu_bridge.tailing import optimize_tail
 from npu_bridge.tailing.transfers import find_transfers
 from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits, in_graph, token_batches, train
+from tests.rank_pool import on_each_rank
 from tests.ranks.test_training import SCALE_INSIDE, WRAPPERS, dynamic, fixed, train_own_share
 from tests.ranks.ways import LinesBySteps, started_session
 
@@ -73,18 +74,6 @@ def test_training_stays_near_that_of_whole_gradients(on_ranks, wrapper, wire_for
         assert first[variable].tobytes() != whole[variable].tobytes(), "nothing was rounded"
 
 
-@in_graph
-def one_large_gradient(wrapper, wire_format, gradient):
-    """On a rank: one step of descent by a gradient of this rank; the variable and the global step afterwards."""
-    variable = tf1.get_variable("variable", [2], initializer=tf1.zeros_initializer())
-    own = tf1.placeholder(tf.float32, [2])
-    optimizer = WRAPPERS[wrapper](tf1.train.GradientDescentOptimizer(1.0), dynamic, wire_format)
-    train_op = optimizer.minimize(tf.reduce_sum(variable * own), tf1.train.get_or_create_global_step())
-    with started_session() as session:
-        session.run(train_op, {own: np.float32([gradient[collective.current().rank], 1.0])})
-        return session.run([variable, tf1.train.get_global_step()])
-
-
 @pytest.mark.parametrize(
     ("wrapper", "wire_format", "of_ranks", "change"),
     [
@@ -93,12 +82,18 @@ def one_large_gradient(wrapper, wire_format, gradient):
         ("unscaled", "bfloat16", (2.0**100, 2.0**100), -(2.0**100)),  # bfloat16 has the range of float32
     ],
 )
-def test_what_fits_is_averaged_and_what_does_not_never_gets_to_a_variable(
-    on_ranks, wrapper, wire_format, of_ranks, change
-):
-    for variable, step in on_ranks(2, one_large_gradient, wrapper, wire_format, of_ranks):
-        np.testing.assert_array_equal(variable, np.float32([change, -1.0 if change else 0.0]))
-        assert step == (change != 0.0)
+@on_each_rank(2)
+@in_graph
+def test_what_fits_is_averaged_and_what_does_not_never_gets_to_a_variable(wrapper, wire_format, of_ranks, change):
+    variable = tf1.get_variable("variable", [2], initializer=tf1.zeros_initializer())
+    own = tf1.placeholder(tf.float32, [2])
+    optimizer = WRAPPERS[wrapper](tf1.train.GradientDescentOptimizer(1.0), dynamic, wire_format)
+    train_op = optimizer.minimize(tf.reduce_sum(variable * own), tf1.train.get_or_create_global_step())
+    with started_session() as session:
+        session.run(train_op, {own: np.float32([of_ranks[collective.current().rank], 1.0])})
+        variable, step = session.run([variable, tf1.train.get_global_step()])
+    np.testing.assert_array_equal(variable, np.float32([change, -1.0 if change else 0.0]))
+    assert step == (change != 0.0)
 
 
 def said_of_drops(way):
@@ -182,18 +177,15 @@ def test_the_pass_of_tail_optimisation_finds_what_travels_in_16_bits(on_ranks, r
         assert freed and kept == {}
 
 
-def send_beside_a_small_scale():
-    """Trains on a rank with a gradient beyond float16 that fits once it is scaled; returns the variable."""
+@on_each_rank(2, gives=[-80000.0])
+def test_gradients_that_fit_once_they_are_scaled_are_applied():
+    """Trains with a gradient beyond float16 that fits once it is scaled; returns the variable."""
     variable, manager = tf.Variable([0.0]), DynamicLossScaleManager(0.5)
     optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(1.0), manager, wire="float16")
     with tf.GradientTape() as tape:
         loss = optimizer.get_scaled_loss(tf.reduce_sum(variable) * 80000.0)
     optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(tape.gradient(loss, [variable])), [variable]))
     return variable.numpy().tolist()
-
-
-def test_gradients_that_fit_once_they_are_scaled_are_applied(on_ranks):
-    assert on_ranks(2, send_beside_a_small_scale) == [[-80000.0]] * 2
 
 
 def test_an_unknown_format_is_refused_with_the_choices():

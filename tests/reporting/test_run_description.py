@@ -7,6 +7,7 @@ import re
 import tensorflow as tf
 
 from npu_bridge.reporting import describe_run
+from tests.rank_pool import on_each_rank
 
 
 def test_one_process():
@@ -15,10 +16,7 @@ def test_one_process():
     assert re.fullmatch(rf"TensorFlow {version} \| .*\d+ CPU cores? \| one process \| precision: mixed bfloat16", line)
 
 
-def lines_of_ranks():
-    return describe_run()
-
-
-def test_two_ranks(on_ranks):
-    for line in on_ranks(2, lines_of_ranks):
-        assert "| 2 ranks | precision" in line and len(line) <= 80
+@on_each_rank(2)
+def test_two_ranks():
+    line = describe_run()
+    assert "| 2 ranks | precision" in line and len(line) <= 80
