@@ -9,7 +9,7 @@ import tensorflow as tf
 from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
-from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_helpers import npu_hooks_append, npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from tests.goldens.two_layers import assert_same_bits
 from tests.rank_pool import on_each_rank
@@ -95,6 +95,29 @@ def test_a_saver_of_ones_own_has_the_hook_before_it(on_ranks, tmp_path):
     first, second = on_ranks(2, own_saver_and_sync, str(tmp_path))
     assert_same_bits(first, second)
     assert np.array_equal(first["kernel:0"], tf.train.load_variable(str(tmp_path), "kernel"))
+
+
+@on_each_rank(2, gives=[0, 3])
+def test_ranks_that_read_no_checkpoint_count_steps_from_that_of_rank_0(tmp_path):
+    """Returns the steps with which two trainings began, of which rank 0 alone reads and writes the checkpoints."""
+    started = []
+    for last_step in (3, 6):
+        with tf.Graph().as_default():
+            features, labels = tf.ones([4, 8]), tf.zeros([4, 1])
+            train_op = model_fn(features, labels, tf.estimator.ModeKeys.TRAIN, {"chain": "in a window"}).train_op
+            hooks = [stages.SyncBeforeSavingHook(2), tf1.train.StopAtStepHook(last_step=last_step)]
+            own = str(tmp_path) if collective.current().rank == 0 else None
+            if own:
+                hooks.append(tf.estimator.CheckpointSaverHook(own, save_steps=2))
+            options = {"checkpoint_dir": own, "save_checkpoint_secs": None, "save_summaries_steps": None}
+            with tf1.train.MonitoredTrainingSession(hooks=npu_hooks_append(hooks), **options) as session:
+                step = tf1.train.get_global_step()
+                started.append(session.run(step))
+                while not session.should_stop():
+                    session.run(train_op)
+    if own:
+        assert tf.train.load_variable(own, "global_step") == 6
+    return started
 
 
 @on_each_rank(2, gives=[1, 1])

@@ -157,13 +157,15 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
         self._global_step, self._sync = global_step_of(graph), None
         if ranks.size > 1 and self._global_step is not None and do_values_differ_between_ranks(pipelines):
             self._sync = _sync_pipelines(pipelines)
-            self._interval_of_rank_0 = ranks.broadcast(tf.constant(self._interval), 0, "sync_before_saving")
+            # Other ranks may read no checkpoint, and receive the restored step from a later hook.
+            numbers = tf.stack([tf.cast(self._global_step, tf.int64), self._interval])
+            self._numbers_of_rank_0 = ranks.broadcast(numbers, 0, "sync_before_saving")
 
     def after_create_session(self, session, coord):
         if self._sync is None:
             return
         # A saver writes the first checkpoint at once; at that time values are equal on all ranks.
-        self._synced_at, self._interval = session.run([self._global_step, self._interval_of_rank_0])
+        self._synced_at, self._interval = session.run(self._numbers_of_rank_0)
         if self._interval == _NEVER:
             self._sync = None
 
