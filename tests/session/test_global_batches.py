@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge.npu_init import ExponentialUpdateLossScaleManager, NPUOptimizer, npu_keras_optimizer
-from npu_bridge.session import GlobalBatches, ResumeCallback, updates_dealt
+from npu_bridge.session import GlobalBatches, ResumableLoop, ResumeCallback, updates_dealt
 from npu_bridge.session.elastic import global_batches
 
 X = np.random.RandomState(0).randn(60, 4).astype("f")
@@ -73,11 +74,31 @@ def train_keras(file, stages, updates):
     return before, updates_dealt(model)
 
 
-def test_a_count_that_a_file_of_keras_lacks_goes_on_from_its_steps(tmp_path):
-    file = str(tmp_path / "model.keras")
-    assert train_keras(file, [], 7) == (0, 7)
-    assert train_keras(file, BATCHES.stages(), 5) == (7, 12)
-    assert train_keras(file, BATCHES.stages(), 3) == (12, 15)
+def train_loop(family, folder, stages, updates):
+    """The same in a loop of one's own, with the folder of its checkpoints."""
+    model = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(1)])
+    optimizer = npu_keras_optimizer(family.Adam(), stages=stages)
+    loop, before = ResumableLoop(folder, model, optimizer), updates_dealt(folder)
+    for _ in loop.until(before + updates):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(X) ** 2)
+        optimizer.minimize(loss, model.trainable_variables, tape=tape)
+    return before, updates_dealt(folder)
+
+
+TRAIN = {
+    "fit": train_keras,
+    "loop": functools.partial(train_loop, tf.keras.optimizers),
+    "loop, legacy": functools.partial(train_loop, tf.keras.optimizers.legacy),
+}
+
+
+@pytest.mark.parametrize("way", TRAIN)
+def test_a_count_that_a_save_of_keras_lacks_goes_on_from_its_steps(tmp_path, way):
+    place = str(tmp_path / "model.keras")
+    assert TRAIN[way](place, [], 7) == (0, 7)
+    assert TRAIN[way](place, BATCHES.stages(), 5) == (7, 12)
+    assert TRAIN[way](place, BATCHES.stages(), 3) == (12, 15)
 
 
 def test_each_epoch_has_an_order_of_its_own():

@@ -52,9 +52,17 @@ def sync_if_needed(optimizer: Any) -> None:
 
     Ranks: collective.
     """
-    pipelines = _pipelines_of(optimizer)
+    pipelines = pipelines_of(optimizer)
     if collective.current().size > 1 and do_values_differ_between_ranks(pipelines):
         _sync_pipelines(pipelines)
+
+
+def pipelines_of(optimizer: Any) -> list:
+    """Returns the pipelines of any optimizer; [] for an optimizer without stages."""
+    try:
+        return list_pipelines(optimizer)
+    except TypeError:
+        return []
 
 
 def batch_counters(optimizer: Any) -> list:
@@ -63,7 +71,7 @@ def batch_counters(optimizer: Any) -> list:
     Args:
       optimizer: any optimizer, or a pipeline.
     """
-    stages = [stage for pipeline in _pipelines_of(optimizer) for stage in pipeline.stages_of_type(SummingStage)]
+    stages = [stage for pipeline in pipelines_of(optimizer) for stage in pipeline.stages_of_type(SummingStage)]
     return [counter for stage in stages for counter in stage.batch_counters]
 
 
@@ -72,7 +80,7 @@ def batches_per_update(optimizer: Any) -> int:
 
     Above 1 with `Accumulate`, and with `gradient_accumulation_steps` of Keras 3.
     """
-    pipelines = _pipelines_of(optimizer)
+    pipelines = pipelines_of(optimizer)
     of_keras = getattr(getattr(optimizer, "inner_optimizer", optimizer), "gradient_accumulation_steps", None) or 1
     return of_keras * math.prod(
         stage.batches for pipeline in pipelines for stage in pipeline.stages_of_type(SummingStage)
@@ -81,7 +89,7 @@ def batches_per_update(optimizer: Any) -> int:
 
 def count_batches(optimizer: Any) -> int:
     """Returns the number of batches on which any optimizer was trained, as its own counters say; works only eagerly."""
-    records = [each for pipeline in _pipelines_of(optimizer) for each in pipeline.stages_of_type(SkipRecord)]
+    records = [each for pipeline in pipelines_of(optimizer) for each in pipeline.stages_of_type(SkipRecord)]
     skipped = [int(each.skipped_steps) for each in records if not each.counts_skipped_steps]
     updates = int(optimizer.iterations) + max(skipped, default=0)
     return updates * batches_per_update(optimizer) + max(map(int, batch_counters(optimizer)), default=0)
@@ -97,17 +105,9 @@ def reset_restarting_state(optimizer: Any) -> None:
 
     Does nothing for an optimizer without stages.
     """
-    stages = [stage for pipeline in _pipelines_of(optimizer) for stage in pipeline.stages]
+    stages = [stage for pipeline in pipelines_of(optimizer) for stage in pipeline.stages]
     for variable in variables_restarting_at_zero(stages):
         variable.assign(tf.zeros_like(variable))
-
-
-def _pipelines_of(optimizer):
-    """Returns the pipelines of any optimizer; [] for an optimizer without stages."""
-    try:
-        return list_pipelines(optimizer)
-    except TypeError:
-        return []
 
 
 def do_values_differ_between_ranks(pipelines: Sequence) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.collective.fragments import lossless_prescale
-from npu_bridge.gradients.explanation import list_pipelines
+from npu_bridge.gradients.checkpoints.sync import pipelines_of
 from npu_bridge.gradients.graph_mode import state_variable
 from npu_bridge.gradients.stage import RestartingStage, Stage
 from npu_bridge.gradients.stages.accumulation import Accumulate
@@ -24,6 +25,7 @@ from npu_bridge.session.elastic.memory_checkpoints import take_memory_checkpoint
 
 _OWNER = "GlobalBatches"
 _GLOBAL_STEP = tf.compat.v1.GraphKeys.GLOBAL_STEP
+_STEPS_OF_KERAS = re.compile(r"(^|/)(iter|_iterations)/\.ATTRIBUTES/VARIABLE_VALUE$")  # of both generations
 UPDATES_DEALT = "updates_dealt"  # the variable's name, also in checkpoints
 
 
@@ -159,25 +161,32 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
     """
     ranks, dealt = collective.current(), 0
     if not isinstance(after, (str, os.PathLike)):
-        stages = [
-            stage for pipeline in list_pipelines(after.optimizer) for stage in pipeline.stages_of_type(_CountUpdates)
-        ]
-        counts = [stage.state()["dealt"].updates for stage in stages]
-        # Each step was an update. More steps than updates: a training without a count was restored.
-        dealt = gather_values(max(int(after.optimizer.iterations), *map(int, counts), 0), "updates_dealt")[0]
-        for count in counts:
-            count.assign(dealt)
-        return dealt
+        return count_earlier_steps(after.optimizer)
     take_memory_checkpoint(os.fspath(after))
     if ranks.rank == 0:
         check_newest_checkpoint(os.fspath(after), may_use_older=True)
     checkpoint = tf.train.latest_checkpoint(os.fspath(after)) if ranks.rank == 0 else None
     if checkpoint is not None:
         reader = tf.train.load_checkpoint(checkpoint)
-        names = sorted(reader.get_variable_to_shape_map())
-        found = [name for name in names if UPDATES_DEALT in name or "dealt/updates/" in name] or [_GLOBAL_STEP]
-        dealt = max(int(reader.get_tensor(name)) for name in found if reader.has_tensor(name))
+        names = reader.get_variable_to_shape_map()
+        counts = [name for name in names if UPDATES_DEALT in name or "dealt/updates/" in name]
+        found = counts or [name for name in names if name == _GLOBAL_STEP or _STEPS_OF_KERAS.search(name)]
+        dealt = max((int(reader.get_tensor(name)) for name in found), default=0)
     return gather_values(dealt, "updates_dealt")[0]
+
+
+def count_earlier_steps(optimizer: Any) -> int:
+    """Returns rank 0's number of updates of any Keras optimizer, and sets the count of its stages to this number.
+
+    Ranks: collective.
+    """
+    stages = [stage for pipeline in pipelines_of(optimizer) for stage in pipeline.stages_of_type(_CountUpdates)]
+    counts = [stage.state()["dealt"].updates for stage in stages]
+    # Each step was an update. More steps than updates: a training without a count was restored.
+    dealt = gather_values(max(int(optimizer.iterations), *map(int, counts), 0), "updates_dealt")[0]
+    for count in counts:
+        count.assign(dealt)
+    return dealt
 
 
 def _initial_update_count() -> tf.Tensor:

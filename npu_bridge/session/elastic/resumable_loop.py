@@ -17,6 +17,7 @@ from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.gradients.checkpoints.sync import batch_counters, reset_restarting_state, sync_if_needed
 from npu_bridge.gradients.first_step.start_values import send_restored_state, variables_in_training
 from npu_bridge.session.damaged_checkpoints import check_newest_checkpoint
+from npu_bridge.session.elastic.global_batches import count_earlier_steps
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints, take_memory_checkpoint
 from npu_bridge.session.elastic.stop_request import WholeUpdates, stop_request_of_process
 
@@ -77,6 +78,7 @@ class ResumableLoop:
             self._checkpoint.restore(self._manager.latest_checkpoint)
             reset_restarting_state(optimizer)
         send_restored_state(model, optimizer)
+        count_earlier_steps(optimizer)
         self._saved = self._copied = self._updates_made()
 
     def until(self, steps: int) -> Iterator[int]:
