@@ -133,6 +133,17 @@ def test_numbers_that_were_set_during_training_are_set_again(tmp_path, is_wrappe
         assert repr(again.optimizer.ema_overwrite_frequency) == "2"  # steps are counted by an integer
 
 
+def test_callbacks_of_a_script_keep_what_they_call_best(tmp_path):
+    own = tf.keras.callbacks.LambdaCallback()
+    for best in ({"f1": 0.5}, 2.0):
+        own.best, own.best_weights = best, "best.h5"
+        model = _model()
+        resume = ResumeCallback(tmp_path / "model.keras")
+        resume.restore(model)
+        model.fit(np.ones([8, 3]), np.ones([8, 1]), verbose=0, callbacks=[own, resume])
+        assert (own.best, own.best_weights) == (best, "best.h5")
+
+
 SCORES = [5.0, 4.0, 4.5, 4.4, 4.6, 3.5, 3.9, 3.8, 3.7, 3.6, 3.8, 3.9, 1.0]  # of epochs; what others would reach
 
 

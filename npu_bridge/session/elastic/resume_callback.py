@@ -37,7 +37,8 @@ from npu_bridge.session.optimizer_numbers import optimizer_numbers
 _DONE = "batches_done.txt"  # in the file of the model
 _NUMBERS = "optimizer_numbers.json"  # likewise
 _COUNTERS, _BEST_WEIGHTS = "counters_of_callbacks.json", "best_weights/{}/{}"  # likewise
-# Attributes by which Keras' callbacks decide; all but ModelCheckpoint reset them when a fit begins.
+# Attributes by which callbacks of Keras decide; all but ModelCheckpoint reset them when a fit begins.
+_COUNTING = ("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint")
 _COUNTED = ("best", "wait", "cooldown_counter", "best_epoch")
 
 
@@ -345,10 +346,12 @@ def _read_shapes(path):
 
 
 def _callbacks_with_counters(callbacks):
-    """Returns the callbacks that keep counters, in a dict whose keys are the same in every run of a script."""
+    """Returns Keras' callbacks that keep counters, in a dict whose keys are the same in every run of a script."""
     found: dict = {}
+    generations = filter(None, [tf.keras, keras3.loaded_keras3()])
+    kinds = tuple(getattr(each.callbacks, name) for each in generations for name in _COUNTING)
     for callback in callbacks:
-        if any(name in vars(callback) for name in _COUNTED):
+        if isinstance(callback, kinds):
             kind = type(callback).__name__
             # Numbered by class: other ranks can lack callbacks of another class.
             found[f"{kind}_{sum(type(each).__name__ == kind for each in found.values())}"] = callback
