@@ -122,6 +122,16 @@ def test_nothing_is_saved_twice_and_a_module_is_a_model_too(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["checkpoint", "ckpt-3.data-00000-of-00001", "ckpt-3.index"]
 
 
+def test_the_checkpoint_of_another_model_is_named(tmp_path):
+    for name in ("encoder", "body"):
+        model, optimizer = tf.Module(), tf.keras.optimizers.SGD(0.1)
+        setattr(model, name, tf.Variable(1.0, name=name))
+        got = contextlib.nullcontext() if name == "encoder" else pytest.raises(ValueError, match="got nothing for body")
+        with got:
+            for _ in ResumableLoop(tmp_path, model, optimizer).until(1):
+                optimizer.apply_gradients([(1.0, model.trainable_variables[0])])
+
+
 def test_windows_that_never_end_together_end_a_loop_all_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(stop_request, "_MOST_BATCHES_TO_WAIT", 5)
     pair = tf.Module()

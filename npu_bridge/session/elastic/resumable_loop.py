@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
-from npu_bridge.base.errors import message
+from npu_bridge.base.errors import listed, message
 from npu_bridge.base.memory_folders import keeps_state_in_memory
+from npu_bridge.base.tf_internals.savers import is_restored
 from npu_bridge.gradients.checkpoints.sync import batch_counters, reset_restarting_state, sync_if_needed
 from npu_bridge.gradients.first_step.start_values import send_restored_state, variables_in_training
 from npu_bridge.session.damaged_checkpoints import check_newest_checkpoint
@@ -41,7 +42,8 @@ class ResumableLoop:
       every_n_steps: updates between two checkpoints; None saves only at the end.
     Raises:
       TypeError: `every_n_steps` is not an integer.
-      ValueError: `every_n_steps` is below 1; eager execution is off; the model has no weights yet.
+      ValueError: `every_n_steps` is below 1; eager execution is off; the model has no weights yet; the latest
+        checkpoint lacks trained weights of the model.
       DamagedCheckpointError: the latest checkpoint is damaged. In a job that the launcher restarts, raised only if no
         other checkpoint is intact.
     Ranks: collective; make it on every rank.
@@ -76,6 +78,7 @@ class ResumableLoop:
         self._size_bytes = sum(4 * int(np.prod(variable.shape)) for variable in variables)
         if self._is_first and self._manager.latest_checkpoint:
             self._checkpoint.restore(self._manager.latest_checkpoint)
+            _check_model_restored(model, self._manager.latest_checkpoint)
             reset_restarting_state(optimizer)
         send_restored_state(model, optimizer)
         count_earlier_steps(optimizer)
@@ -133,3 +136,11 @@ class ResumableLoop:
 
     def _updates_made(self):
         return int(self._optimizer.iterations)
+
+
+def _check_model_restored(model, path):
+    """Raises a ValueError that names trained weights that a checkpoint lacks; TensorFlow leaves them as they are."""
+    lacking = [getattr(each, "path", each.name) for each in model.trainable_variables if not is_restored(each)]
+    if lacking:
+        problem, fix = f"{path} is a checkpoint of another model", "Use another folder, or the model that was saved."
+        raise ValueError(message(_OWNER, problem, "this model's weights", f"nothing for {listed(lacking)}", fix))
