@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import message, shown
 from npu_bridge.base.files import temporary_folder
+from npu_bridge.base.tf_internals.savers import keys_in_object_checkpoint
 from npu_bridge.base.tf_internals.training import is_graph_network, model_function, warm_start_settings
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, resolve_model_dir
@@ -15,6 +18,7 @@ __all__ = ["model_to_npu_estimator"]
 
 _OWNER = "model_to_npu_estimator"
 _FORMATS = ("saver", "checkpoint")
+_OF_OPTIMIZERS = (tf.compat.v1.GraphKeys.GLOBAL_STEP, "training/")  # Keras' scope of slots and hyperparameters
 
 
 def model_to_npu_estimator(
@@ -70,10 +74,20 @@ def model_to_npu_estimator(
         config=config.replace(model_dir=weights_dir),
         checkpoint_format=checkpoint_format,
     )
-    warm_start = warm_start_settings(stock)
+    warm_start = _start_from_all_weights(warm_start_settings(stock))
     estimator = NPUEstimator(model_function(stock), model_dir, config, None, job_start_file, warm_start_from=warm_start)
     estimator._keras_weights = own_folder
     return estimator
+
+
+def _start_from_all_weights(settings):
+    """Adds weights that are not trained: a pattern selects only trained variables, and a list selects any."""
+    if settings is None:
+        return None
+    reader = tf.train.load_checkpoint(settings.ckpt_to_initialize_from)
+    names = keys_in_object_checkpoint(reader) or reader.get_variable_to_shape_map()
+    weights = [f"{re.escape(name)}:" for name in names if not name.startswith(_OF_OPTIMIZERS)]
+    return settings._replace(vars_to_warm_start=weights)
 
 
 def _check_model_class(model):
