@@ -119,6 +119,14 @@ def test_hooks_come_in_order(tmp_path, monkeypatch):
     assert log == ["given", "NPUInfeedOutfeedSessionHook", "of the spec"]
 
 
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_graphs_are_saved_with_checkpoints_as_the_config_says(is_saved, tmp_path):
+    estimator_of(tmp_path, checkpoint_save_graph_def=is_saved).train(input_fn, steps=1)
+    assert {name for name in os.listdir(tmp_path) if name.endswith(("ckpt-1.meta", "pbtxt"))} == (
+        {"model.ckpt-1.meta", "graph.pbtxt"} if is_saved else set()
+    )
+
+
 def test_the_hook_of_host_calls_runs_its_operators_with_every_run(graph, tmp_path):
     count = tf1.get_variable("count", initializer=0)
     with tf.summary.create_file_writer(str(tmp_path)).as_default():

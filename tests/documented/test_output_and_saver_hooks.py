@@ -24,7 +24,7 @@ def test_signatures():
     assert signature_of(NPUOutputTensorHook) == ("(tensors, dependencies=None, output_fn=None, output_every_n_steps=0)")
     assert signature_of(NPUCheckpointSaverHook) == (
         "(checkpoint_dir, save_secs=None, save_steps=None, saver=None, checkpoint_basename='model.ckpt', "
-        "scaffold=None, listeners=None)"
+        "scaffold=None, listeners=None, save_graph_def=True)"
     )
     assert issubclass(NPUOutputTensorHook, tf.estimator.LoggingTensorHook)
     assert issubclass(NPUCheckpointSaverHook, tf.estimator.CheckpointSaverHook)

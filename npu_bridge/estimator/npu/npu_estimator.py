@@ -302,7 +302,8 @@ class NPUEstimator(tf.estimator.Estimator):
             if collective.current().size > 1 and every_n_steps and not _has_hook(given, StragglerHook):
                 chief_hooks.insert(0, self._stragglers)
             if is_saving and collective.current().rank == 0:
-                chief_hooks.append(NPUCheckpointSaverHook(self.model_dir, secs, save_steps, scaffold=scaffold))
+                options = {"scaffold": scaffold, "save_graph_def": self.config.checkpoint_save_graph_def}
+                chief_hooks.append(NPUCheckpointSaverHook(self.model_dir, secs, save_steps, **options))
             chief_hooks += [session.MemoryCheckpointHook(self.model_dir, sync, scaffold)] if is_saving else []
             chief_hooks += estimator_spec.training_chief_hooks
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)

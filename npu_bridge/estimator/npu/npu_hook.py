@@ -176,12 +176,12 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
 
     Args:
       checkpoint_dir: folder of the checkpoints.
-      save_secs: seconds between checkpoints.
-      save_steps: global steps between checkpoints; give either this or `save_secs`.
+      save_secs, save_steps: seconds or global steps between checkpoints; give one of them.
       saver: the saver to use; by default the saver of `scaffold`, or else of the graph.
       checkpoint_basename: prefix of the files' names.
       scaffold: the `Scaffold` whose saver is used; not together with `saver`.
       listeners: list of `CheckpointSaverListener`, called before and after every save.
+      save_graph_def: False to write neither `graph.pbtxt` nor `.meta` files.
     Raises:
       ValueError: both or neither of `save_secs` and `save_steps` are given, or both `saver` and `scaffold` are given.
       OSError: at the start or the end: the disk is full.
@@ -200,15 +200,15 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         checkpoint_basename="model.ckpt",
         scaffold=None,
         listeners=None,
+        save_graph_def=True,
     ):
-        super().__init__(checkpoint_dir, save_secs, save_steps, saver, checkpoint_basename, scaffold, listeners)
-        self._checkpoint_basename = checkpoint_basename
-        self._has_failed_save = False
+        super().__init__(
+            checkpoint_dir, save_secs, save_steps, saver, checkpoint_basename, scaffold, listeners, save_graph_def
+        )
+        self._checkpoint_basename, self._has_failed_save = checkpoint_basename, False
         # Requests the stop that a listener wants; `stop_ranks_together` replaces it.
         self.pass_on_request = tf.estimator.SessionRunContext.request_stop
-        self._hold = None
-        self._release = None
-        self._background = None
+        self._hold = self._release = self._background = None
 
     def begin(self):
         self.release_folder()
