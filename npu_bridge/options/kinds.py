@@ -273,6 +273,9 @@ class Number(OptionKind):
             return ValueProblem(ValueError, f"Use {int(value)} or {int(value) + 1}.", says="is not a whole number")
         return None
 
+    def normalise(self, value: Any) -> Any:
+        return int(value) if self.whole else value
+
 
 @dataclass(frozen=True)
 class Seed(OptionKind):

@@ -77,6 +77,11 @@ def test_legal_value_is_accepted_and_kept_and_a_session_reads_the_same(name, val
         assert read_session_config(make_session_config(config)) == read_run_config(config)
 
 
+@pytest.mark.parametrize("name", ["save_summary_steps", "save_checkpoints_steps", "keep_checkpoint_max"])
+def test_a_whole_number_is_an_integer_for_all_who_count_with_it(name):
+    assert repr(getattr(NPURunConfig(**{name: 1e3}), name)) == "1000"
+
+
 @pytest.mark.parametrize("name, case", _cases(facts.RUN_CONFIG_VALUES, 1))
 def test_illegal_value_raises_the_documented_type_and_names_the_option(name, case):
     value, error = case

@@ -164,9 +164,8 @@ class NPURunConfig(tf.estimator.RunConfig):
         construction.check_run_config(values)
         strategy = values["distribute"]
         of_base = {name: values[name] for name in construction.BASE_PARAMETERS}
-        if values["model_dir"] is not None:
-            of_base["model_dir"] = os.fsdecode(values["model_dir"])
         of_base["save_checkpoints_steps"] = construction.checkpoint_steps(values)
+        of_base = {n: value if value is None else OPTIONS[n].kind.normalise(value) for n, value in of_base.items()}
         if strategy is not None:
             of_base["experimental_distribute"] = distribute_config(strategy)
         super().__init__(**of_base, **other_keywords)
