@@ -232,6 +232,16 @@ def test_a_saver_of_rank_0_alone_stops_no_rank_that_keeps_copies_in_memory(tmp_p
     return os.path.basename(estimator.latest_checkpoint())
 
 
+@on_each_rank(2, gives="model.ckpt-60")
+def test_an_interval_of_rank_0_alone_for_lines_stops_no_rank(tmp_path):
+    """Trains until speeds have been compared; rank 0 alone is asked for lines of progress."""
+    every = 20 if collective.current().rank == 0 else None
+    config = NPURunConfig(model_dir=str(tmp_path), log_step_count_steps=every)
+    estimator = NPUEstimator(model_fn, config=config, params=own_params())
+    estimator.train(input_fn_of_this_rank(), max_steps=60)
+    return os.path.basename(estimator.latest_checkpoint())
+
+
 def save_in(folder, own_folders, write_state):
     """On a rank: what is said of savers while each rank saves under a name of its own."""
     rank = collective.current().rank

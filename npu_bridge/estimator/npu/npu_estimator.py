@@ -290,16 +290,17 @@ class NPUEstimator(tf.estimator.Estimator):
             worker_hooks.append(tf.compat.v1.train.LoggingTensorHook(tensors, every_n_iter=every_n_steps))
             worker_hooks.append(FailureHook(self.model_dir))  # rank 0 has a ReportHook
         secs, save_steps = self.config.save_checkpoints_secs, self.config.save_checkpoints_steps
-        # Rank 0 saves, perhaps with a saver or an interval that a script gives to rank 0 alone.
+        # Rank 0 saves and shows, perhaps with a hook or an interval that a script gives to rank 0 alone.
         of_rank = [bool(secs or save_steps), _has_hook(given, tf.estimator.CheckpointSaverHook)]
-        has_interval, has_saver = gather_values(of_rank, "npu_estimator_saves")[0]
+        of_rank.append(bool(every_n_steps) and not _has_hook(given, StragglerHook))
+        has_interval, has_saver, has_stragglers = gather_values(of_rank, "npu_estimator_hooks")[0]
         worker_hooks = _WithNanLossHook(worker_hooks)
         if not self.config.cluster_spec:
             # The base class adds its saver at this place. Every rank is the chief of its own session.
             is_saving = has_interval and not has_saver
             sync = SyncBeforeSavingHook(save_steps or None, is_saving)
             scaffold, chief_hooks = estimator_spec.scaffold, [sync]
-            if collective.current().size > 1 and every_n_steps and not _has_hook(given, StragglerHook):
+            if collective.current().size > 1 and has_stragglers:
                 chief_hooks.insert(0, self._stragglers)
             if is_saving and collective.current().rank == 0:
                 options = {"scaffold": scaffold, "save_graph_def": self.config.checkpoint_save_graph_def}
