@@ -67,6 +67,13 @@ class ModelDirInUseError(RuntimeError):
     """Raised when another job trains in the folder; the message says which job, since when, and the cure."""
 
 
+def check_folder_name(owner: str, folder: str) -> None:
+    """Raises a ValueError, which names `owner`, for a folder whose checkpoints TensorFlow would not find again."""
+    if re.search(r"\[.+\]|\\", folder):
+        expected, fix = "a path without [...] and \\, which TensorFlow takes for a pattern", "Choose another folder."
+        raise ValueError(message(owner, "checkpoints in this folder would not be found again", expected, folder, fix))
+
+
 def hold_model_dir(folder: str | None) -> FolderHold:
     """Holds a folder of checkpoints for this process's training until the result is released; reading needs no hold.
 
@@ -74,8 +81,10 @@ def hold_model_dir(folder: str | None) -> FolderHold:
 
     Raises:
       ModelDirInUseError: another job trains in the folder.
+      ValueError: the folder's name is a pattern.
     Ranks: local; for the rank that saves: rank 0, or the chief of a cluster.
     """
+    check_folder_name("model_dir", folder or "")
     _make_folder(folder)
     try:
         return hold_folder(folder or "", "training", "a training")

@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
-from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, NpuEmptyHook
+from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, NPUCheckpointSaverHook, NpuEmptyHook
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.session import ResumableLoop
 from tests.goldens.two_layers import assert_same_bits
 
 tf1 = tf.compat.v1
@@ -78,6 +79,20 @@ def test_model_dir_is_given_once(tmp_path):
     assert NPUEstimator(model_fn, tmp_path / "one", NPURunConfig(model_dir=os.fsencode(one))).model_dir == one
     with pytest.raises(ValueError, match="two model folders"):
         NPUEstimator(model_fn, model_dir=one, config=NPURunConfig(model_dir=other))
+
+
+@pytest.mark.parametrize("name", ["layers=[64,64]", "back\\slash"])
+def test_a_folder_in_which_tensorflow_finds_no_checkpoint_is_refused(tmp_path, name):
+    folder = str(tmp_path / name)
+    tf.train.Checkpoint(weight=tf.Variable(1.0)).save(f"{folder}/ckpt")
+    assert tf.train.latest_checkpoint(folder) is None
+    for make in (
+        lambda: NPUEstimator(model_fn, config=NPURunConfig(model_dir=folder)),
+        lambda: ResumableLoop(folder, tf.Module(), tf.keras.optimizers.SGD()),
+        lambda: NPUCheckpointSaverHook(folder, save_steps=1).begin(),
+    ):
+        with pytest.raises(ValueError, match="would not be found again"):
+            make()
 
 
 def test_features_need_not_be_the_first_argument(tmp_path):

@@ -23,6 +23,7 @@ from npu_bridge.options import OPTIONS
 from npu_bridge.options.kinds import Boolean, Integer
 from npu_bridge.options.rules import resolve_usable_directory
 from npu_bridge.options.table import IN_OBJECT
+from npu_bridge.session.checkpoints import check_folder_name
 
 _LOG = logger(__name__)
 _PROFILING_OPTIONS = ("training_trace", "task_time", "op_trace")
@@ -231,7 +232,7 @@ def resolve_model_dir(model_dir: str | bytes | os.PathLike | None, config: Any) 
     """Returns an Estimator's folder: `model_dir`, else the folder of `config`, else a new folder in the current folder.
 
     Raises:
-      ValueError: `model_dir` and `config` give different folders.
+      ValueError: `model_dir` and `config` give different folders, or a name that TensorFlow takes for a pattern.
     """
     model_dir = None if model_dir is None else os.fsdecode(model_dir)
     if model_dir is not None and config.model_dir is not None and model_dir != config.model_dir:
@@ -240,7 +241,9 @@ def resolve_model_dir(model_dir: str | bytes | os.PathLike | None, config: Any) 
             f"{model_dir!r} and {config.model_dir!r}. Pass model_dir in one place."
         )
     if model_dir is not None or config.model_dir is not None:
-        return model_dir if model_dir is not None else config.model_dir
+        found = model_dir if model_dir is not None else config.model_dir
+        check_folder_name("NPUEstimator", found)
+        return found
     characters = random.SystemRandom().sample(string.ascii_letters + string.digits, 10)
     created = os.path.join(os.getcwd(), "model_dir_" + "".join(characters))
     os.makedirs(created)

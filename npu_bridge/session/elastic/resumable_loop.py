@@ -17,6 +17,7 @@ from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.base.tf_internals.savers import is_restored
 from npu_bridge.gradients.checkpoints.sync import batch_counters, reset_restarting_state, sync_if_needed
 from npu_bridge.gradients.first_step.start_values import send_restored_state, variables_in_training
+from npu_bridge.session.checkpoints import check_folder_name
 from npu_bridge.session.damaged_checkpoints import check_newest_checkpoint
 from npu_bridge.session.elastic.global_batches import count_earlier_steps
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints, take_memory_checkpoint
@@ -42,8 +43,8 @@ class ResumableLoop:
       every_n_steps: updates between two checkpoints; None saves only at the end.
     Raises:
       TypeError: `every_n_steps` is not an integer.
-      ValueError: `every_n_steps` is below 1; eager execution is off; the model has no weights yet; the latest
-        checkpoint lacks trained weights of the model.
+      ValueError: `every_n_steps` is below 1; `folder` is a pattern; eager execution is off; the model has no weights
+        yet; the latest checkpoint lacks trained weights of the model.
       DamagedCheckpointError: the latest checkpoint is damaged. In a job that the launcher restarts, raised only if no
         other checkpoint is intact.
     Ranks: collective; make it on every rank.
@@ -68,6 +69,7 @@ class ResumableLoop:
             raise ValueError(message(_OWNER, "the model has no weights yet", "a built model", got, fix))
         self._optimizer, self._every_n_steps = optimizer, every_n_steps
         self._folder, self._is_first = os.fspath(folder), collective.current().rank == 0
+        check_folder_name(_OWNER, self._folder)
         if self._is_first:
             take_memory_checkpoint(self._folder)
             check_newest_checkpoint(self._folder, may_use_older=True)
