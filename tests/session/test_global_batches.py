@@ -101,6 +101,16 @@ def test_a_count_that_a_save_of_keras_lacks_goes_on_from_its_steps(tmp_path, way
     assert TRAIN[way](place, BATCHES.stages(), 3) == (12, 15)
 
 
+def test_the_second_fit_on_a_dataset_has_the_rows_of_the_next_updates():
+    model = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(1)])
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.Adam(), stages=BATCHES.stages()), loss="mse")
+    rows, numbers = BATCHES.dataset((X, Y), model), BATCHES.indices(model)
+    expected = [*BATCHES.indices().take(5)]
+    for update in range(2):
+        np.testing.assert_array_equal(next(iter(numbers)), expected[update * BATCHES.batches_per_update])
+        model.fit(rows, steps_per_epoch=BATCHES.batches_per_update, verbose=0)
+
+
 def test_each_epoch_has_an_order_of_its_own():
     one, other, again = (GlobalBatches(rows=40, batch=8, seed=seed)._permutation_of_epoch for seed in (1, 2, 1))
     orders = [one(0), one(1), other(0)]

@@ -90,14 +90,18 @@ class GlobalBatches:
         Args:
           after: the training to continue: the folder of its checkpoints, or a Keras model after
             `ResumeCallback.restore`. The dataset begins with the next update of this training; with None, with the
-            first update.
+            first update. With a model, each `fit` continues after the last one. With a folder, make one iterator.
         Ranks: collective, unless `after` is None.
         """
         start, ranks = 0 if after is None else updates_dealt(after), collective.current()
         spec = tf.TensorSpec([self.micro], tf.int64)
-        return tf.data.Dataset.from_generator(
-            lambda: self.row_numbers_of_rank(start, ranks.rank, ranks.size), output_signature=spec
-        )
+        optimizer = getattr(after, "optimizer", None)
+
+        def row_numbers():  # for each `fit` anew
+            first = start if optimizer is None else max(start, _updates_made(optimizer))
+            return self.row_numbers_of_rank(first, ranks.rank, ranks.size)
+
+        return tf.data.Dataset.from_generator(row_numbers, output_signature=spec)
 
     def dataset(self, arrays: Any, after: Any = None) -> tf.data.Dataset:
         """Returns an endless dataset of batches for this rank.
@@ -180,13 +184,20 @@ def count_earlier_steps(optimizer: Any) -> int:
 
     Ranks: collective.
     """
-    stages = [stage for pipeline in pipelines_of(optimizer) for stage in pipeline.stages_of_type(_CountUpdates)]
-    counts = [stage.state()["dealt"].updates for stage in stages]
-    # Each step was an update. More steps than updates: a training without a count was restored.
-    dealt = gather_values(max(int(optimizer.iterations), *map(int, counts), 0), "updates_dealt")[0]
-    for count in counts:
+    dealt = gather_values(_updates_made(optimizer), "updates_dealt")[0]
+    for count in _counts_of(optimizer):
         count.assign(dealt)
     return dealt
+
+
+def _counts_of(optimizer):
+    stages = [stage for pipeline in pipelines_of(optimizer) for stage in pipeline.stages_of_type(_CountUpdates)]
+    return [stage.state()["dealt"].updates for stage in stages]
+
+
+def _updates_made(optimizer):
+    # Each step was an update. More steps than updates: a training without a count was restored.
+    return max(map(int, [optimizer.iterations, *_counts_of(optimizer)]))
 
 
 def _initial_update_count() -> tf.Tensor:
