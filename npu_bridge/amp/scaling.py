@@ -150,7 +150,7 @@ def state_dict(optimizer: Any, session: Any = None) -> dict:
       A dict with the keys "loss_scaler0", "loss_scaler1" and so on, one for each manager. Each value is a dict of
       `loss_scale`, `unskipped` (good steps in a row) and `bad_steps`: numbers, or lists for group loss scales.
     Raises:
-      TypeError: `optimizer` is not from this package.
+      TypeError: `optimizer` or a manager is not from this package.
       ValueError: there is no session.
     """
     managers = _backward_passes_of(optimizer, "state_dict").pipeline.loss_scale_managers
@@ -200,7 +200,11 @@ def _backward_passes_of(optimizer, owner) -> BackwardPasses:
 
 def _state_of_manager(manager, session):
     if not isinstance(manager, MovingLossScaleManager):
-        return {"loss_scale": manager.agreed_constants().get("loss_scale"), "unskipped": 0, "bad_steps": 0}
+        scale = manager.agreed_constants().get("loss_scale")
+        if scale is None:
+            problem, fix = "the numbers of a manager are not known", "Save its variables in a checkpoint of TensorFlow."
+            raise TypeError(message("state_dict", problem, "a manager of npu_bridge", shown(manager), fix))
+        return {"loss_scale": scale, "unskipped": 0, "bad_steps": 0}
     state = manager.get_state(session)._asdict()
     return {name: state[own].tolist() for name, own in _NAMES.items()}
 

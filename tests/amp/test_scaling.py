@@ -12,7 +12,7 @@ import tensorflow as tf
 from npu_bridge.amp.loss_scale import DynamicLossScaleManager
 from npu_bridge.amp.scaling import load_state_dict, scale_loss, state_dict, unscaled_gradients
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
-from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, LossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.stages import Accumulate, ClipByGlobalNorm
 
@@ -232,6 +232,17 @@ def test_a_wrong_state_is_refused_as_a_whole(state, error, part):
         load_state_dict(loop.optimizer, {**good, **state})
     assert part in str(caught.value)
     assert state_dict(loop.optimizer) == before
+
+
+def test_the_state_of_a_manager_of_ones_own_is_not_left_out_without_a_word():
+    class Own(LossScaleManager):
+        get_loss_scale = FixedLossScaleManager(8.0).get_loss_scale
+
+        def update_loss_scale(self, finite_grads):
+            return None
+
+    with pytest.raises(TypeError, match="state_dict: the numbers of a manager are not known.*Own.*Save its variables"):
+        state_dict(Loop(managers=Own()).optimizer)
 
 
 @pytest.mark.parametrize("state", [None, [("loss_scaler0", {})]])
