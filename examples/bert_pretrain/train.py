@@ -28,12 +28,9 @@ from npu_bridge.reporting import (
     MissingExtraError,
     ProgressHook,
     ReportHook,
-    describe_run,
     draw_training,
     places_of_ranks,
     report_evaluation,
-    summarize,
-    write_summary,
 )
 
 flags = tf.flags
@@ -163,8 +160,7 @@ def session_config() -> tf.ConfigProto:
 
 
 def report(history: History, output_dir: str) -> None:
-    """Writes summary and picture, and prints the picture's path."""
-    write_summary(summarize(history), os.path.join(output_dir, "summary.json"))
+    """Draws the picture, and prints its path."""
     try:
         picture = os.path.join(output_dir, "training.png")
         draw_training(history, picture, title="BERT, masked-language-model pre-training")
@@ -232,7 +228,7 @@ def main(_):
         },
     )
     if rank == 0:
-        print(describe_run())
+        print(f"TensorFlow {tf.__version__} | {ranks} ranks")
         print(
             f"{len(train_rows)} rows of {length} pieces, vocabulary of {size.vocab_size} pieces, "
             f"{ranks} x {batch_size} rows per step",

@@ -18,12 +18,11 @@ _PLACES = {
     "progress_hook": ("ProgressHook",),
     "progress_line": ("Progress", "format_progress"),
     "report_hook": ("ReportCallback", "ReportHook", "places_of_ranks"),
-    "run_description": ("describe_run",),
     "step_hook": ("Observation", "StepHook"),
     "straggler_callback": ("StragglerCallback",),
     "straggler_hook": ("StragglerHook",),
     "tensorboard": ("TensorBoardCallback", "TensorBoardHook"),
-    "summary": ("Summary", "format_summary", "summarize", "write_summary"),
+    "summary": ("Summary", "format_summary", "summarize"),
 }
 
 __all__ = sorted(name for names in _PLACES.values() for name in names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import json
 import math
 import pathlib
 import statistics
@@ -11,8 +10,6 @@ import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from npu_bridge.base.files import write_atomically
-from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.reporting.history import History, list_rows_and_starts
 from npu_bridge.reporting.progress_line import (
     format_count,
@@ -71,16 +68,6 @@ def summarize(history: History) -> Summary:
         loss_scale=rows[-1].loss_scale if rows else None,
         steps_per_sec=_steps_per_sec(history),
     )
-
-
-def write_summary(summary: Summary, path: str) -> None:
-    """Writes the summary as a JSON object with the names of its fields; the file is never left incomplete.
-
-    Numbers that are not finite are written as null, as JSON has no NaN. If the file cannot be written, a warning gives
-    the reason.
-    """
-    fields = {name: _none_if_not_finite(value) for name, value in summary._asdict().items()}
-    NonFatalOutput(f"the summary {path}").attempt(write_atomically, path, json.dumps(fields, indent=2) + "\n")
 
 
 def format_summary(summary: Summary) -> str:
@@ -211,7 +198,3 @@ def _steps_per_sec(history: History) -> float | None:
                 return round((tried[last] - tried[first]) / elapsed, 3)
         end = begin
     return None
-
-
-def _none_if_not_finite(value):
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from npu_bridge.base.arguments import is_number
-from npu_bridge.base.reading import read_json
 from npu_bridge.collective.cost_model import NetworkLink, StepPrediction, TrainingCosts, predict_step_time
+from npu_bridge.reporting.page.run_folder import read_run_folder
 from npu_bridge.reporting.picture_style import PLAN_FILES
+from npu_bridge.reporting.summary import summarize
 from npu_run.command_line import Command, add_json_option, exit_on_errors, print_json
 from npu_run.errors import LaunchError
 from npu_run.outputs import check_output_file
@@ -40,7 +40,7 @@ _WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}
 )
 @click.option("--ranks", default="1..64", show_default=True, metavar="LIST", help="Numbers of ranks: 1,2,6 or 1..4096.")
 @click.option("--compute-secs", metavar="TIME", help="Time of a step on one rank: 0.2, 180ms.")
-@click.option("--from-summary", metavar="FILE", help="Take this time from summary.json of a run on one rank.")
+@click.option("--from-run", metavar="FOLDER", help="Take this time from the folder of a training on one rank.")
 @click.option("--wire", type=click.Choice(list(_WIRE_SHARES)), default="none", help="Format gradients are sent in.")
 @click.option("--tensors", default="100", show_default=True, metavar="N", help="Number of trained variables.")
 @click.option(
@@ -89,32 +89,28 @@ def _draw_plan(predictions, training, path: str) -> None:
         raise LaunchError(f"--out {path}: {error}") from error
 
 
-def _choose_compute_secs(compute_secs: str | None, from_summary: str | None) -> float:
-    if compute_secs is not None and from_summary is not None:
-        raise LaunchError("--compute-secs and --from-summary exclude each other. Give only one option.")
-    if from_summary is not None:
-        return _read_step_secs(from_summary)
+def _choose_compute_secs(compute_secs: str | None, from_run: str | None) -> float:
+    if compute_secs is not None and from_run is not None:
+        raise LaunchError("--compute-secs and --from-run exclude each other. Give only one option.")
+    if from_run is not None:
+        return _read_step_secs(from_run)
     return parse_secs(compute_secs, "--compute-secs") if compute_secs is not None else 0.0
 
 
-def _read_step_secs(path: str) -> float:
-    """Returns the step time in `summary.json` of a run on one rank, which includes no waiting for other ranks."""
+def _read_step_secs(folder: str) -> float:
+    """Returns the step time of a training on one rank, which includes no waiting for other ranks."""
     try:
-        facts = read_json(path)
-        ranks, steps_per_sec = facts["ranks"], facts["steps_per_sec"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise LaunchError(f"--from-summary {path} cannot be used ({reason}). Name summary.json of a run.") from error
-    if ranks != 1:
+        run = summarize(read_run_folder(folder).history)
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"--from-run {folder} cannot be used: {error}") from error
+    if run.ranks != 1:
         raise LaunchError(
-            f"--from-summary {path} is of a run on {ranks} ranks, whose steps include communication. Expected a run on "
-            f"one rank. Run the script on one rank, or give --compute-secs."
+            f"--from-run {folder} is of a run on {run.ranks} ranks, whose steps include communication. Expected a run "
+            f"on one rank. Run the script on one rank, or give --compute-secs."
         )
-    if not is_number(steps_per_sec) or not 1e-9 <= steps_per_sec <= 1e9:
-        raise LaunchError(
-            f"--from-summary {path} has no usable steps_per_sec. Expected a number above 0; got {steps_per_sec!r}."
-        )
-    return 1.0 / steps_per_sec
+    if not run.steps_per_sec:
+        raise LaunchError(f"--from-run {folder} has too few steps to tell their time. Train longer on one rank.")
+    return 1.0 / run.steps_per_sec
 
 
 def as_facts(predictions: Sequence[StepPrediction], training: TrainingCosts, link: NetworkLink) -> dict[str, Any]:
@@ -201,7 +197,7 @@ def _describe_assumptions(predictions: Sequence[StepPrediction], training: Train
         f"{format_secs(link.latency_secs)} each way."
     ]
     if not training.compute_secs:
-        lines.append("Without a step time all communication counts as exposed: give --compute-secs or --from-summary.")
+        lines.append("Without a step time all communication counts as exposed: give --compute-secs or --from-run.")
     elif any(prediction.ranks > 1 for prediction in predictions):
         lines.append(_describe_overlap(predictions))
     for prediction in reversed(predictions):

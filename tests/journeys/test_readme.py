@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import re
@@ -14,6 +13,7 @@ import time
 import pytest
 
 from npu_bridge.base.install import HOROVOD, INSTALL_HOROVOD
+from npu_bridge.reporting import History, summarize
 from tests.reporting.chromium import assert_page
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -132,9 +132,9 @@ def test_make_train_trains_and_resumes(tmp_path):
     # It resumes, and it evaluates one batch.
     shown = TRAIN_OUTPUT.replace("on 2 ranks in", f"on 2 ranks up to step {end} in").replace("8 batches", "1 batch")
     assert lines_that_are_not_in(printed, shown) == []
-    summary = json.loads((out / "summary.json").read_text())
-    assert (summary["ranks"], summary["steps"], summary["loss_scale"]) == (2, end, 65536.0)
-    assert summary["last_loss"] < summary["first_loss"] - 0.5
+    summary = summarize(History(str(out / "history.jsonl")))
+    assert (summary.ranks, summary.steps, summary.loss_scale) == (2, end, 65536.0)
+    assert summary.last_loss < summary.first_loss - 0.5
     assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
     page = assert_page(out / "report.html", end, tmp_path / "profile")
     assert "npu-run -np 2" in page and "training resumed here" in page

@@ -48,7 +48,8 @@ def write_good(folder: Path) -> dict[str, tuple[str, list[str]]]:
     tail = {"rank": 0, "steps": [5], "step_ms": 9.0, "exposed_ms": 1.0, "shown_step": 5}
     (run / "timeline" / "tail.json").write_text(json.dumps({**tail, "traces": [trace, {**trace, "rank": 1}]}))
     (run / "timeline" / "tail.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"><text>a</text></svg>')
-    (run / "summary.json").write_text(json.dumps({"ranks": 1, "steps_per_sec": 4.0, "steps": 10}))
+    (folder / "alone").mkdir()
+    write_history(str(folder / "alone"), [3.0 - 0.01 * step for step in range(10)], ranks=1)
     write_table(folder, [("127.0.0.1", [(0, 0), (1, 1)])])
     (folder / "hosts").write_text("h1 slots=4\nh2:2\n")
     events = folder / "events"
@@ -89,7 +90,7 @@ def write_good(folder: Path) -> dict[str, tuple[str, list[str]]]:
         "named array": ("named/7.npy", ["compare", "named"]),
         "mapping": ("named/mapping.csv", ["compare", "named"]),
         "pairs": ("names.csv", ["pairs", "dump"]),
-        "summary": ("run/summary.json", ["plan", "run/summary.json"]),
+        "planned history": ("alone/history.jsonl", ["plan", "alone"]),
         "rank table": ("table.json", ["table", "table.json"]),
         "hosts": ("hosts", ["hosts", "hosts"]),
     }
@@ -177,7 +178,7 @@ def run(command, path, folder, good):
         "name": (compare, [path, "--write-names", folder / "out"]),
         "pairs": (compare, [good, path, "--names", folder / "names.csv", "-o", folder / "page.html"]),
         "report": (report, [path, "-o", folder / "page.html"]),
-        "plan": (plan, ["--params", "1M", "--bandwidth", "1Gbit", "--ranks", "1,2", "--from-summary", path]),
+        "plan": (plan, ["--params", "1M", "--bandwidth", "1Gbit", "--ranks", "1,2", "--from-run", path]),
     }
     if command in commands:
         entry, arguments = commands[command]

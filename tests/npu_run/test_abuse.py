@@ -122,7 +122,7 @@ def test_a_job_in_a_thread_is_refused(folder, monkeypatch, capsys):
     ["{0}", "-np {0} train.py", "-H {0} train.py", "--hostfile {0} train.py", "--rank-table {0} train.py", "--{0}"]
     + ["--timeline {0} train.py", "--logs --out train.py/{0} train.py", "compare {0} {0}"]
     + ["report {0}", "check {0}", "plan --params {0} --bandwidth 1", "replay {0} train.py"]
-    + ["bisect --out train.py/{0} train.py", "plan --params 1 --bandwidth 1Gbit --from-summary {0}"],
+    + ["bisect --out train.py/{0} train.py", "plan --params 1 --bandwidth 1Gbit --from-run {0}"],
 )
 def test_what_is_typed_is_shown_and_not_sent(folder, command, monkeypatch, capsys):
     monkeypatch.chdir(folder)

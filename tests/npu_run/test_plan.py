@@ -8,10 +8,12 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from npu_bridge.reporting import History
 from npu_run.errors import LaunchError
 from npu_run.predict import units
 from npu_run.predict.command import format_secs, plan
 from tests.npu_run.launching import npu_run
+from tests.reporting.stepping import Clock
 
 BASE = ["--params", "110M", "--bandwidth", "10Gbit", "--latency", "50us"]
 
@@ -110,10 +112,19 @@ def test_host_rate_bounds_fast_links():
     assert slow["communication_secs"] - quick["communication_secs"] == pytest.approx(4e9 / 2e9 - 4e9 / 20e9)
 
 
-def test_step_time_comes_from_the_summary_of_a_run(tmp_path):
-    summary = tmp_path / "summary.json"
-    summary.write_text(json.dumps({"ranks": 1, "steps_per_sec": 4.0}))
-    assert json.loads(run("--json", "--from-summary", summary).output)["compute_secs"] == 0.25
+def write_run(folder, ranks=1, steps=10):
+    """A training of four steps a second."""
+    folder.mkdir()
+    history = History(str(folder / "history.jsonl"), Clock(1e9, per_look=0.25))
+    history.begin_session(0, ranks=ranks)
+    for step in range(steps):
+        history.append(step + 1, 1.0, None, False)
+    history.close()
+
+
+def test_step_time_comes_from_the_folder_of_a_training(tmp_path):
+    write_run(tmp_path / "out")
+    assert json.loads(run("--json", "--from-run", tmp_path / "out").output)["compute_secs"] == 0.25
 
 
 @pytest.mark.parametrize(
@@ -122,19 +133,18 @@ def test_step_time_comes_from_the_summary_of_a_run(tmp_path):
         (["--ranks", "many"], "--ranks is not understood"),
         (["--latency", "soon"], "--latency is not understood"),
         (["--tensors", "0"], "--tensors is not understood"),
-        (["--compute-secs", "1", "--from-summary", "x"], "exclude each other"),
-        (["--from-summary", "missing.json"], "missing.json cannot be used (FileNotFoundError"),
-        (["--from-summary", "list.json"], "list.json cannot be used (TypeError"),
-        (["--from-summary", "two.json"], "is of a run on 2 ranks, whose steps include communication"),
-        (["--from-summary", "none.json"], "has no usable steps_per_sec. Expected a number above 0; got None"),
+        (["--compute-secs", "1", "--from-run", "x"], "exclude each other"),
+        (["--from-run", "missing"], "missing cannot be used: there is no folder 'missing'"),
+        (["--from-run", "."], ". cannot be used: . holds no steps of a training"),
+        (["--from-run", "two"], "is of a run on 2 ranks, whose steps include communication"),
+        (["--from-run", "short"], "has too few steps to tell their time"),
         (["--out", "no/such/folder/plan.png"], "--out no/such/folder/plan.png: "),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_one_line(tmp_path, monkeypatch, arguments, part):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "list.json").write_text("[]")
-    (tmp_path / "two.json").write_text(json.dumps({"ranks": 2, "steps_per_sec": 4.0}))
-    (tmp_path / "none.json").write_text(json.dumps({"ranks": 1, "steps_per_sec": None}))
+    write_run(tmp_path / "two", ranks=2)
+    write_run(tmp_path / "short", steps=1)
     result = run(*arguments)
     assert result.exit_code == 2
     assert result.output.startswith("npu-run plan: ") and part in result.output

@@ -25,14 +25,14 @@ from npu_run.report import report
 from tests.reporting.stepping import Clock
 
 
-def write_history(folder, losses, skipped=(), low=0, restarts=()):
+def write_history(folder, losses, skipped=(), low=0, restarts=(), ranks=2):
     """Steps at 10 a second; the scale is halved by each skipped one."""
     history = History(os.path.join(folder, "history.jsonl"), Clock(1e9, per_look=0.1))
     step, scale = 0, 2.0**16
-    history.begin_session(0, ranks=2)
+    history.begin_session(0, ranks=ranks)
     for number, loss in enumerate(losses):
         if number in restarts:
-            history.begin_session(step, ranks=2)
+            history.begin_session(step, ranks=ranks)
         step += number not in skipped
         precision = "float16" if number < low else "float32"
         history.append(step, loss, scale, number in skipped, 0.25, precision if low else None)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
-
 import pytest
 
-from npu_bridge.reporting import History, format_summary, summarize, write_summary
+from npu_bridge.reporting import History, format_summary, summarize
 from npu_bridge.reporting.summary import StepTimes, Summary, format_ending
 from tests.reporting.stepping import Clock
 
@@ -53,21 +50,6 @@ def test_session_that_did_nothing_keeps_the_old_pace(history):
 
 def test_empty_history(history):
     assert summarize(history) == Summary(1, 0, None, None, 0, None, None)
-
-
-def test_file_has_exactly_the_documented_keys(tmp_path):
-    path = str(tmp_path / "summary.json")
-    write_summary(Summary(2, 300, 7.6, math.nan, 0, None, 12.8), path)
-    with open(path, encoding="utf-8") as file:
-        assert json.load(file) == {
-            "ranks": 2,
-            "steps": 300,
-            "first_loss": 7.6,
-            "last_loss": None,
-            "skipped_steps": 0,
-            "loss_scale": None,
-            "steps_per_sec": 12.8,
-        }
 
 
 def test_sentence_for_people():
