@@ -219,7 +219,7 @@ def run_script(
             _reserve_outputs(outputs, plan, log_dir, repeats, recording)
             TensorFlowChoice(era or 0, tuple(map(os.path.abspath, trees))).announce()
             if recording is not None:
-                recording.announce_to_ranks(plan.size)
+                recording.announce_to_ranks()
             if restarts or elastic:
                 environment.write_variable(environment.RESTARTS, restarts or 1)
                 outputs.enter_context(memory_folders.memory_folder_for_job())

@@ -45,7 +45,7 @@ class Recording(NamedTuple):
         """Returns the path of a rank's file."""
         return os.path.join(self.folder, f"timeline_rank_{rank}.json")
 
-    def announce_to_ranks(self, ranks: int) -> None:
+    def announce_to_ranks(self) -> None:
         """Tells the ranks, through an environment variable, which steps to record and in which (existing) folder."""
         environment.write_variable(_RECORDING, json.dumps(self))
 

@@ -114,15 +114,9 @@ class ProgressHook(StepHook):
         for pace in (self._pace, self._batch_pace):
             pace.exclude_secs(secs)
 
-    @property
-    def steps_per_sec(self) -> float | None:
-        """Steps tried per second since the start-up runs of this session; None while unknown."""
-        return self._pace.overall_steps_per_sec
-
     def _reset_counts(self):
         self.step: int | None = None
         self.skipped_steps = 0
-        self.first_loss: float | None = None
         self.last_loss: float | None = None
         self.loss_scale: float | None = None
         self.learning_rate: float | None = None
@@ -144,8 +138,6 @@ class ProgressHook(StepHook):
         self.learning_rate, self.precision = observation.learning_rate, observation.precision
         if observation.loss is not None:
             self.last_loss = observation.loss
-            if self.first_loss is None:
-                self.first_loss = observation.loss
         if observation.skipped:
             self.skipped_steps += 1
             if self.skipped_steps == 1:
@@ -197,7 +189,7 @@ class ProgressHook(StepHook):
 
 
 class StepRate:
-    """The steps per second, recent and overall, computed from marks: pairs of steps tried so far and time.
+    """The recent steps per second, computed from marks: pairs of steps tried so far and time.
 
     The first mark is only the start. Set it after the first steps, so that the start-up (building, compiling, filling
     queues) does not count.
@@ -207,31 +199,20 @@ class StepRate:
     """
 
     def __init__(self, window: int = 8):
-        self._first: tuple[int, float] | None = None
         self._marks: collections.deque[tuple[int, float]] = collections.deque(maxlen=window + 1)
 
     def record_steps(self, steps: int, now_secs: float) -> None:
         """Records the number of steps tried until a time; neither number may decrease from call to call."""
-        if self._first is None:
-            self._first = (steps, now_secs)
         self._marks.append((steps, now_secs))
 
     def exclude_secs(self, secs: float) -> None:
         """Excludes `secs` seconds since the last mark from the pace, by moving all marks forward by `secs`."""
-        self._first = self._first and (self._first[0], self._first[1] + secs)
         self._marks = collections.deque([(steps, now + secs) for steps, now in self._marks], self._marks.maxlen)
 
     @property
     def recent_rate(self) -> float | None:
         """Steps per second over the latest `window` intervals; None before the second mark."""
-        return self._rate_since(self._marks[0]) if self._marks else None
-
-    @property
-    def overall_steps_per_sec(self) -> float | None:
-        """Steps per second since the first mark; None before the second mark."""
-        return self._rate_since(self._first) if self._first else None
-
-    def _rate_since(self, start: tuple[int, float]) -> float | None:
-        steps, now = self._marks[-1]
-        elapsed = now - start[1]
-        return (steps - start[0]) / elapsed if elapsed > 0 else None
+        if not self._marks:
+            return None
+        (first_steps, began), (steps, now) = self._marks[0], self._marks[-1]
+        return (steps - first_steps) / (now - began) if now > began else None

@@ -144,14 +144,14 @@ def read_pieces(array: StoredArray | SavedTensor) -> Iterator[np.ndarray]:
             places = np.arange(first, min(first + _PIECE, array.size))
             yield mapped[np.unravel_index(places, array.shape)]
         return
-    kind = np.dtype(np.uint16 if name == "bfloat16" else name)
+    kind = np.dtype(name)
     with open_file(array.path, "rb", array.folder) as file:
         file.seek(array.offset)
         for first in range(0, array.size, _PIECE):
             piece = np.fromfile(file, kind, min(_PIECE, array.size - first))
             if len(piece) < min(_PIECE, array.size - first):
                 raise NotComparableError(f"{array.path} ended while it was read.")
-            yield (piece.astype(np.uint32) << 16).view(np.float32) if name == "bfloat16" else piece
+            yield piece
 
 
 def choose_tolerance(array: StoredArray) -> float:

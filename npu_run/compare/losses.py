@@ -26,7 +26,6 @@ class Losses(NamedTuple):
       path: path of its folder.
       steps: global steps, ascending, each once.
       values: the loss of each step, float64; NaN and infinity are kept.
-      source: the file, or the tag of event files, from which the losses were read.
       ranks: number of ranks; None if not recorded.
       precision: the low dtype of the steps; None if all steps were float32, or if not recorded.
     """
@@ -34,7 +33,6 @@ class Losses(NamedTuple):
     path: str
     steps: np.ndarray
     values: np.ndarray
-    source: str
     ranks: int | None = None
     precision: str | None = None
 
@@ -80,7 +78,7 @@ def read_losses(path: str, tag: str | None = None) -> Losses:
         chosen = next((name for name in ((tag,) if tag else _TAGS) if name in tags), None)
         if chosen is not None:
             points = sorted(tags[chosen].items())
-            return Losses(path, *_as_arrays(points), f"tag {chosen} of event files")
+            return Losses(path, *_as_arrays(points))
         if tags and tag:
             raise NotComparableError(
                 f"{path} has no event with the tag {tag!r}; its tags are {listed(sorted(tags), 8)}."
@@ -105,7 +103,7 @@ def _losses_of_history(path: str, history: History) -> Losses:
     ranks = history.starts[-1].ranks if history.starts else None
     lowered = {row.precision.partition(",")[0] for row in history.rows if row.precision} - {"float32"}
     precision = min(lowered) if lowered else None  # "bfloat16" rounds more than "float16"
-    return Losses(path, *_as_arrays(sorted(points.items())), os.path.basename(history.path), ranks, precision)
+    return Losses(path, *_as_arrays(sorted(points.items())), ranks, precision)
 
 
 def _as_arrays(points) -> tuple[np.ndarray, np.ndarray]:

@@ -31,8 +31,3 @@ class Verdict(NamedTuple):
     sentence: str
     facts: dict[str, Any]
     notes: tuple[str, ...] = ()
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code: 0 if B agrees with A, 1 if B does not agree, 2 if the comparison has no result."""
-        return 2 if self.is_inside is None else int(not self.is_inside)

@@ -151,16 +151,14 @@ def check_machine(
     """
     page = DoctorPage()
     page.add(*versions_section())
-    variables, problems, _ = environment_section()
-    table = PageSection("", []), [], 1
-    if rank_table is not None:
-        table = rank_table_section(rank_table)
+    variables = environment_section()
+    table = rank_table_section(rank_table) if rank_table is not None else (PageSection("", []), [])
     one, two = run_trials(limit_secs, config, progress.show_stage)
     page.add(machine_section(one.facts.get("gpus")))
     page.add(*horovod_section(one, two))
     page.lacks_horovod = lacks_horovod(one)
-    page.add(variables, problems)
-    page.add(*table[:2])
+    page.add(*variables)
+    page.add(*table)
     if config is not None:
         page.add(*_config_section_of_trial(config, one))
     return page

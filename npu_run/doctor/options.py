@@ -14,8 +14,8 @@ from npu_run.doctor.page import FoundProblem, PageSection
 from npu_run.job.hosts import is_this_machine
 
 
-def environment_section() -> tuple[PageSection, list[FoundProblem], int]:
-    """Returns a section with the documented environment variables that are set, problems, and the declared ranks."""
+def environment_section() -> tuple[PageSection, list[FoundProblem]]:
+    """Returns a section with the documented environment variables that are set, and problems."""
     rows = list_set_variables()
     problems: list[FoundProblem] = []
     sizes = [1]
@@ -35,7 +35,7 @@ def environment_section() -> tuple[PageSection, list[FoundProblem], int]:
     if sizes[-1] > 1 and placed is None:
         what = f"The environment declares {sizes[-1]} ranks: a script started alone would stop"
         problems.append(FoundProblem(what, f"Start it with npu-run -np {sizes[-1]}, or unset the variable.", False))
-    return PageSection("environment variables", rows, "environment", ("name", "value", "effect")), problems, sizes[-1]
+    return PageSection("environment variables", rows, "environment", ("name", "value", "effect")), problems
 
 
 def config_section(path: str) -> tuple[PageSection, list[FoundProblem]]:
@@ -70,20 +70,20 @@ def make_config_section(path: str, rows: Sequence[Sequence[str]]) -> PageSection
     return PageSection(f"what {path} changes", rows, "config", ("name", "value", "default", "effect"))
 
 
-def rank_table_section(path: str) -> tuple[PageSection, list[FoundProblem], int]:
-    """Returns a section with the servers in a rank table, the table's problems, and its number of ranks."""
+def rank_table_section(path: str) -> tuple[PageSection, list[FoundProblem]]:
+    """Returns a section with the servers in a rank table, and the table's problems."""
     title = f"rank table {path}"
     try:
         table = read_rank_table(path)
     except ValueError as error:
-        return PageSection(title, []), [FoundProblem(str(error))], 1
+        return PageSection(title, []), [FoundProblem(str(error))]
     rows = []
     for server, slots in table.servers:
         own = [placement for placement in table.placements if placement.server == server]
         ranks = f"ranks {', '.join(str(placement.rank) for placement in own)}"
         devices = f"devices {', '.join(str(placement.device) for placement in own)}"
         rows.append((server, f"{slots} slots", ranks, devices, "this machine" if is_this_machine(server) else "remote"))
-    return PageSection(title, rows, "rank_table", ("server", "slots", "ranks", "devices", "place")), [], table.size
+    return PageSection(title, rows, "rank_table", ("server", "slots", "ranks", "devices", "place")), []
 
 
 def _run_check_and_collect_problem(check: Callable[[], Any], problems: list[FoundProblem]) -> None:

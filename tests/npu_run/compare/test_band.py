@@ -23,7 +23,7 @@ def curve(count=STEPS):
 
 def run_of(values, first=1):
     values = np.asarray(values, float)
-    return Losses("a/repeat-0", np.arange(first, first + len(values)), values, "history.jsonl", 1)
+    return Losses("a/repeat-0", np.arange(first, first + len(values)), values, 1)
 
 
 def white(rng, count=STEPS):
@@ -135,11 +135,11 @@ def test_repeats_on_the_other_side_make_the_band_too():
 def test_without_repeats_equal_is_inside_far_is_outside_and_the_rest_cannot_be_told():
     rng = np.random.default_rng(8)
     base = curve() + white(rng)
-    assert compare_losses([run_of(base)], [run_of(base)])[0].exit_code == 0
+    assert compare_losses([run_of(base)], [run_of(base)])[0].is_inside
     verdict, band = compare_losses([run_of(base)], [run_of(base + 1e-4)])
-    assert verdict.exit_code == 2 and "npu-run --repeat 3" in verdict.sentence and band is None
+    assert verdict.is_inside is None and "npu-run --repeat 3" in verdict.sentence and band is None
     verdict, _ = compare_losses([run_of(base)], [run_of(base + np.where(np.arange(STEPS) >= 60, 2.0, 0.0))])
-    assert verdict.exit_code == 1 and verdict.facts["step"] == 61
+    assert verdict.is_inside is False and verdict.facts["step"] == 61
 
 
 def parting(size, equal=62, growth=1.0, **more):
@@ -185,8 +185,8 @@ def test_repeats_that_do_not_differ_are_no_band():
     with pytest.raises(NotComparableError, match="are identical, so there is no band; vary something else"):
         measure_band([run_of(base)] * 3)
     verdict, _ = compare_losses([run_of(base)] * 3, [run_of(base * (1 + 1e-6))])
-    assert verdict.exit_code == 2 and "identical" in verdict.notes[0]
-    assert compare_losses([run_of(base)] * 3, [run_of(base)])[0].exit_code == 0
+    assert verdict.is_inside is None and "identical" in verdict.notes[0]
+    assert compare_losses([run_of(base)] * 3, [run_of(base)])[0].is_inside
 
 
 def test_what_cannot_be_compared_is_one_sentence():
@@ -206,7 +206,7 @@ def test_folders_of_repeats_are_read_in_order(tmp_path):
     runs = read_repeats(str(tmp_path))
     assert [run.values[0] for run in runs] == [5.0, 7.0, 15.0]
     assert list(runs[0].steps) == [1, 2, 3] and list(runs[0].values) == [5.0, 3.0, 2.0], "the skipped step is left out"
-    assert runs[0].ranks == 2 and runs[0].source == "history.jsonl"
+    assert runs[0].ranks == 2
     assert json.dumps(compare_losses(runs, runs[:1])[0].facts)
 
 

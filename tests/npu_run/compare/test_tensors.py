@@ -58,13 +58,13 @@ def test_the_same_training_is_inside(base, tmp_path):
     np.save(path, np.load(path) * np.float32(1 + 2**-15))
     verdict, done = compare_dumps(base, other)
     said = "tensors of 2 steps are within tolerance; the largest relative error is 3.1e-05, at 'two/relu'."
-    assert verdict.exit_code == 0 and verdict.sentence == f"All {2 * len(done.rows)} {said}"
+    assert verdict.is_inside and verdict.sentence == f"All {2 * len(done.rows)} {said}"
     assert [one.key.step for one in base] == [0, 1] and done.first is None and json.dumps(verdict.facts)
 
 
 def test_the_first_operator_in_another_dtype_is_named_with_inputs_that_are_inside(base, tmp_path):
     verdict, done = compare_dumps(base, of_training(dump(tmp_path / "b", low=True)))
-    assert verdict.exit_code == 1 and done.first.place.op == "two/product"
+    assert verdict.is_inside is False and done.first.place.op == "two/product"
     assert "'two/product' (Identity)" in verdict.sentence and "its input 'one/product' is inside" in verdict.sentence
     assert done.inputs == {"one/product": True}
     assert done.readers["two/relu"] is False
@@ -74,7 +74,7 @@ def test_the_first_operator_in_another_dtype_is_named_with_inputs_that_are_insid
 def test_what_repeats_of_a_differ_in_is_not_judged(base, tmp_path):
     one, two = (of_training(dump(tmp_path / name, factor=factor)) for name, factor in (("one", 1.01), ("two", 1.02)))
     verdict, done = compare_dumps(base, one, repeats=[two])
-    assert verdict.exit_code == 0 and verdict.facts["compared"] == sum(not row.is_noise for row in done.rows)
+    assert verdict.is_inside and verdict.facts["compared"] == sum(not row.is_noise for row in done.rows)
     assert any(note.startswith("Tensors that were not judged, as A's own repeats differ") for note in verdict.notes)
     assert "the largest relative error is 0," in verdict.sentence, verdict.sentence
     with pytest.raises(NotComparableError, match="own repeats differ in .* so a difference of B shows nothing"):
@@ -140,9 +140,9 @@ def test_names_of_the_toolchain_there_and_back(base, tmp_path):
     assert count == len(names) and any(name.startswith("two_relu.0.") for name in names)
     (named,) = read_dumps(str(tmp_path / "named"))
     verdict, done = compare_dumps(base, [named])
-    assert verdict.exit_code == 0 and done.rows[-1].how in ("", "renamed") and not done.matching.only_a
+    assert verdict.is_inside and done.rows[-1].how in ("", "renamed") and not done.matching.only_a
     back, _ = compare_dumps([named], base)
-    assert back.exit_code == 0, "either side may be the one"
+    assert back.is_inside, "either side may be the one"
 
 
 def npu_folder(base, folder, mapping=False, fuse=True):
@@ -181,7 +181,7 @@ def test_converted_dumps_of_a_device(base, tmp_path):
         name = f"{base[0].types[place.op]}.{place.op.replace('/', '_')}.12.3.1600000000000.output.{place.slot}.npy"
         shutil.copy(pathlib.Path(base[0].path, file), tmp_path / "0" / name)
     (found,) = read_dumps(str(tmp_path))
-    assert found.types["two_relu"] == "Relu" and compare_dumps(base, [found])[0].exit_code == 0
+    assert found.types["two_relu"] == "Relu" and compare_dumps(base, [found])[0].is_inside
 
 
 def test_names_that_are_given(base, tmp_path):
@@ -204,7 +204,7 @@ def test_other_shapes_and_ranks_and_damaged_files_are_told(base, tmp_path):
         paths[name].unlink()
         paths[name].write_bytes(b"") if content is None else np.save(paths[name], content)
     verdict, _ = compare_dumps(base, read_dumps(str(folder)))
-    assert verdict.exit_code == 0
+    assert verdict.is_inside
     (note,) = (note for note in verdict.notes if note.startswith("Tensors that could not be compared: 2, "))
     assert "'two/relu' has the shape [4, 6] in A and [4, 7] in B" in note and "is not an array of numpy" in note
     others = [one._replace(key=DumpKey(9, 3, "")) for one in base]
