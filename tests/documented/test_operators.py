@@ -100,12 +100,13 @@ SIGNATURES = {
     npu_dynamic_rnn.DynamicRNN.__init__: (
         "(self, hidden_size, dtype, cell_type='LSTM', direction='UNIDIRECTIONAL', cell_depth=1, use_peephole=False, "
         "keep_prob=1.0, cell_clip=-1.0, num_proj=0, time_major=True, activation='tanh', forget_bias=0.0, "
-        "is_training=True)"
+        "is_training=True, *, name=None)"
     ),
     npu_dynamic_rnn.DynamicRNN.call: ("(self, x, seq_length=None, init_h=None, init_c=None, weight=None, bias=None)"),
     npu_dynamic_rnn.DynamicGRUV2.__init__: (
         "(self, hidden_size, dtype, direction='UNIDIRECTIONAL', cell_depth=1, keep_prob=1.0, cell_clip=-1.0, "
-        "num_proj=0, time_major=True, activation='tanh', gate_order='zrh', reset_after=True, is_training=True)"
+        "num_proj=0, time_major=True, activation='tanh', gate_order='zrh', reset_after=True, is_training=True, *, "
+        "name=None)"
     ),
     npu_dynamic_rnn.DynamicGRUV2.call: "(self, x, seq_length=None, init_h=None)",
     npu_dynamic_rnn.DynamicAUGRU.call: "(self, x, weight_att, seq_length=None, init_h=None)",

@@ -187,6 +187,13 @@ def test_gradients():
     differentiable(lambda x, attention: gru_layer(x, attention, LENGTHS)[0] ** 2, X, ATTENTION)
 
 
+def test_a_model_can_have_two_layers_of_a_class():
+    x = tf.keras.Input([BATCH, DEPTH], batch_size=STEPS)
+    states = DynamicGRUV2(HIDDEN, tf.float32, name="second")(DynamicGRUV2(HIDDEN, tf.float32)(x)[0])[0]
+    copy = tf.keras.models.clone_model(tf.keras.Model(x, states))
+    assert [layer.name for layer in copy.layers[1:]] == ["dynamicgruv2", "second"]
+
+
 @pytest.mark.slow("trains both layers")
 def test_layers_train_in_a_graph_with_a_batch_of_any_size(any_graph):
     tf.keras.utils.set_random_seed(1)

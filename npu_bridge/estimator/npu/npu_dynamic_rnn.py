@@ -50,13 +50,14 @@ class _DynamicLayer(tf.keras.layers.Layer):
     def __init__(self, given: dict[str, Any]):
         arguments = {name: value for name, value in given.items() if name not in ("self", "__class__")}
         # Without autocast, Keras would not cast inputs in scripts that have switched off TensorFlow 2 behaviour.
-        super().__init__(name=type(self).__name__.lower(), dtype=arguments["dtype"], autocast=True)
+        name = arguments.pop("name") or type(self).__name__.lower()
+        super().__init__(name=name, dtype=arguments["dtype"], autocast=True)
         self._arguments = types.SimpleNamespace(**arguments)  # Keras would wrap a dictionary
         self._check_arguments()
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
-        return {**vars(self._arguments), "dtype": self.dtype}
+        return {**vars(self._arguments), "dtype": self.dtype, "name": self.name}
 
     def build(self, input_shape: Any) -> None:
         """Makes the variables for inputs [T, B, D]; raises ValueError if D is unknown."""
@@ -117,6 +118,7 @@ class DynamicRNN(_DynamicLayer):
       forget_bias: added to f.
       is_training: has no effect.
       cell_depth, use_peephole, keep_prob, cell_clip, num_proj, time_major, activation: only the defaults are allowed.
+      name: name of the layer, for a model with several; by default the name of the class in lower case.
     Raises:
       ValueError: an argument has a value that is not allowed.
     """
@@ -141,6 +143,8 @@ class DynamicRNN(_DynamicLayer):
         activation: str = "tanh",
         forget_bias: float = 0.0,
         is_training: bool = True,
+        *,
+        name: str | None = None,
     ):
         super().__init__(locals())
 
@@ -196,6 +200,7 @@ class DynamicGRUV2(_DynamicLayer):
         the state.
       is_training: has no effect.
       cell_depth, keep_prob, cell_clip, num_proj, time_major, activation: only the defaults are allowed.
+      name: name of the layer, for a model with several; by default the name of the class in lower case.
     Raises:
       ValueError: an argument has a value that is not allowed.
       NotImplementedError: `direction` is "BIDIRECTIONAL", for which the NPU stack has no kernel either.
@@ -217,6 +222,8 @@ class DynamicGRUV2(_DynamicLayer):
         gate_order: str = "zrh",
         reset_after: bool = True,
         is_training: bool = True,
+        *,
+        name: str | None = None,
     ):
         super().__init__(locals())
 
