@@ -23,7 +23,7 @@ sys.dont_write_bytecode = False
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
-pytest.register_assert_rewrite("tests.rank_pool")
+pytest.register_assert_rewrite("tests.rank_pool", "tests.refusing")
 
 from tests.garbage import seldom_collect  # noqa: E402
 from tests.once import forget_what_was_said  # noqa: E402

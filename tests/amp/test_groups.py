@@ -20,6 +20,7 @@ from tests.goldens.cases import GOLDENS, TABLES, dynamic
 from tests.goldens.problems import Layers
 from tests.goldens.two_layers import assert_same_bits
 from tests.goldens.ways import InGraph
+from tests.refusing import refuses
 
 tf1 = tf.compat.v1
 
@@ -168,40 +169,35 @@ def in_step(groups):
     return run
 
 
-@pytest.mark.parametrize(
-    "make, error, parts",
-    [
-        (lambda: GroupLossScaleManager([]), ValueError, ["not a list of groups", "[]"]),
-        (lambda: GroupLossScaleManager("first"), TypeError, ["not a list of groups", "'first'"]),
-        (lambda: GroupLossScaleManager([3]), TypeError, ["cannot be a member of a group", "3 (int)"]),
-        (lambda: GroupLossScaleManager(["("]), ValueError, ["cannot be read", "'('"]),
-        (lambda: GroupLossScaleManager(["a", "b"], [1.0]), ValueError, ["one number, or 2", "[1.0]"]),
-        (lambda: GroupLossScaleManager(["a", "b"], [1.0, "x"]), TypeError, ["init", "'x'"]),
-        (in_step(["first"]), ValueError, ["second belongs to no group", "one group for each variable"]),
-        (in_step(["first", "second|st"]), ValueError, ["first belongs to several groups", "groups 1, 2"]),
-        (lambda: scale_boundary(tf.constant(1.0), -1, 1), ValueError, ["scale_boundary", "-1"]),
-        (lambda: scale_boundary(tf.constant(1.0), 0, 1.0), TypeError, ["scale_boundary", "1.0"]),
-        (
-            lambda: npu_keras_optimizer(tf.keras.optimizers.SGD(), [GroupLossScaleManager(["a"])]),
-            ValueError,
-            ["one scale for each loss", "GroupLossScaleManager"],
+@refuses(
+    (lambda: GroupLossScaleManager([]), ValueError, ["not a list of groups", "[]"]),
+    (lambda: GroupLossScaleManager("first"), TypeError, ["not a list of groups", "'first'"]),
+    (lambda: GroupLossScaleManager([3]), TypeError, ["cannot be a member of a group", "3 (int)"]),
+    (lambda: GroupLossScaleManager(["("]), ValueError, ["cannot be read", "'('"]),
+    (lambda: GroupLossScaleManager(["a", "b"], [1.0]), ValueError, ["one number, or 2", "[1.0]"]),
+    (lambda: GroupLossScaleManager(["a", "b"], [1.0, "x"]), TypeError, ["init", "'x'"]),
+    (in_step(["first"]), ValueError, ["second belongs to no group", "one group for each variable"]),
+    (in_step(["first", "second|st"]), ValueError, ["first belongs to several groups", "groups 1, 2"]),
+    (lambda: scale_boundary(tf.constant(1.0), -1, 1), ValueError, ["scale_boundary", "-1"]),
+    (lambda: scale_boundary(tf.constant(1.0), 0, 1.0), TypeError, ["scale_boundary", "1.0"]),
+    (
+        lambda: npu_keras_optimizer(tf.keras.optimizers.SGD(), [GroupLossScaleManager(["a"])]),
+        ValueError,
+        ["one scale for each loss", "GroupLossScaleManager"],
+    ),
+    # Stages inside would work on gradients with the scales of their groups.
+    (
+        lambda: NPULossScaleOptimizer(
+            NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=[ClipByGlobalNorm(1.0)]),
+            GroupLossScaleManager(["a"]),
+            is_distributed=True,
         ),
-        # Stages inside would work on gradients with the scales of their groups.
-        (
-            lambda: NPULossScaleOptimizer(
-                NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=[ClipByGlobalNorm(1.0)]),
-                GroupLossScaleManager(["a"]),
-                is_distributed=True,
-            ),
-            ValueError,
-            ["still multiplied by the loss scale"],
-        ),
-    ],
+        ValueError,
+        ["still multiplied by the loss scale"],
+    ),
 )
-def test_bad_arguments_are_refused_by_name(make, error, parts):
-    with pytest.raises(error) as caught:
-        make()
-    assert all(part in str(caught.value) for part in parts), caught.value
+def test_bad_arguments_are_refused_by_name(make):
+    make()
 
 
 def test_gradients_without_variables_are_refused():

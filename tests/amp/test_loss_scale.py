@@ -9,6 +9,7 @@ import tensorflow as tf
 from npu_bridge.amp.loss_scale import DynamicLossScaleManager
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
+from tests.refusing import refuses
 
 tf1 = tf.compat.v1
 
@@ -188,26 +189,21 @@ def test_the_scale_is_set_between_eager_steps_and_those_of_functions():
     assert manager.get_loss_scale() == 128.0
 
 
-@pytest.mark.parametrize(
-    "make, error, parts",
-    [
-        (lambda: Dynamic(8, consecutive_bad_steps=3), TypeError, ["consecutive_bad_steps", "3"]),
-        (lambda: Dynamic(8, min_loss_scale=16), ValueError, ["init_loss_scale", "16 <=", "8"]),
-        (lambda: Dynamic(2**25), ValueError, ["init_loss_scale", "1.67772e+07"]),
-        (lambda: Dynamic(8, min_loss_scale=16, max_loss_scale=4), ValueError, ["max_loss_scale", "16 <="]),
-        (lambda: Dynamic.apex().set_loss_scale("8"), TypeError, ["set_loss_scale", "'8'", "number"]),
-        (lambda: FixedLossScaleManager(8).set_loss_scale(4), TypeError, ["cannot be set", "4 (int)", "constant(8)"]),
-        (lambda: Dynamic.apex().set_loss_scale(True), TypeError, ["set_loss_scale", "True"]),
-        (lambda: Dynamic.apex().set_loss_scale([8.0, 8.0]), ValueError, ["shape", "(2,)"]),
-        (lambda: Dynamic.apex().set_loss_scale(2**25), ValueError, ["set_loss_scale", "1.67772e+07"]),
-        (lambda: Dynamic.apex().set_loss_scale(float("nan")), ValueError, ["set_loss_scale", "nan"]),
-        (lambda: Dynamic.apex().set_state((8.0, -1, 0)), ValueError, ["good_steps", "-1", "at least 0"]),
-    ],
+@refuses(
+    (lambda: Dynamic(8, consecutive_bad_steps=3), TypeError, ["consecutive_bad_steps", "3"]),
+    (lambda: Dynamic(8, min_loss_scale=16), ValueError, ["init_loss_scale", "16 <=", "8"]),
+    (lambda: Dynamic(2**25), ValueError, ["init_loss_scale", "1.67772e+07"]),
+    (lambda: Dynamic(8, min_loss_scale=16, max_loss_scale=4), ValueError, ["max_loss_scale", "16 <="]),
+    (lambda: Dynamic.apex().set_loss_scale("8"), TypeError, ["set_loss_scale", "'8'", "number"]),
+    (lambda: FixedLossScaleManager(8).set_loss_scale(4), TypeError, ["cannot be set", "4 (int)", "constant(8)"]),
+    (lambda: Dynamic.apex().set_loss_scale(True), TypeError, ["set_loss_scale", "True"]),
+    (lambda: Dynamic.apex().set_loss_scale([8.0, 8.0]), ValueError, ["shape", "(2,)"]),
+    (lambda: Dynamic.apex().set_loss_scale(2**25), ValueError, ["set_loss_scale", "1.67772e+07"]),
+    (lambda: Dynamic.apex().set_loss_scale(float("nan")), ValueError, ["set_loss_scale", "nan"]),
+    (lambda: Dynamic.apex().set_state((8.0, -1, 0)), ValueError, ["good_steps", "-1", "at least 0"]),
 )
-def test_bad_arguments_are_refused_by_name(make, error, parts):
-    with pytest.raises(error) as caught:
-        make()
-    assert all(part in str(caught.value) for part in parts), caught.value
+def test_bad_arguments_are_refused_by_name(make):
+    make()
 
 
 def test_a_manager_is_saved_with_its_model_and_goes_on(tmp_path):

@@ -16,6 +16,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManage
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.stages import Accumulate
+from tests.refusing import refuses
 
 tf1 = tf.compat.v1
 Dynamic = DynamicLossScaleManager
@@ -160,29 +161,24 @@ def refused(managers=None, losses=None, **arguments):
     return graph_of(make)
 
 
-@pytest.mark.parametrize(
-    "make, error, parts",
-    [
-        (refused(losses=lambda both: both[:1]), ValueError, ["2 losses, or loss_id", "1 losses"]),
-        (refused(losses=lambda both: []), ValueError, ["no loss", "empty list"]),
-        (refused(loss_id=[0]), ValueError, ["a list of 2 positions", "[0]"]),
-        (refused(loss_id=1), TypeError, ["a list of 2 positions", "1 (int)"]),
-        (refused(loss_id=[0, 2]), ValueError, ["0 <= loss_id < 2", "2 (int)"]),
-        (refused(losses=lambda both: both[0], loss_id=2), ValueError, ["0 <= loss_id < 2", "2 (int)"]),
-        (refused(losses=lambda both: both[0], loss_id="a"), TypeError, ["loss_id is not an integer", "'a'"]),
-        (refused(losses=lambda both: both[0], loss_id=""), TypeError, ["loss_id is not an integer", "''"]),
-        (refused(managers=lambda: two()[:1] * 2), ValueError, ["share a loss-scale manager", "twice"]),
-        (refused(managers=lambda: [two()[0], 8.0]), TypeError, ["loss_scale_manager", "8.0"]),
-        (refused(managers=lambda: []), TypeError, ["loss_scale_manager", "[]"]),
-        (refused(managers=lambda: [two()[:1], two()[1]]), ValueError, ["one scale for each loss"]),
-        (lambda: scale_loss(tf.constant(1.0), tf.keras.optimizers.SGD()), TypeError, ["cannot scale losses", "SGD"]),
-        (lambda: unscaled_gradients(tf.keras.optimizers.SGD()), TypeError, ["cannot scale losses", "NPUOptimizer"]),
-    ],
+@refuses(
+    (refused(losses=lambda both: both[:1]), ValueError, ["2 losses, or loss_id", "1 losses"]),
+    (refused(losses=lambda both: []), ValueError, ["no loss", "empty list"]),
+    (refused(loss_id=[0]), ValueError, ["a list of 2 positions", "[0]"]),
+    (refused(loss_id=1), TypeError, ["a list of 2 positions", "1 (int)"]),
+    (refused(loss_id=[0, 2]), ValueError, ["0 <= loss_id < 2", "2 (int)"]),
+    (refused(losses=lambda both: both[0], loss_id=2), ValueError, ["0 <= loss_id < 2", "2 (int)"]),
+    (refused(losses=lambda both: both[0], loss_id="a"), TypeError, ["loss_id is not an integer", "'a'"]),
+    (refused(losses=lambda both: both[0], loss_id=""), TypeError, ["loss_id is not an integer", "''"]),
+    (refused(managers=lambda: two()[:1] * 2), ValueError, ["share a loss-scale manager", "twice"]),
+    (refused(managers=lambda: [two()[0], 8.0]), TypeError, ["loss_scale_manager", "8.0"]),
+    (refused(managers=lambda: []), TypeError, ["loss_scale_manager", "[]"]),
+    (refused(managers=lambda: [two()[:1], two()[1]]), ValueError, ["one scale for each loss"]),
+    (lambda: scale_loss(tf.constant(1.0), tf.keras.optimizers.SGD()), TypeError, ["cannot scale losses", "SGD"]),
+    (lambda: unscaled_gradients(tf.keras.optimizers.SGD()), TypeError, ["cannot scale losses", "NPUOptimizer"]),
 )
-def test_what_does_not_go_together_is_refused(make, error, parts):
-    with pytest.raises(error) as caught:
-        make()
-    assert all(part in str(caught.value) for part in parts), caught.value
+def test_what_does_not_go_together_is_refused(make):
+    make()
 
 
 def test_a_fixed_scale_is_one_of_several():

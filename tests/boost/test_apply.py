@@ -11,6 +11,7 @@ from npu_bridge.boost.subspace_model import make_basis
 from npu_bridge.boost.thinning import with_cosine_head
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.gradients import AllReduce
+from tests.refusing import refuses
 
 tf1 = tf.compat.v1
 layers = tf.keras.layers
@@ -152,20 +153,16 @@ def test_enable_all_leaves_out_what_cannot_be(capsys):
         boost.apply(compiled(), config={"grad_freeze": {"param_groups": 10}})
 
 
-@pytest.mark.parametrize(
-    "what, arguments, kind, text",
-    [
-        (residual_model, {}, ValueError, "the model has no optimizer.*Call model.compile first"),
-        (lambda: 3, {}, TypeError, r"Expected a Keras model or an optimizer; got 3 \(int\)"),
-        (lambda: tf.keras.optimizers.SGD(), {"config": manual("dim_reduce")}, ValueError, "evaluates the loss"),
-        (compiled, {"config": manual("dim_reduce")}, ValueError, "dim_reduce has no basis"),
-        (compiled, {"config": manual("loss_scale_group")}, ValueError, "needs the groups"),
-        (compiled_in_float16, {}, ValueError, "mixed_float16.* Expected a loss_scale_manager; got None"),
-    ],
+@refuses(
+    (residual_model, {}, ValueError, ["the model has no optimizer", "Call model.compile first"]),
+    (lambda: 3, {}, TypeError, "Expected a Keras model or an optimizer; got 3 (int)"),
+    (lambda: tf.keras.optimizers.SGD(), {"config": manual("dim_reduce")}, ValueError, "evaluates the loss"),
+    (compiled, {"config": manual("dim_reduce")}, ValueError, "dim_reduce has no basis"),
+    (compiled, {"config": manual("loss_scale_group")}, ValueError, "needs the groups"),
+    (compiled_in_float16, {}, ValueError, ["mixed_float16", "Expected a loss_scale_manager; got None"]),
 )
-def test_what_is_refused(what, arguments, kind, text):
-    with pytest.raises(kind, match=text):
-        boost.apply(what(), **arguments)
+def test_what_is_refused(what, arguments):
+    boost.apply(what(), **arguments)
 
 
 def keep_checkpoints(model, folder, count, data=None):

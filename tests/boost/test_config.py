@@ -8,6 +8,7 @@ import pytest
 
 from npu_bridge import boost
 from npu_bridge.boost.config import BoostConfig
+from tests.refusing import refuses
 
 # The schema as it is documented: section, key, default, a legal value, illegal ones.
 SCHEMA = [
@@ -84,20 +85,16 @@ def test_levels_and_presets_are_not_mutated_by_a_configuration():
             mapping.update(adasum=False)
 
 
-@pytest.mark.parametrize(
-    "config, kind, text",
-    [
-        ({"bost": {}}, ValueError, r"unknown section, 'bost'.*Did you mean 'boost'\?"),
-        ({"boost": {"grad_freez": True}}, ValueError, r"unknown key of boost.*Did you mean 'grad_freeze'\?"),
-        ({"common": {"freeze_p": 0.5}}, ValueError, r"'common.freeze_p'.*Did you mean 'grad_freeze.freeze_p'\?"),
-        ({"less_bn": {"whatever": 1}}, ValueError, r"one of fn_flag, gc_flag; got 'whatever' \(str\)\. Remove it"),
-        ({"boost": True}, TypeError, r"section boost is not a mapping"),
-        ([], TypeError, r"the configuration is not a mapping"),
-    ],
+@refuses(
+    ({"bost": {}}, ValueError, ["unknown section, 'bost'", "Did you mean 'boost'?"]),
+    ({"boost": {"grad_freez": True}}, ValueError, ["unknown key of boost", "Did you mean 'grad_freeze'?"]),
+    ({"common": {"freeze_p": 0.5}}, ValueError, ["'common.freeze_p'", "Did you mean 'grad_freeze.freeze_p'?"]),
+    ({"less_bn": {"whatever": 1}}, ValueError, "one of fn_flag, gc_flag; got 'whatever' (str). Remove it"),
+    ({"boost": True}, TypeError, "section boost is not a mapping"),
+    ([], TypeError, "the configuration is not a mapping"),
 )
-def test_unknown_keys_are_not_silent(config, kind, text):
-    with pytest.raises(kind, match=text):
-        BoostConfig.from_dict(config)
+def test_unknown_keys_are_not_silent(config):
+    BoostConfig.from_dict(config)
 
 
 def test_unknown_levels_are_refused():

@@ -15,6 +15,7 @@ from npu_bridge.collective import groups
 from npu_bridge.estimator.npu import npu_optimizer
 from npu_bridge.hccl import hccl_ops
 from tests.documented.signatures import signature_of
+from tests.refusing import refuses
 
 WORLD = "hccl_world_group"
 SIGNATURES = {
@@ -105,63 +106,58 @@ def test_the_smallest_and_the_largest_fusion_id_are_taken():
         assert hccl_ops.allreduce(X, "sum", fusion=2, fusion_id=fusion_id).numpy().tolist() == list(X)
 
 
-@pytest.mark.parametrize(
-    ("call", "kind", "text"),
-    [
-        (lambda: hccl_ops.allreduce(X, "summ"), ValueError, "Did you mean 'sum'?"),
-        (lambda: hccl_ops.allreduce([True], "sum"), TypeError, "got bool of shape (1,)"),
-        (lambda: hccl_ops.allreduce(tf.IndexedSlices([X], [0]), "sum"), TypeError, "not dense"),
-        (lambda: hccl_ops.allreduce(X, "sum", fusion=3), ValueError, "fusion in [0, 1, 2]; got 3"),
-        (lambda: hccl_ops.allreduce(X, "sum", fusion=2), ValueError, "0 to 2147483647; got -1"),
-        (lambda: hccl_ops.allreduce(X, "sum", 2, 2**31), ValueError, "fusion_id does not fit"),
-        (lambda: hccl_ops.allreduce(X, "sum", fusion_id=1), ValueError, "Expected -1; got 1"),
-        (lambda: hccl_ops.allreduce(X, "sum", group="other"), ValueError, "no group 'other'"),
-        (lambda: hccl_ops.allreduce(X, "sum", group=""), ValueError, "1 to 127 characters"),
-        (lambda: hccl_ops.reduce(X, "sum", 1), ValueError, "from 0 to 0; got 1"),
-        (lambda: hccl_ops.allgather(X, 2), ValueError, "rank_size=1; got 2"),
-        (lambda: hccl_ops.allgather(1.0, 1), ValueError, "a scalar has no first dimension"),
-        (lambda: hccl_ops.broadcast(tf.constant(X), 0), TypeError, "not a list"),
-        (lambda: hccl_ops.broadcast([X], -1), ValueError, "got -1"),
-        (lambda: hccl_ops.all_to_all_v(X, [1, 1], [0], [1], [0]), ValueError, "send_counts does not have one entry"),
-        (lambda: hccl_ops.all_to_all_v(X, [-1], [0], [1], [0]), ValueError, "negative entry"),
-        (lambda: hccl_ops.all_to_all_v(X, [2], [1], [2], [0]), ValueError, "the 2 elements of send_data; got [3]"),
-        (lambda: hccl_ops.all_to_all_v_c([1, 2, 3], [[6]], 0), ValueError, "the 3 elements of send_data; got [6]"),
-        (lambda: hccl_ops.all_to_all_v_c(X, [[1, 1]], 0), ValueError, "shape (1, 1); got shape (1, 2)"),
-        (lambda: hccl_ops.all_to_all_v_c(X, [[1]], 1), ValueError, "rank=0; got 1"),
-        (lambda: hccl_ops.send(X, 0, 0), ValueError, "this rank itself"),
-        (lambda: hccl_ops.send(X, "tag", 0), ValueError, "sr_tag"),
-        (lambda: hccl_ops.receive([None], tf.float32, 0, 0), ValueError, "shape is not fully known"),
-        (lambda: npu_optimizer.npu_allreduce(tf.constant(X), "avg"), ValueError, "'mean', 'sum', 'max'"),
-        (lambda: npu_optimizer.npu_allreduce([tf.constant(X), None]), ValueError, "got None at positions [1]"),
-        (lambda: npu_optimizer.reduce(tf.constant(X), 3), ValueError, "root_rank is not a rank"),
-        (lambda: manage.create_group(None, 1, [0]), ValueError, "got None"),
-        (lambda: manage.create_group(7, 1, [0]), ValueError, "got 7"),
-        (lambda: manage.create_group("x" * 128, 1, [0]), ValueError, "1 to 127 characters"),
-        (lambda: manage.create_group("g", 0, []), ValueError, "rank_num"),
-        (lambda: manage.create_group("g", 1, (0,)), ValueError, "rank_ids is not a list"),
-        (lambda: manage.create_group("g", 2, [0]), ValueError, "2 non-negative integers; got [0]"),
-        (lambda: manage.create_group("g", 2, [0, 0]), ValueError, "different integers"),
-        (lambda: manage.create_group("g", 1, [1]), ValueError, "from 0 to 0; got [1]"),
-        (lambda: manage.create_group(WORLD, 1, [0]), ValueError, "already has a group"),
-        (lambda: manage.destroy_group("g"), ValueError, "no group 'g'"),
-        (lambda: manage.destroy_group(WORLD), ValueError, "cannot be destroyed"),
-        (lambda: manage.get_rank_size("g"), ValueError, "get_rank_size: there is no group 'g'"),
-        (lambda: manage.get_world_rank_from_group_rank(WORLD, 1), ValueError, "from 0 to 0; got 1"),
-        (lambda: manage.get_group_rank_from_world_rank(2, WORLD), ValueError, "one of [0]; got 2"),
-        (lambda: split.set_split_strategy_by_idx([]), ValueError, "at least one number"),
-        (lambda: split.set_split_strategy_by_idx((1, 2)), ValueError, "not a list"),
-        (lambda: split.set_split_strategy_by_idx([1, 1]), ValueError, "does not ascend"),
-        (lambda: split.set_split_strategy_by_idx([-1]), ValueError, "from 0 to 4294967295"),
-        (lambda: split.set_split_strategy_by_idx([1.5]), ValueError, "integers"),
-        (lambda: split.set_split_strategy_by_size([50, 49]), ValueError, "a sum of 100; got 99"),
-        (lambda: split.set_split_strategy_by_size([float("nan"), 100]), ValueError, "percentages"),
-        (lambda: split.set_split_strategy_by_size([110, -10]), ValueError, "numbers of at least 0"),
-    ],
+@refuses(
+    (lambda: hccl_ops.allreduce(X, "summ"), ValueError, "Did you mean 'sum'?"),
+    (lambda: hccl_ops.allreduce([True], "sum"), TypeError, "got bool of shape (1,)"),
+    (lambda: hccl_ops.allreduce(tf.IndexedSlices([X], [0]), "sum"), TypeError, "not dense"),
+    (lambda: hccl_ops.allreduce(X, "sum", fusion=3), ValueError, "fusion in [0, 1, 2]; got 3"),
+    (lambda: hccl_ops.allreduce(X, "sum", fusion=2), ValueError, "0 to 2147483647; got -1"),
+    (lambda: hccl_ops.allreduce(X, "sum", 2, 2**31), ValueError, "fusion_id does not fit"),
+    (lambda: hccl_ops.allreduce(X, "sum", fusion_id=1), ValueError, "Expected -1; got 1"),
+    (lambda: hccl_ops.allreduce(X, "sum", group="other"), ValueError, "no group 'other'"),
+    (lambda: hccl_ops.allreduce(X, "sum", group=""), ValueError, "1 to 127 characters"),
+    (lambda: hccl_ops.reduce(X, "sum", 1), ValueError, "from 0 to 0; got 1"),
+    (lambda: hccl_ops.allgather(X, 2), ValueError, "rank_size=1; got 2"),
+    (lambda: hccl_ops.allgather(1.0, 1), ValueError, "a scalar has no first dimension"),
+    (lambda: hccl_ops.broadcast(tf.constant(X), 0), TypeError, "not a list"),
+    (lambda: hccl_ops.broadcast([X], -1), ValueError, "got -1"),
+    (lambda: hccl_ops.all_to_all_v(X, [1, 1], [0], [1], [0]), ValueError, "send_counts does not have one entry"),
+    (lambda: hccl_ops.all_to_all_v(X, [-1], [0], [1], [0]), ValueError, "negative entry"),
+    (lambda: hccl_ops.all_to_all_v(X, [2], [1], [2], [0]), ValueError, "the 2 elements of send_data; got [3]"),
+    (lambda: hccl_ops.all_to_all_v_c([1, 2, 3], [[6]], 0), ValueError, "the 3 elements of send_data; got [6]"),
+    (lambda: hccl_ops.all_to_all_v_c(X, [[1, 1]], 0), ValueError, "shape (1, 1); got shape (1, 2)"),
+    (lambda: hccl_ops.all_to_all_v_c(X, [[1]], 1), ValueError, "rank=0; got 1"),
+    (lambda: hccl_ops.send(X, 0, 0), ValueError, "this rank itself"),
+    (lambda: hccl_ops.send(X, "tag", 0), ValueError, "sr_tag"),
+    (lambda: hccl_ops.receive([None], tf.float32, 0, 0), ValueError, "shape is not fully known"),
+    (lambda: npu_optimizer.npu_allreduce(tf.constant(X), "avg"), ValueError, "'mean', 'sum', 'max'"),
+    (lambda: npu_optimizer.npu_allreduce([tf.constant(X), None]), ValueError, "got None at positions [1]"),
+    (lambda: npu_optimizer.reduce(tf.constant(X), 3), ValueError, "root_rank is not a rank"),
+    (lambda: manage.create_group(None, 1, [0]), ValueError, "got None"),
+    (lambda: manage.create_group(7, 1, [0]), ValueError, "got 7"),
+    (lambda: manage.create_group("x" * 128, 1, [0]), ValueError, "1 to 127 characters"),
+    (lambda: manage.create_group("g", 0, []), ValueError, "rank_num"),
+    (lambda: manage.create_group("g", 1, (0,)), ValueError, "rank_ids is not a list"),
+    (lambda: manage.create_group("g", 2, [0]), ValueError, "2 non-negative integers; got [0]"),
+    (lambda: manage.create_group("g", 2, [0, 0]), ValueError, "different integers"),
+    (lambda: manage.create_group("g", 1, [1]), ValueError, "from 0 to 0; got [1]"),
+    (lambda: manage.create_group(WORLD, 1, [0]), ValueError, "already has a group"),
+    (lambda: manage.destroy_group("g"), ValueError, "no group 'g'"),
+    (lambda: manage.destroy_group(WORLD), ValueError, "cannot be destroyed"),
+    (lambda: manage.get_rank_size("g"), ValueError, "get_rank_size: there is no group 'g'"),
+    (lambda: manage.get_world_rank_from_group_rank(WORLD, 1), ValueError, "from 0 to 0; got 1"),
+    (lambda: manage.get_group_rank_from_world_rank(2, WORLD), ValueError, "one of [0]; got 2"),
+    (lambda: split.set_split_strategy_by_idx([]), ValueError, "at least one number"),
+    (lambda: split.set_split_strategy_by_idx((1, 2)), ValueError, "not a list"),
+    (lambda: split.set_split_strategy_by_idx([1, 1]), ValueError, "does not ascend"),
+    (lambda: split.set_split_strategy_by_idx([-1]), ValueError, "from 0 to 4294967295"),
+    (lambda: split.set_split_strategy_by_idx([1.5]), ValueError, "integers"),
+    (lambda: split.set_split_strategy_by_size([50, 49]), ValueError, "a sum of 100; got 99"),
+    (lambda: split.set_split_strategy_by_size([float("nan"), 100]), ValueError, "percentages"),
+    (lambda: split.set_split_strategy_by_size([110, -10]), ValueError, "numbers of at least 0"),
 )
-def test_wrong_arguments_are_refused_with_what_was_given(call, kind, text):
-    with pytest.raises(kind) as caught:
-        call()
-    assert text in str(caught.value)
+def test_wrong_arguments_are_refused_with_what_was_given(call):
+    call()
 
 
 def test_messages_name_the_op_the_rank_and_the_shape():

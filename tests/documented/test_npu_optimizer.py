@@ -28,6 +28,7 @@ from tests.goldens.two_layers import (
     train,
 )
 from tests.ranks.ways import started_session
+from tests.refusing import refuses
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("graph")
@@ -71,39 +72,30 @@ def test_default_names_tell_the_inner_optimizer():
     assert isinstance(NPUOptimizer(adam), tf1.train.Optimizer)
 
 
-@pytest.mark.parametrize(
-    "make, error, parts",
-    [
-        (lambda: NPUOptimizer(OPTIMIZERS["sgd"](), is_loss_scale=True), ValueError, ["manager", "None"]),
-        (lambda: NPULossScaleOptimizer(OPTIMIZERS["sgd"](), None), ValueError, ["loss_scale_manager", "None"]),
-        (lambda: NPUOptimizer("adam"), TypeError, ["NPUOptimizer", "'adam'", "str"]),
-        (lambda: NPUDistributedOptimizer(3), TypeError, ["NPUDistributedOptimizer", "int"]),
-        (
-            lambda: NPULossScaleOptimizer(OPTIMIZERS["sgd"](), 1024),
-            TypeError,
-            ["FixedLossScaleManager or an ExponentialUpdateLossScaleManager", "FixedLossScaleManager(1024)", "int"],
-        ),
-        (
-            lambda: NPUOptimizer(NPUDistributedOptimizer(OPTIMIZERS["sgd"]()), is_distributed=True),
-            ValueError,
-            ["twice"],
-        ),
-        (
-            lambda: NPUDistributedOptimizer(scaled("sgd"), is_weight_update_sharding=True),
-            ValueError,
-            ["NPULossScaleOptimizer(NPUDistributedOptimizer(opt)", "outside"],
-        ),
-        (
-            lambda: NPUDistributedOptimizer(tf.keras.optimizers.Adam(global_clipnorm=2.0), True),
-            ValueError,
-            ["is_weight_update_sharding", "global_clipnorm", "2.0", "tf.clip_by_global_norm"],
-        ),
-    ],
+@refuses(
+    (lambda: NPUOptimizer(OPTIMIZERS["sgd"](), is_loss_scale=True), ValueError, ["manager", "None"]),
+    (lambda: NPULossScaleOptimizer(OPTIMIZERS["sgd"](), None), ValueError, ["loss_scale_manager", "None"]),
+    (lambda: NPUOptimizer("adam"), TypeError, ["NPUOptimizer", "'adam'", "str"]),
+    (lambda: NPUDistributedOptimizer(3), TypeError, ["NPUDistributedOptimizer", "int"]),
+    (
+        lambda: NPULossScaleOptimizer(OPTIMIZERS["sgd"](), 1024),
+        TypeError,
+        ["FixedLossScaleManager or an ExponentialUpdateLossScaleManager", "FixedLossScaleManager(1024)", "int"],
+    ),
+    (lambda: NPUOptimizer(NPUDistributedOptimizer(OPTIMIZERS["sgd"]()), is_distributed=True), ValueError, ["twice"]),
+    (
+        lambda: NPUDistributedOptimizer(scaled("sgd"), is_weight_update_sharding=True),
+        ValueError,
+        ["NPULossScaleOptimizer(NPUDistributedOptimizer(opt)", "outside"],
+    ),
+    (
+        lambda: NPUDistributedOptimizer(tf.keras.optimizers.Adam(global_clipnorm=2.0), True),
+        ValueError,
+        ["is_weight_update_sharding", "global_clipnorm", "2.0", "tf.clip_by_global_norm"],
+    ),
 )
-def test_bad_arguments_are_refused(make, error, parts):
-    with pytest.raises(error) as caught:
-        make()
-    assert all(part in str(caught.value) for part in parts), caught.value
+def test_bad_arguments_are_refused(make):
+    make()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from settings import read_settings
 
 from tests.examples.conftest import EXAMPLE
+from tests.refusing import refuses
 
 CONFIGS = EXAMPLE.parent.parent / "configs"
 SHIPPED = sorted(path.name for path in CONFIGS.glob("bert_*.toml"))
@@ -37,21 +38,18 @@ def changed(tmp_path):
     return change
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("num_heads", "num_head", "'num_head' is not a key of \\[model\\]. Did you mean 'num_heads'"),
-        ("[training]", "[train]", "'train' is not a table. Did you mean 'training'"),
-        ("ffn_size = 512", "", "lacks ffn_size"),
-        ("num_layers = 2", 'num_layers = "2"', "num_layers expected int; got '2'"),
-        ("num_heads = 2", "num_heads = 3", "num_heads=3; got hidden_size=128"),
-        ("max_seq_length = 64", "max_seq_length = 65", "max_positions=64; got 65"),
-        ("warmup_share = 0.1", "warmup_share = 1.0", "warmup_share .* got 1.0"),
-    ],
+@refuses(
+    ValueError,
+    ("num_heads", "num_head", "'num_head' is not a key of [model]. Did you mean 'num_heads'"),
+    ("[training]", "[train]", "'train' is not a table. Did you mean 'training'"),
+    ("ffn_size = 512", "", "lacks ffn_size"),
+    ("num_layers = 2", 'num_layers = "2"', "num_layers expected int; got '2'"),
+    ("num_heads = 2", "num_heads = 3", "num_heads=3; got hidden_size=128"),
+    ("max_seq_length = 64", "max_seq_length = 65", "max_positions=64; got 65"),
+    ("warmup_share = 0.1", "warmup_share = 1.0", ["warmup_share", "got 1.0"]),
 )
-def test_mistakes_are_told(changed, old, new, message):
-    with pytest.raises(ValueError, match=message):
-        read_settings(changed(old, new))
+def test_mistakes_are_told(old, new, changed):
+    read_settings(changed(old, new))
 
 
 def test_whole_numbers_are_fine_where_fractions_are(changed):

@@ -6,6 +6,8 @@ import pytest
 from corpus import read_documents
 from vocabulary import SPECIAL_PIECES, UNKNOWN_ID, WORD_START, Vocabulary, build_vocabulary, load_or_build
 
+from tests.refusing import refuses
+
 
 @pytest.fixture(scope="module")
 def documents():
@@ -60,15 +62,12 @@ def test_vocabulary_of_another_configuration_is_refused(tmp_path, documents):
         load_or_build(path, documents[:5], 200, True, write=True)
 
 
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda: Vocabulary(["a", "b"]), "begins with"),
-        (lambda: Vocabulary([*SPECIAL_PIECES, "a", "a"]), "occur twice"),
-        (lambda: build_vocabulary([" "], 100), "no words"),
-        (lambda: build_vocabulary(["text"], 5), "got 5"),
-    ],
+@refuses(
+    ValueError,
+    (lambda: Vocabulary(["a", "b"]), "begins with"),
+    (lambda: Vocabulary([*SPECIAL_PIECES, "a", "a"]), "occur twice"),
+    (lambda: build_vocabulary([" "], 100), "no words"),
+    (lambda: build_vocabulary(["text"], 5), "got 5"),
 )
-def test_what_makes_no_vocabulary_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_what_makes_no_vocabulary_is_refused(make):
+    make()

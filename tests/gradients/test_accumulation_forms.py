@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import tensorflow as tf
 
 from npu_bridge import stages
@@ -12,6 +11,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from tests.goldens.cases import GOLDENS
 from tests.goldens.two_layers import OPTIMIZERS
 from tests.goldens.ways import InGraph
+from tests.refusing import refuses
 
 tf1 = tf.compat.v1
 
@@ -58,15 +58,11 @@ def test_what_the_forms_say_of_themselves():
     assert text.index("AllReduce") < text.index("OverflowCheck") < text.index("accumulate reduced")
 
 
-@pytest.mark.parametrize(
-    "arguments, parts",
-    [
-        ({"exchange": "step"}, ["exchange has an unknown value", "'window' or 'batch'", "'step'"]),
-        ({"loss_scale": "step"}, ["loss_scale has an unknown value", "'step'"]),
-        ({"exchange": "batch", "loss_scale": "window"}, ["loss_scale='batch'", "Leave loss_scale out"]),
-    ],
+@refuses(
+    ValueError,
+    ({"exchange": "step"}, ["exchange has an unknown value", "'window' or 'batch'", "'step'"]),
+    ({"loss_scale": "step"}, ["loss_scale has an unknown value", "'step'"]),
+    ({"exchange": "batch", "loss_scale": "window"}, ["loss_scale='batch'", "Leave loss_scale out"]),
 )
-def test_unknown_forms_are_refused(arguments, parts):
-    with pytest.raises(ValueError) as caught:
-        stages.Accumulate(2, **arguments)
-    assert all(part in str(caught.value) for part in parts), caught.value
+def test_unknown_forms_are_refused(arguments):
+    stages.Accumulate(2, **arguments)

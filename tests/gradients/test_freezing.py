@@ -25,6 +25,7 @@ from tests.goldens.two_layers import assert_same_bits
 from tests.goldens.ways import InFit
 from tests.ranks.test_freezing import assert_frozen_layers_cost_nothing, executed
 from tests.ranks.ways import started_session
+from tests.refusing import refuses
 
 tf1 = tf.compat.v1
 SHORT = {"groups": [["first"], ["second"]], "kind": "explicit", "sequence": [0, 1, 1]}
@@ -222,29 +223,24 @@ def test_parts_of_a_model_are_named_by_expressions_or_variables():
         stages.FreezeSchedule(groups=[["layer_1"], ["layer_10"]]).last_group_of_each(names)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind", "part"),
-    [
-        ({"kind": "intervall"}, ValueError, "Did you mean 'interval'"),
-        ({"kind": 1}, ValueError, "kind has an unknown value"),
-        ({"groups": "layer"}, TypeError, "'layer' (str)"),
-        ({"groups": ["layer"]}, TypeError, "Write [["),
-        ({"groups": [[]]}, ValueError, "an empty list"),
-        ({"groups": [["("]]}, ValueError, "cannot be read"),
-        ({"groups": [[4]]}, TypeError, "4 (int)"),
-        ({"kind": "explicit"}, ValueError, "sequence=None"),
-        ({"sequence": [0]}, ValueError, "kind='interval'"),
-        ({"kind": "explicit", "sequence": [0, 1.0]}, TypeError, "entry 1 of sequence is not an integer"),
-        ({"kind": "explicit", "sequence": [0, 10]}, ValueError, "each 0 to 9; got 10"),
-        ({"kind": "explicit", "sequence": []}, ValueError, "empty"),
-        ({"kind": "explicit", "sequence": 5}, TypeError, "not a list"),
-    ],
+@pytest.mark.parametrize("make", [lambda arguments: stages.FreezeSchedule(**arguments), stages.Freeze])
+@refuses(
+    ({"kind": "intervall"}, ValueError, "Did you mean 'interval'"),
+    ({"kind": 1}, ValueError, "kind has an unknown value"),
+    ({"groups": "layer"}, TypeError, "'layer' (str)"),
+    ({"groups": ["layer"]}, TypeError, "Write [["),
+    ({"groups": [[]]}, ValueError, "an empty list"),
+    ({"groups": [["("]]}, ValueError, "cannot be read"),
+    ({"groups": [[4]]}, TypeError, "4 (int)"),
+    ({"kind": "explicit"}, ValueError, "sequence=None"),
+    ({"sequence": [0]}, ValueError, "kind='interval'"),
+    ({"kind": "explicit", "sequence": [0, 1.0]}, TypeError, "entry 1 of sequence is not an integer"),
+    ({"kind": "explicit", "sequence": [0, 10]}, ValueError, "each 0 to 9; got 10"),
+    ({"kind": "explicit", "sequence": []}, ValueError, "empty"),
+    ({"kind": "explicit", "sequence": 5}, TypeError, "not a list"),
 )
-def test_bad_arguments_are_refused_at_construction(arguments, kind, part):
-    for make in (lambda: stages.FreezeSchedule(**arguments), lambda: stages.Freeze(arguments)):
-        with pytest.raises(kind) as refused:
-            make()
-        assert part in str(refused.value)
+def test_bad_arguments_are_refused_at_construction(arguments, make):
+    make(arguments)
 
 
 def test_a_table_of_a_file_makes_a_schedule_and_is_explained(tmp_path):

@@ -13,7 +13,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 )
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.gradients import AllReduce, OverflowCheck, Pipeline, Stage
+from npu_bridge.gradients import OverflowCheck, Pipeline, Stage
 from npu_bridge.gradients.stage import HOOKS, LossStage, ReducingStage
 from npu_bridge.gradients.stages.accumulation import Accumulate
 from tests.goldens.two_layers import OPTIMIZERS, in_graph
@@ -76,11 +76,6 @@ def test_a_hook_that_plain_stages_lack_is_refused():
         class OfItsOwn(Stage):
             def all_reduce(self, step):
                 pass
-
-
-def test_gradients_are_reduced_once():
-    with pytest.raises(ValueError, match="AllReduce, AllReduce"):
-        Pipeline([AllReduce("a"), AllReduce("b")])
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

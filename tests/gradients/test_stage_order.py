@@ -15,6 +15,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUO
 from npu_bridge.gradients import AllReduce, LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline
 from npu_bridge.gradients.first_step.start_values import plan_collectives
 from tests.goldens.two_layers import in_graph
+from tests.refusing import refuses
 
 tf1 = tf.compat.v1
 
@@ -71,24 +72,19 @@ def test_several_stages_of_ones_own_stand_in_the_order_of_the_list():
     assert Pipeline([first, guard, second]).stages == (first, second, guard)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "kind", "parts"),
-    [
-        ([Lost()], ValueError, ["Lost", "nowhere", "scale, freeze, accumulate"]),
-        ([stages.Accumulate], TypeError, ["Accumulate(...)"]),
-        (["Accumulate"], TypeError, ["not a stage"]),
-        ([AllReduce("a"), AllReduce("b")], ValueError, ["AllReduce, AllReduce", "Keep one"]),
-        (
-            [stages.ClipByValue(1.0), OverflowCheck("a", is_joint=False), stages.ClipByValue(2.0)],
-            ValueError,
-            ["ClipByValue and ClipByValue", "same place", "Keep one"],
-        ),
-    ],
+@refuses(
+    ([Lost()], ValueError, ["Lost", "nowhere", "scale, freeze, accumulate"]),
+    ([stages.Accumulate], TypeError, ["Accumulate(...)"]),
+    (["Accumulate"], TypeError, ["not a stage"]),
+    ([AllReduce("a"), AllReduce("b")], ValueError, ["AllReduce, AllReduce", "Keep one"]),
+    (
+        [stages.ClipByValue(1.0), OverflowCheck("a", is_joint=False), stages.ClipByValue(2.0)],
+        ValueError,
+        ["ClipByValue and ClipByValue", "same place", "Keep one"],
+    ),
 )
-def test_what_cannot_be_ordered_names_both_stages_and_the_right_order(wrong, kind, parts):
-    with pytest.raises(kind) as refused:
-        Pipeline(wrong)
-    assert all(part in str(refused.value) for part in parts), refused.value
+def test_what_cannot_be_ordered_names_both_stages_and_the_right_order(wrong):
+    Pipeline(wrong)
 
 
 @in_graph
@@ -145,22 +141,19 @@ def test_stages_are_drawn_over_their_own_picture_and_over_no_other(tmp_path):
     assert picture.read_text() == "<svg>mine</svg>"
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "part"),
-    [
-        (lambda: stages.Accumulate(2, "median"), ValueError, "'median'"),
-        (lambda: stages.ClipByValue(2, 1), ValueError, "low=2, high=1"),
-        (lambda: stages.ClipLocally(None), TypeError, "ClipLocally"),
-        (lambda: stages.TopK(0.1, error_feedback=1), TypeError, "1 (int)"),
-        (lambda: stages.TopK(0.1, per="bucket"), ValueError, "'tensor' or 'fragment'"),
-        (lambda: stages.CentralizeGradients("bias"), TypeError, "'bias' (str)"),
-        (lambda: stages.CentralizeGradients({}), TypeError, "skip is not a list of texts. Expected a list of texts"),
-    ],
+@refuses(
+    (lambda: stages.Accumulate(2, "median"), ValueError, "'median'"),
+    (lambda: stages.ClipByValue(2, 1), ValueError, "low=2, high=1"),
+    (lambda: stages.ClipLocally(None), TypeError, "ClipLocally"),
+    (lambda: stages.TopK(0.1, error_feedback=1), TypeError, "1 (int)"),
+    (lambda: stages.TopK(0.1, per="bucket"), ValueError, "'tensor' or 'fragment'"),
+    (lambda: stages.Adasum("hosts"), TypeError, "at least 1"),
+    (lambda: stages.Adasum(on="deltas"), ValueError, "'gradients' or 'weights'"),
+    (lambda: stages.CentralizeGradients("bias"), TypeError, "'bias' (str)"),
+    (lambda: stages.CentralizeGradients({}), TypeError, "skip is not a list of texts. Expected a list of texts"),
 )
-def test_bad_arguments_are_refused_at_construction(make, kind, part):
-    with pytest.raises(kind) as refused:
-        make()
-    assert part in str(refused.value)
+def test_bad_arguments_are_refused_at_construction(make):
+    make()
 
 
 @in_graph

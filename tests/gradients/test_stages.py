@@ -60,13 +60,6 @@ def test_sums_of_one_graph_are_not_for_another():
         optimizer.minimize(tf1.get_variable("w", initializer=1.0))
 
 
-def test_bad_arguments_of_adasum_are_refused():
-    with pytest.raises(TypeError, match="at least 1"):
-        stages.Adasum("hosts")
-    with pytest.raises(ValueError, match="'gradients' or 'weights'"):
-        stages.Adasum(on="deltas")
-
-
 def test_the_largest_values_are_found_whatever_a_sample_of_them_says():
     count, share = 2**16, 0.01
     random = np.random.RandomState(0)

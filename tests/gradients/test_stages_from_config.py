@@ -19,6 +19,7 @@ from npu_bridge.gradients.explanation import list_stages, ring_all_reduce_bytes,
 from npu_bridge.session.precision import rewriter
 from npu_run.explain import explain
 from tests.goldens.two_layers import in_graph
+from tests.refusing import refuses
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 SHIPPED = REPOSITORY / "configs" / "stages.toml"
@@ -66,22 +67,19 @@ def test_plain_data_gives_stages_also_those_defined_elsewhere():
         assert (type(again), again.get_config()) == (made_by, stage.get_config())
 
 
-@pytest.mark.parametrize(
-    ("given", "part"),
-    [
-        ({"stages": [{"stage": "AllReduce", "name": "x"}]}, "unknown stage 'AllReduce'"),
-        ({"stages": [{"stage": "ReducingStage"}]}, "unknown stage 'ReducingStage'"),
-        ({"stages": [{"stage": 4}]}, r"unknown stage 4 \(int\)"),
-        ({"stages": [{"stage": "Halved", "by": 2}]}, "unknown argument 'by'. Expected no argument"),
-        ({"stages": ["Accumulate"]}, "with 'stage'"),
-        ({"stages": [], "stage": []}, "nothing else"),
-        ({"stage": "Accumulate"}, "nothing else"),
-        ([{"stage": "Accumulate", "steps": 4}], "not a list of stages"),
-    ],
+@refuses(
+    ValueError,
+    ({"stages": [{"stage": "AllReduce", "name": "x"}]}, "unknown stage 'AllReduce'"),
+    ({"stages": [{"stage": "ReducingStage"}]}, "unknown stage 'ReducingStage'"),
+    ({"stages": [{"stage": 4}]}, "unknown stage 4 (int)"),
+    ({"stages": [{"stage": "Halved", "by": 2}]}, "unknown argument 'by'. Expected no argument"),
+    ({"stages": ["Accumulate"]}, "with 'stage'"),
+    ({"stages": [], "stage": []}, "nothing else"),
+    ({"stage": "Accumulate"}, "nothing else"),
+    ([{"stage": "Accumulate", "steps": 4}], "not a list of stages"),
 )
-def test_plain_data_that_says_something_else_is_refused(given, part):
-    with pytest.raises(ValueError, match=part):
-        stages.from_config(given)
+def test_plain_data_that_says_something_else_is_refused(given):
+    stages.from_config(given)
 
 
 @pytest.mark.parametrize(

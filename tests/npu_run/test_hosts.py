@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import time
 
@@ -15,6 +14,7 @@ from npu_run.errors import LaunchError
 from npu_run.job.hosts import JobPlan, is_this_machine, plan_job
 from npu_run.job.slots import _slots_in_order as slots_in_order
 from npu_run.job.slots import find_peer
+from tests.refusing import refuses
 
 FAR = "192.0.2.7"  # an address of documentation: no host has it
 
@@ -156,20 +156,16 @@ def test_a_host_that_ssh_would_take_for_an_option_is_refused(tmp_path, name, sou
         plan_job(None, **{source: given})
 
 
-@pytest.mark.parametrize(
-    ("size", "hosts", "part"),
-    [
-        (99999999999, None, "a job has too many ranks. Expected 1..32768; got 99999999999"),
-        (1025, None, "a machine has too many ranks. Expected 1..1024; got 1025"),
-        (None, f"{FAR}:999999999", "too many ranks"),
-        (None, f"{FAR}:{'9' * 5000}", "-H is not understood"),
-        (99999999999, f"{FAR}:1", "a job has too many ranks"),
-    ],
+@refuses(
+    LaunchError,
+    (99999999999, None, "a job has too many ranks. Expected 1..32768; got 99999999999"),
+    (1025, None, "a machine has too many ranks. Expected 1..1024; got 1025"),
+    (None, f"{FAR}:999999999", "too many ranks"),
+    (None, f"{FAR}:{'9' * 5000}", "-H is not understood"),
+    (99999999999, f"{FAR}:1", "a job has too many ranks"),
 )
-def test_numbers_of_ranks_that_nobody_means_are_refused_before_they_cost_anything(size, hosts, part):
-    with pytest.raises(LaunchError, match=re.escape(part)) as caught:
-        plan_job(size, hosts)
-    assert len(str(caught.value)) < 500
+def test_numbers_of_ranks_that_nobody_means_are_refused_before_they_cost_anything(size, hosts):
+    plan_job(size, hosts)
 
 
 def test_a_large_rank_table_is_planned_at_once(tmp_path):

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from npu_bridge.options.rank_table import Placement, parse_rank_table, read_rank_table
+from tests.refusing import refuses
 
 
 def _device(device, rank):
@@ -112,30 +113,24 @@ def _change(path, value):
 _FIRST = ("server_list", 0, "device", 0)
 
 
-@pytest.mark.parametrize(
-    "content, named",
-    [
-        ([], "JSON object"),
-        (_change(("status",), "initializing"), "status"),
-        (_change(("server_count",), "3"), "server_count"),
-        (_change(("server_list",), None), "server_list"),
-        (_change(("server_list", 0, "server_id"), "a"), "server_id"),
-        (_change(("server_list", 0, "server_id"), None), "server_id"),
-        (_change(("server_list", 0, "device"), None), "device"),
-        (_change((*_FIRST, "rank_id"), "0"), "rank ids"),
-        (_change((*_FIRST, "rank_id"), None), "rank_id"),
-        (_change((*_FIRST, "device_id"), "x"), "device_id"),
-        ({"status": "completed", "server_list": []}, "rank ids"),
-        ({**GROUPS, "group_count": "2"}, "group_count"),
-        (
-            {"status": "completed", "group_list": [{**GROUPS["group_list"][0], "device_count": "9"}]},
-            "device_count",
-        ),
-    ],
+@refuses(
+    ValueError,
+    ([], "JSON object"),
+    (_change(("status",), "initializing"), "status"),
+    (_change(("server_count",), "3"), "server_count"),
+    (_change(("server_list",), None), "server_list"),
+    (_change(("server_list", 0, "server_id"), "a"), "server_id"),
+    (_change(("server_list", 0, "server_id"), None), "server_id"),
+    (_change(("server_list", 0, "device"), None), "device"),
+    (_change((*_FIRST, "rank_id"), "0"), "rank ids"),
+    (_change((*_FIRST, "rank_id"), None), "rank_id"),
+    (_change((*_FIRST, "device_id"), "x"), "device_id"),
+    ({"status": "completed", "server_list": []}, "rank ids"),
+    ({**GROUPS, "group_count": "2"}, "group_count"),
+    ({"status": "completed", "group_list": [{**GROUPS["group_list"][0], "device_count": "9"}]}, "device_count"),
 )
-def test_malformed_table_names_the_field(content, named):
-    with pytest.raises(ValueError, match=named):
-        parse_rank_table(content)
+def test_malformed_table_names_the_field(content):
+    parse_rank_table(content)
 
 
 def test_file_named_by_the_variable(monkeypatch, tmp_path):
