@@ -131,12 +131,14 @@ class _Pool:
 def on_each_rank(size, gives=None, by_rank=None):
     """Makes a test of a function that every rank runs; each has to return `gives`, or its own item of `by_rank`.
 
-    The parameters of the function are those of the test; what they stand for is sent to the ranks.
+    The parameters of the function are those of the test; what they stand for is sent to the ranks. The number of ranks
+    can be one of them: then `size` is its name.
     """
 
     def decorate(function):
         def test(on_ranks, **arguments):
-            assert on_ranks(size, test, *arguments.values()) == (by_rank or [gives] * size)
+            count = arguments[size] if isinstance(size, str) else size
+            assert on_ranks(count, test, *arguments.values()) == (by_rank or [gives] * count)
 
         functools.update_wrapper(test, function).on_rank = function
         signature = inspect.signature(lambda on_ranks: None)

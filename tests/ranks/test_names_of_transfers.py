@@ -46,9 +46,12 @@ def test_functions_of_eager_transfers_do_not_add_up():
     return len(horovod_ranks._FUNCTIONS), values
 
 
+@pytest.mark.few_fast(["2"], "three ranks compare like two")
+@pytest.mark.parametrize("size", [2, 3])
+@on_each_rank("size")
 @in_graph
-def in_scopes_of_ranks():
-    """On a rank: everything that transfers, in scopes that are named, nested and repeated after the rank."""
+def test_scopes_may_differ_between_ranks(size):
+    """Transfers everything in scopes that are named, nested and repeated after the rank."""
     ranks = collective.current()
     value = tf.constant(1.0 + ranks.rank)
     outer = tf.name_scope(f"rank_{ranks.rank}")
@@ -71,21 +74,15 @@ def in_scopes_of_ranks():
                 (0, 0.0),
             )[1]
     with started_session() as session:
-        return session.run(results)
-
-
-@pytest.mark.few_fast(["2"], "three ranks compare like two")
-@pytest.mark.parametrize("size", [2, 3])
-def test_scopes_may_differ_between_ranks(on_ranks, size):
+        results = session.run(results)
     total = sum(range(1, size + 1))
-    for rank, results in enumerate(on_ranks(size, in_scopes_of_ranks)):
-        assert results["sum"] == results["in a branch"] == total
-        assert results.get("in a loop", 2 * total) == 2 * total
-        assert results["max"] == results["broadcast"] == size
-        assert results["gathered"].tolist() == list(range(1, size + 1)) and results["scattered"] == [total]
-        assert results["gradient"] == total + total  # by the product's other factor, and summed over the ranks
-        for trainer in TRAINERS_HERE:
-            np.testing.assert_array_equal(results[trainer], np.full((3, 2), 1 - RATE * total / size), f"{rank}")
+    assert results["sum"] == results["in a branch"] == total
+    assert results.get("in a loop", 2 * total) == 2 * total
+    assert results["max"] == results["broadcast"] == size
+    assert results["gathered"].tolist() == list(range(1, size + 1)) and results["scattered"] == [total]
+    assert results["gradient"] == total + total  # by the product's other factor, and summed over the ranks
+    for trainer in TRAINERS_HERE:
+        np.testing.assert_array_equal(results[trainer], np.full((3, 2), 1 - RATE * total / size), trainer)
 
 
 # Twice the total, summed over two ranks, times twice the value.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import numpy as np
 import pytest
@@ -87,28 +88,22 @@ def trained_in_a_graph(trainer, use_resource):
         return np.array(session.run(variables)).tolist(), lines
 
 
-def trained_in_graphs():
-    return {
-        (trainer, use_resource): trained_in_a_graph(trainer, use_resource)
-        for trainer in TRAINERS
-        if trainer != "sharded" or collective.current().runs_can_differ  # what its slots need
-        for use_resource in (True, False)
-        if use_resource or trainer != "Keras inside"  # which takes no others
-    }
-
-
 @pytest.mark.few_fast(1, "the same on three ranks")
 @pytest.mark.parametrize("size", [2, 3])
-def test_ranks_that_start_differently_in_a_graph_train_one_model_and_rank_0_says_so(on_ranks, size):
-    for rank, results in enumerate(on_ranks(size, trained_in_graphs)):
-        for case, (values, lines) in results.items():
-            assert values == _expected(size, 2), f"rank {rank}, {case}"
-            assert len(lines) == (rank == 0), f"rank {rank}, {case}: {lines}"
-            for line in lines:
-                assert (
-                    "different values of v0:0, v1:0, v2:0 and 1 more; now all ranks have the values of rank 0" in line
-                )
-                assert line.endswith(start_values._IN_GRAPH + ".")
+@on_each_rank("size")
+def test_ranks_that_start_differently_in_a_graph_train_one_model_and_rank_0_says_so(size):
+    ranks = collective.current()
+    for trainer, use_resource in itertools.product(TRAINERS, (True, False)):
+        if trainer == "sharded" and not ranks.runs_can_differ:  # what its slots need
+            continue
+        if trainer == "Keras inside" and not use_resource:  # it takes no others
+            continue
+        values, lines = trained_in_a_graph(trainer, use_resource)
+        assert values == _expected(size, 2), trainer
+        assert len(lines) == (ranks.rank == 0), f"{trainer}: {lines}"
+        for line in lines:
+            assert "different values of v0:0, v1:0, v2:0 and 1 more; now all ranks have the values of rank 0" in line
+            assert line.endswith(start_values._IN_GRAPH + ".")
 
 
 @pytest.mark.few_fast(1, "other ways to broadcast")
@@ -173,13 +168,12 @@ def test_ranks_that_start_from_different_checkpoints_train_one_model(tmp_path):
 SHARDED = pytest.param(2, "sharded", marks=pytest.mark.horovod("slots of other ranks cannot be saved without it"))
 
 
+@pytest.mark.few_fast(1, "other variables take the same way")
+@pytest.mark.parametrize(("size", "trainer"), [SHARDED, (3, "loss scale")])
+@on_each_rank("size")
 @in_graph
-def restored_on_rank_0(folder, trainer):
-    """Resumes a training, on a rank, from a checkpoint that rank 0 alone reads.
-
-    Returns:
-      The trained values after the step with and without that interruption, and what was said.
-    """
+def test_what_rank_0_alone_has_restored_all_ranks_go_on_from(tmp_path, size, trainer):
+    """Weights, slots, the step and the loss scale with its counters are as if the training had never been stopped."""
     ranks = collective.current()
     step = tf1.train.get_or_create_global_step()
     variables = [tf1.get_variable(f"v{number}", initializer=tf.fill([2], 1.0 * number)) for number in range(4)]
@@ -200,25 +194,16 @@ def restored_on_rank_0(folder, trainer):
     with started_session() as session:
         for _ in range(3):
             session.run(train_op)
-        saver.save(session, f"{folder}/model")
+        saver.save(session, f"{tmp_path}/model")
         session.run(train_op)
         expected = [value.tolist() for value in session.run(followed)]
     with lines_said(start_values.__name__) as lines, started_session() as session:
         if ranks.rank == 0:
-            saver.restore(session, f"{folder}/model")
+            saver.restore(session, f"{tmp_path}/model")
         session.run(train_op)
         values = [value.tolist() for value in session.run(followed)]
-    return values, expected, lines
-
-
-@pytest.mark.few_fast(1, "other variables take the same way")
-@pytest.mark.parametrize(("size", "trainer"), [SHARDED, (3, "loss scale")])
-def test_what_rank_0_alone_has_restored_all_ranks_go_on_from(on_ranks, tmp_path, size, trainer):
-    outcomes = on_ranks(size, restored_on_rank_0, str(tmp_path), trainer)
-    for rank, (values, expected, lines) in enumerate(outcomes):
-        # Weights, slots, the step and the loss scale with its counters: as if the training had never been stopped.
-        assert values == expected and 4 in values, f"rank {rank}"
-        assert len(lines) == (rank == 0)
+    assert values == expected and 4 in values
+    assert len(lines) == (ranks.rank == 0)
 
 
 @on_each_rank(2, gives=[0.5 * 1 + 1.5] * 2)

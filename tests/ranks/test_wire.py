@@ -151,9 +151,12 @@ def test_the_first_step_that_is_dropped_without_a_loss_scale_is_told_with_the_fi
         assert "does not fit float16" in line and "wire='bfloat16'" in line
 
 
+@pytest.mark.horovod("the pass finds its all-reduces")
+@pytest.mark.few_fast(1, "other formats and three ranks take the same way")
+@pytest.mark.parametrize(("format_name", "rank_count"), [("float16", 2), ("bfloat16", 3)])
+@on_each_rank("rank_count")
 @in_graph
-def found_by_the_pass(format_name):
-    """On a rank: what the pass of tail optimisation finds of a dense and a sparse gradient, and where they are sent."""
+def test_the_pass_of_tail_optimisation_finds_what_travels_in_16_bits(format_name, rank_count):
     table, kernel = (tf1.get_variable(name, [4, 3], use_resource=True) for name in ("table", "kernel"))
     loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2, 1])) + tf.reduce_sum(tf.square(kernel))
     WRAPPERS["nested"](OPTIMIZERS["momentum"](), dynamic, format_name).minimize(loss)
@@ -161,20 +164,11 @@ def found_by_the_pass(format_name):
     transfers = find_transfers(graph.get_operations())
     sizes = [[tensor.shape.num_elements() for tensor in transfer.sent] for transfer in transfers]
     dtypes = {tensor.dtype.name for transfer in transfers for tensor in (*transfer.sent, *transfer.arrived)}
-    senders = {transfer.entry.name for transfer in transfers}
+    assert len(sizes) == len({transfer.entry.name for transfer in transfers}) == 2
+    assert 12 in [size for (size,) in sizes]  # the dense one, filled up to a multiple of the ranks
+    assert dtypes == {format_name}
     report = optimize_tail(graph, collective.current())
-    return sizes, dtypes, len(senders), list(report.freed), report.kept
-
-
-@pytest.mark.horovod("the pass finds its all-reduces")
-@pytest.mark.few_fast(1, "other formats and three ranks take the same way")
-@pytest.mark.parametrize(("format_name", "rank_count"), [("float16", 2), ("bfloat16", 3)])
-def test_the_pass_of_tail_optimisation_finds_what_travels_in_16_bits(on_ranks, rank_count, format_name):
-    for sizes, dtypes, senders, freed, kept in on_ranks(rank_count, found_by_the_pass, format_name):
-        assert len(sizes) == senders == 2
-        assert 12 in [size for (size,) in sizes]  # the dense one, filled up to a multiple of the ranks
-        assert dtypes == {format_name}
-        assert freed and kept == {}
+    assert list(report.freed) and report.kept == {}
 
 
 @on_each_rank(2, gives=[-80000.0])
