@@ -33,6 +33,7 @@ def restore_keras_of_1() -> None:
     call_when_loaded(f"{KERAS}.src.activations", _divide_in_softmax)
     call_when_loaded(f"{KERAS}.src.backend", _shorten_decoded_sequences)
     call_when_loaded(f"{KERAS}.src.preprocessing.image", _transform_images_as_in_1)
+    call_when_loaded(f"{KERAS}.src.saving.saving_api", _save_hdf5)
     convolutions = f"{KERAS}.src.layers.convolutional.base"
     call_when_loaded(f"{convolutions}_separable_conv", lambda module: _allow_dilated_strides(module.SeparableConv))
     call_when_loaded(f"{convolutions}_depthwise_conv", lambda module: _allow_dilated_strides(module.DepthwiseConv))
@@ -136,3 +137,20 @@ def _transform_images_as_in_1(module: types.ModuleType) -> None:
 
     if not hasattr(module.transform_matrix_offset_center, "__wrapped__"):
         wrap_function(module, "transform_matrix_offset_center", offset_centre)
+
+
+def _save_hdf5(module: types.ModuleType) -> None:
+    """Makes `.keras` and `.weights.h5` HDF5 files, as in 1.15; newer formats cannot be written in graphs."""
+
+    def format_in_1(stock: Callable, *arguments: Any, **options: Any) -> str:
+        found = stock(*arguments, **options)
+        return "h5" if found == "keras" else found
+
+    def weights_in_1(stock: Callable, model: Any, filepath: Any, **options: Any) -> Any:
+        function = getattr(legacy, stock.__name__) if str(filepath).endswith(".weights.h5") else stock
+        return function(model, filepath, **options)
+
+    legacy = module.legacy_sm_saving_lib
+    wrap_function(module, "get_save_format", format_in_1)
+    for name in ("save_weights", "load_weights"):
+        wrap_function(module, name, weights_in_1)

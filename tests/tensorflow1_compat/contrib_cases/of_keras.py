@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import pathlib
+import tempfile
 
+import h5py
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -126,3 +129,20 @@ def case_convolutions_of_single_channels_take_strides_and_dilation():
     dilated = tf.nn.depthwise_conv2d(image, tf.ones([3, 3, 2, 1]), [1] * 4, "SAME", [2, 2])
     close(*value([depthwise, tf.gather(tf.gather(dilated, [0, 1, 4, 5], axis=1), [0, 1, 4, 5], axis=2)]))
     assert separable.shape.as_list() == [1, 4, 4, 3]
+
+
+def case_models_and_weights_are_saved_as_hdf5_whatever_the_ending():
+    old_keras_rules.restore_keras_of_1()
+    keras, x = tf.keras, np.ones([2, 2])
+    model = keras.Sequential([keras.layers.Dense(1, input_shape=(2,))])
+    model.compile("sgd", "mse")
+    with tempfile.TemporaryDirectory() as folder:
+        whole, weights = (str(pathlib.Path(folder) / name) for name in ("best.keras", "best.weights.h5"))
+        saving = [keras.callbacks.ModelCheckpoint(path, save_weights_only=path == weights) for path in (whole, weights)]
+        model.fit(x, x[:, :1], callbacks=saving, verbose=0)
+        assert h5py.is_hdf5(whole) and "dense" in h5py.File(weights)
+        loaded = keras.models.load_model(whole)
+        close(loaded.predict(x), model.predict(x))
+        model.set_weights([np.zeros_like(each) for each in model.get_weights()])
+        model.load_weights(weights, by_name=True)
+    close(loaded.predict(x), model.predict(x))
