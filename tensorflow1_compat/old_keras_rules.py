@@ -6,6 +6,7 @@ The rules are set on the real modules, so all code sees them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import types
 from typing import Any, Callable
@@ -14,7 +15,7 @@ from npu_bridge.base.after_import import call_when_loaded, wrap_function
 from npu_bridge.base.tf_internals.contrib import take_logits_of_same_activation
 from npu_bridge.base.tf_internals.names import KERAS
 
-__all__ = ["restore_keras_of_1"]
+__all__ = ["restore_keras_of_1", "restore_standalone_keras"]
 
 _SWAPPED = [1, 0, 2]  # the order of rows and columns in a matrix that transforms images
 
@@ -37,6 +38,14 @@ def restore_keras_of_1() -> None:
     convolutions = f"{KERAS}.src.layers.convolutional.base"
     call_when_loaded(f"{convolutions}_separable_conv", lambda module: _allow_dilated_strides(module.SeparableConv))
     call_when_loaded(f"{convolutions}_depthwise_conv", lambda module: _allow_dilated_strides(module.DepthwiseConv))
+
+
+@functools.cache
+def restore_standalone_keras() -> None:
+    """Sets the rules of stand-alone Keras 2.3.1 where they differ from those of `tf.keras`."""
+    from tensorflow1_compat import old_optimizers
+
+    call_when_loaded(f"{KERAS}.src.optimizers", lambda module: wrap_function(module, "get", old_optimizers.get))
 
 
 def _allow_dilated_strides(layer_class: type) -> None:

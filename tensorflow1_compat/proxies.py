@@ -119,6 +119,8 @@ def proxy(name: str) -> ModuleProxy:
     found = _proxies.get(name)
     if found is None:
         base = _import_proxied_module(name)
+        if effect := _tables.effects.get(name.partition(".")[0]):
+            import_module_or_object(effect)()
         found = base if isinstance(base, ModuleProxy) else _proxies.setdefault(name, ModuleProxy(name, base))
     return found
 

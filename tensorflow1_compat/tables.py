@@ -175,6 +175,14 @@ for _root in ("keras", "tensorflow.keras", _INNER_KERAS):
     NAMES[f"{_root}.engine.Layer"] = f"{_KERAS}.layers:Layer"
     NAMES[f"{_root}.engine.InputSpec"] = f"{_KERAS}.layers:InputSpec"
     NAMES[f"{_root}.engine.Model"] = f"{_KERAS}.models:Model"
+# Optimizers with other defaults than those of `tf.keras.optimizers`; only 1.15 and its Keras had them.
+OLD_OPTIMIZERS: dict[str, str] = {}
+for _root, _owner in (("keras", "of_keras"), (_INNER_KERAS, "of_tensorflow"), (f"{_OLD}.keras", "of_tensorflow")):
+    for _name in ("Adadelta", "Adagrad", "Adam", "Adamax", "Nadam", "RMSprop", "SGD"):
+        _place = f"tensorflow1_compat.old_optimizers:{_owner}.{_name}"
+        OLD_OPTIMIZERS |= {f"{_root}.optimizers.{_name}": _place, f"{_root}.optimizers.{_name.lower()}": _place}
+    OLD_OPTIMIZERS[f"{_root}.optimizers.Optimizer"] = f"{KERAS}.src.optimizers.optimizer_v1:Optimizer"
+OLD_OPTIMIZERS["keras.optimizers.get"] = f"{KERAS}.src.optimizers:get"
 
 # A name or module that cannot exist here -> its replacement, as the second half of a sentence.
 GONE: dict[str, str] = {
@@ -239,6 +247,7 @@ class NameTables(NamedTuple):
       versions: full name of a version constant -> its value, such as "tensorflow.__version__" -> "1.15.0".
       same: other name of a module -> the module's name in these tables.
       roots: packages that get these names; other packages are used as installed.
+      effects: package -> "module:function", called when the user's files import the package.
     """
 
     modules: dict[str, str]
@@ -246,11 +255,12 @@ class NameTables(NamedTuple):
     versions: dict[str, str]
     same: dict[str, str]
     roots: frozenset[str] = frozenset({"tensorflow", "keras"})
+    effects: dict[str, str] = {}
 
 
 OF_1 = NameTables(
     MODULES,
-    NAMES,
+    {**NAMES, **OLD_OPTIMIZERS},
     {
         "keras.__version__": "2.3.1",
         "tensorflow.VERSION": "1.15.0",
@@ -261,4 +271,5 @@ OF_1 = NameTables(
     dict.fromkeys(
         ("tensorflow.compat.v1", "tensorflow._api.v1", "tensorflow_core", "npu_bridge.npu_init.tf"), "tensorflow"
     ),
+    effects={"keras": "tensorflow1_compat.old_keras_rules:restore_standalone_keras"},
 )

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from npu_bridge.base.tf_internals.names import KERAS
-from tensorflow1_compat import old_attributes, old_keras_rules
+from tensorflow1_compat import old_attributes, old_keras_rules, proxies
 from tests.tensorflow1_compat.contrib_cases.common import close, names, value
 
 
@@ -146,3 +146,60 @@ def case_models_and_weights_are_saved_as_hdf5_whatever_the_ending():
         model.set_weights([np.zeros_like(each) for each in model.get_weights()])
         model.load_weights(weights, by_name=True)
     close(loaded.predict(x), model.predict(x))
+
+
+# The first step of each optimizer, with a gradient of 1.
+OLD = {"Adadelta": 1.0 * (1e-7 / 0.05) ** 0.5, "Adagrad": 0.01, "Adamax": 0.002, "Nadam": 0.002 * 1.056463}
+STEPS = {
+    "keras": {**OLD, "Adam": 0.001, "RMSprop": 0.001 / 0.1**0.5, "SGD": 0.01},
+    "tensorflow.python.keras": OLD,
+    "tensorflow.keras": {"Adadelta": 0.001 * (1e-7 / 0.05) ** 0.5, "Adagrad": 0.001 / 1.1**0.5, "Adamax": 0.001},
+}
+
+
+def case_optimizers_have_the_defaults_of_the_module_that_they_come_from():
+    for root, steps in STEPS.items():
+        optimizers = proxies.proxy(f"{root}.optimizers")
+        for name, expected in steps.items():
+            made = [getattr(optimizers, name)()]
+            made += [getattr(optimizers, name.lower())()] if root != "tensorflow.keras" else []
+            made += [optimizers.get(name.lower())] if root == "keras" else []
+            for optimizer in made:
+                weight = tf.Variable([1.0], use_resource=True)
+                trained = optimizer.get_updates(tf.reduce_sum(weight), [weight])
+                with tf.Session() as session:
+                    session.run(tf.global_variables_initializer())
+                    session.run(trained)
+                    close(session.run(1 - weight), [expected], 1e-6)
+        assert isinstance(optimizers.Adagrad(0.5), tf.keras.optimizers.Adagrad)
+        close(value(optimizers.Adadelta(lr=0.5).lr), 0.5)
+
+
+def case_stand_alone_keras_clips_all_gradients_together():
+    weights = [tf.Variable([1.0], use_resource=True), tf.Variable([1.0], use_resource=True)]
+    for root, expected in (("keras", [[0.7, 0.6]] * 2), ("tensorflow.python.keras", [[0.5, 0.5]] * 2)):
+        optimizer = proxies.proxy(f"{root}.optimizers").SGD(1.0, clipnorm=0.5)
+        trained = optimizer.get_updates(3 * weights[0] + 4 * weights[1], weights)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(trained)
+            close(session.run(weights), np.transpose([expected[0]]))
+
+
+def case_an_optimizer_of_the_scripts_own_has_get_updates():
+    for root in ("keras", "tensorflow.python.keras"):
+
+        class Plain(proxies.proxy(f"{root}.optimizers").Optimizer):
+            def __init__(self, lr, **options):
+                super().__init__(**options)
+                self.lr, self.updates = tf.keras.backend.variable(lr), []
+
+            def get_updates(self, loss, params):
+                pairs = zip(params, self.get_gradients(loss, params))
+                self.updates = [tf.keras.backend.update_sub(param, self.lr * grad) for param, grad in pairs]
+                return self.updates
+
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, "linear", False, "zeros", input_shape=(1,))])
+        model.compile(Plain(0.25, clipvalue=1.0), "mse")
+        model.fit(np.ones([2, 1]), np.ones([2, 1]), verbose=0)
+        close(model.get_weights(), [[[0.25]]])
