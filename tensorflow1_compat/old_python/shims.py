@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import collections
+import collections.abc
 import contextlib
 import functools
 import importlib
@@ -64,8 +64,8 @@ def _drop_encoding(name: str, options: dict[str, Any]) -> None:
 
 
 def sample(population: Any, k: int, **options: Any) -> list:
-    """Calls `random.sample`; also accepts a set."""
-    if isinstance(population, (set, frozenset)):
+    """Calls `random.sample`; also accepts a set, the keys of a dictionary, and nodes of a networkx graph."""
+    if isinstance(population, collections.abc.Set):
         say_once("random.sample of a set", "refused since Python 3.11; a tuple of the set is used")
         population = tuple(population)
     return random.sample(population, k, **options)

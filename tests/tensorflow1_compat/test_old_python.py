@@ -44,6 +44,7 @@ NAMES = {
     "answer = [unittest.makeSuite(T).countTestCases(), unittest.getTestCaseNames(T, 'test')]": [1, ["test_a"]],
     "import unittest, types\nanswer = unittest.findTestCases(types.ModuleType('m')).countTestCases()": 0,
     "import random\nanswer = sorted(random.sample({1, 2, 3}, 3))": [1, 2, 3],
+    "import random\nx = {1: 2}\nanswer = random.sample(x.keys(), 1) + random.sample(x.items(), 1)": [1, [1, 2]],
     "import random as r\nanswer = [r.randint(2.0, 6 / 3), r.randrange(1.0), r.randrange(1.0, 2.0)]": [2, 0, 1],
     "import random\nx = [1, 2, 3]\nrandom.shuffle(x, lambda: 0.5)\nanswer = x": [1, 3, 2],
     "import random\nx = [1, 2, 3]\nrandom.shuffle(x, random=lambda: 0.0)\nanswer = x": [2, 3, 1],
