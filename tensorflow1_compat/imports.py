@@ -11,9 +11,15 @@ import types
 from typing import Any
 
 from tensorflow1_compat import proxies
-from tensorflow1_compat.old_python.calls import element_or_value, with_old_method, without_one_element_arrays
+from tensorflow1_compat.old_python.calls import (
+    OldIndices,
+    element_or_value,
+    with_old_method,
+    without_one_element_arrays,
+)
 
 __all__ = [
+    "with_old_index",
     "with_old_method",
     "import_by_call",
     "import_module",
@@ -24,6 +30,12 @@ __all__ = [
     "import_names",
     "import_all_names",
 ]
+
+
+def with_old_index(value: Any) -> Any:
+    """Returns a value for an index that is a list; an array of a script of TensorFlow 1 takes it as numpy 1.22 did."""
+    is_array = proxies.serves_tensorflow_1() and isinstance(value, getattr(sys.modules.get("numpy"), "ndarray", ()))
+    return OldIndices(value) if is_array else value
 
 
 def load(name: str) -> Any:

@@ -34,6 +34,7 @@ __all__ = [
     "names_removed_from",
     "proxies_without_tree",
     "serve_proxies",
+    "serves_tensorflow_1",
 ]
 
 _TENSORFLOW_ROOTS = ("tensorflow", "keras")
@@ -80,6 +81,11 @@ def proxies_without_tree(tables: NameTables) -> Iterator[None]:
     finally:
         serve_proxies(*before)
         _proxies.update(made)
+
+
+def serves_tensorflow_1() -> bool:
+    """Returns whether the user's files are for TensorFlow 1."""
+    return _tables is OF_1
 
 
 def is_plain(name: str) -> bool:
@@ -221,7 +227,7 @@ def _find_value(module: ModuleProxy, name: str) -> Any:
         return _proxy_if_module(full, import_module_or_object(_tables.names[full]))
     if full in removed_names.WRAPPED:
         return import_module_or_object(removed_names.WRAPPED[full])
-    is_reused = full in removed_names.REUSED and _tables is OF_1
+    is_reused = full in removed_names.REUSED and serves_tensorflow_1()
     if full in removed_names.GONE_NAMES and (is_reused or name not in base.__dict__):
         place = removed_names.GONE_NAMES[full]
         fate = "means something else by it now" if name in base.__dict__ else "no longer has it"

@@ -1,8 +1,8 @@
 """Compiles the user's files so that their imports of TensorFlow and a few other packages go through `imports.py`.
 
-Four things are replaced: import statements, removed methods, old modes of `open`, and (from numpy 2.4 on) arguments of
-`float`, `int` and `%` (`calls.py`). The replacements keep line and column, so tracebacks, debuggers and profilers show
-the file unchanged. A file without any of these is compiled as usual.
+Five things are replaced: import statements, removed methods, old modes of `open`, lists as indices, and (from numpy 2.4
+on) arguments of `float`, `int` and `%` (`calls.py`). The replacements keep line and column, so tracebacks, debuggers
+and profilers show the file unchanged. A file without any of these is compiled as usual.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeTy
     if roots or methods or has_numbers or "__import__" in words or OLD_MODES & words:
         tree = _compile(source, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
         try:
-            tree = _ImportRedirector(roots, methods, has_numbers).visit(tree)
+            tree = _ImportRedirector(roots, methods, has_numbers, not is_compiled).visit(tree)
             return _compile(tree, path, "exec", dont_inherit=True, optimize=optimize)
         except RecursionError:  # an expression too deep for a tree, in a file of data
             pass
@@ -107,10 +107,12 @@ def _hide_from_tracebacks(*functions: Any) -> None:
 class _ImportRedirector(ast.NodeTransformer):
     """A transformer that replaces imports of redirected modules by assignments of call results, at the same place."""
 
-    def __init__(self, roots: set[str], methods: frozenset[str], has_numbers: bool):
+    def __init__(self, roots: set[str], methods: frozenset[str], has_numbers: bool, has_lists: bool):
         self._roots = roots
         self._methods = methods
         self._has_numbers = has_numbers
+        self._has_lists = has_lists
+        self._names_of_lists: set[str] = set()
 
     def visit_Import(self, node: ast.Import) -> Any:
         if not any(_root_module_name(alias.name) in self._roots for alias in node.names):
@@ -157,6 +159,18 @@ class _ImportRedirector(ast.NodeTransformer):
             node.right = _wrap_in_call("without_one_element_arrays", node.right, ast.Constant(node.left.value))
         return node
 
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        if _is_list(node.value):
+            self._names_of_lists.update(target.id for target in node.targets if isinstance(target, ast.Name))
+        return self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        is_list = _is_list(node.slice) or isinstance(node.slice, ast.Name) and node.slice.id in self._names_of_lists
+        self.generic_visit(node)
+        if self._has_lists and is_list:
+            node.value = _wrap_in_call("with_old_index", node.value)
+        return node
+
     def visit_Name(self, node: ast.Name) -> Any:
         if node.id == "__import__" and isinstance(node.ctx, ast.Load):
             return _place_like(_make_node_of_import_function("import_by_call"), node)
@@ -164,6 +178,18 @@ class _ImportRedirector(ast.NodeTransformer):
 
 
 _hide_from_tracebacks(compile_source, UserLoader.get_code)
+
+
+def _is_list(node: ast.expr) -> bool:
+    """Returns whether an expression makes a list that can have other elements than plain numbers."""
+    if isinstance(node, ast.BinOp):
+        return _is_list(node.left) or _is_list(node.right)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "list"
+    if isinstance(node, ast.List):
+        plain = [isinstance(each, ast.Constant) and isinstance(each.value, (int, str)) for each in node.elts]
+        return not plain or not all(plain)  # an empty list can be filled later
+    return isinstance(node, ast.ListComp)
 
 
 def _may_be_array(node: ast.expr) -> bool:

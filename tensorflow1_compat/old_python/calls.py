@@ -1,4 +1,7 @@
-"""Handles calls in the user's files that newer versions refuse: removed methods, and `float` and `%` with arrays."""
+"""Handles code of the user's files that newer versions refuse, or execute differently.
+
+These are removed methods, lists as indices of arrays, and `float` and `%` with arrays.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from tensorflow1_compat.old_python.removed_names import GONE_METHODS
 __all__ = [
     "OLD_METHODS",
     "OLD_MODES",
+    "OldIndices",
     "with_old_method",
     "numpy_version",
     "find_old_mode",
@@ -109,3 +113,32 @@ def without_one_element_arrays(values: Any, text: str) -> Any:
 
 def _is_single_element_array(value: Any) -> bool:
     return type(value).__module__.startswith("numpy") and getattr(value, "ndim", 0) > 0 and value.size == 1
+
+
+class OldIndices:
+    """An array whose index can be a list that counts as a tuple, as until numpy 1.22: `x[[rows, columns]]`.
+
+    Such a list has a sequence, slice, None or Ellipsis inside. Since then, it is made one array.
+    """
+
+    def __init__(self, array: Any):
+        self._array = array
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._array[self._convert(index)]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._array[self._convert(index)] = value
+
+    def _convert(self, index: Any) -> Any:
+        if not isinstance(index, list) or not any(map(_makes_tuple, index)):
+            return index
+        if sum(part is not None and part is not ... for part in index) > self._array.ndim:
+            return index  # was an error
+        say_once("x[[i, j]] of an array", "one index array since numpy 1.23; the list is made a tuple, as before")
+        return tuple(index)
+
+
+def _makes_tuple(part: Any) -> bool:
+    is_sequence = hasattr(part, "__len__") and not isinstance(part, (str, bytes))
+    return is_sequence or part is None or part is ... or isinstance(part, slice)

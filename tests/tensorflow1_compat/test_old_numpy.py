@@ -204,13 +204,37 @@ NUMBERS = {
     "'%(a)s %(b)e' % {'a': np.array([3]), 'b': np.array([1.0])}": "[3] 1.000000e+00",
     "[float('1.5'), int('0x10', 16), float(2), int(np.float32(2.5))]": [1.5, 16, 2.0, 2],
 }
+# Indices that are lists; `m` is [[0, 1, 2], [3, 4, 5]].
+INDICES = {
+    "m[[[0, 1], [1, 2]]]": [1, 5],
+    "m[[np.array([0, 1]), [1, 2]]]": [1, 5],
+    "m[[slice(0, 1), 2]]": [2],
+    "m[[slice(None)] * 1 + [1]]": [1, 4],
+    "m[list(zip(*[(0, 1), (1, 2)]))]": [1, 5],
+    "m[[each for each in ([1], [0])]]": [3],
+    "m[[rows]], m[[..., 0]], m[[None, 1]]": [[[3, 4, 5]], [0, 3], [[3, 4, 5]]],
+    "m[places], m[[rows[0], 0]], m[[1]], m[[True, False]]": [[4], [[3, 4, 5], [0, 1, 2]], [[3, 4, 5]], [[0, 1, 2]]],
+    "m[:, [[0, 1]]], m.tolist()[[0, 1][-1]], {'a': 7}[['a'][0]]": [[[[0, 1]], [[3, 4]]], [3, 4, 5], 7],
+    "m.reshape(-1)[[[0, 1], [2, 3]]]": [[0, 1], [2, 3]],
+    "np.array([(1, 2)], 'i4,i4')[['f0']][0][0]": 1,
+    "change(m)": [[7, 1, 2], [3, 9, 5]],
+}
+INDEX = """
+m, rows = np.arange(6).reshape(2, 3), [1]
+places = []
+places += [[1], [1]]
+def change(m):
+    m[[[0, 1], [0, 1]]] = 7
+    m[[[1], rows]] += 2
+    return m
+"""
 BEGIN = "import io\nimport numpy as np\nout = io.StringIO()\na = np.zeros((2, 2), int)\n"
 
 
-@pytest.mark.parametrize("expression", [*NAMES, *MODULES, *RULES, *METHODS, *NUMBERS])
+@pytest.mark.parametrize("expression", [*NAMES, *MODULES, *RULES, *METHODS, *NUMBERS, *INDICES])
 def test_what_a_script_says_gives_what_it_gave(expression):
-    expected = {**NAMES, **MODULES, **RULES, **METHODS, **NUMBERS}[expression]
-    text = BEGIN + ("import numpy.matlib\n" if "matlib" in expression else "")
+    expected = {**NAMES, **MODULES, **RULES, **METHODS, **NUMBERS, **INDICES}[expression]
+    text = BEGIN + ("import numpy.matlib\n" if "matlib" in expression else "") + INDEX * (expression in INDICES)
     assert answer_of(f"{text}answer = {expression}") == expected
 
 
@@ -261,7 +285,7 @@ def test_each_reaction_to_an_error_has_its_number(reaction):
 
 
 def test_functions_that_numba_compiles_stay_as_they_are():
-    text = "import numba\ndef f(x):\n    return int(x), '%d' % x, x.ptp()\nanswer = f"
+    text = "import numba\ndef f(x):\n    return int(x), '%d' % x, x.ptp(), x[[x]]\nanswer = f"
     namespace = {}
     exec(compile_source(text.replace("import numba", "numba = 1").encode(), "old_script.py"), namespace)
     assert namespace["f"].__code__.co_names == ("int", "ptp")
