@@ -28,7 +28,8 @@ def average_gradients_in_place(optimizer: Any, owner: str) -> Any:
     An optimizer that already averages gradients is left unchanged.
 
     Args:
-      optimizer: a `tf.compat.v1.train.Optimizer`, or a Keras optimizer of either generation.
+      optimizer: a `tf.compat.v1.train.Optimizer`, or a Keras optimizer of either generation. Of Keras'
+        `LossScaleOptimizer`, methods of the inner optimizer are replaced.
       owner: name of the caller, for messages.
     Returns:
       The optimizer passed in. If the job has one rank at the time of the call, the methods are not replaced.
@@ -48,12 +49,15 @@ def average_gradients_in_place(optimizer: Any, owner: str) -> Any:
     if is_distributed(optimizer):
         _LOG.warning("%s: %s already averages its gradients and is left unchanged.", owner, type(optimizer).__name__)
         return optimizer
-    for pipeline in list_pipelines(optimizer) if isinstance(optimizer, (PipelineOptimizer, PipelineMixin)) else ():
+    updating = optimizer
+    if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer) and not isinstance(optimizer, PipelineMixin):
+        updating = optimizer.inner_optimizer  # Keras' loss scaling passes all gradients to methods of this one
+    for pipeline in list_pipelines(updating) if isinstance(updating, (PipelineOptimizer, PipelineMixin)) else ():
         check_can_average_results(pipeline, owner)
         pipeline.skip_steps_together()
-    mark_as_distributed(optimizer)
+    mark_as_distributed(updating)
     if collective.current().size > 1:
-        _replace_methods(optimizer, owner)
+        _replace_methods(updating, owner)
     return optimizer
 
 

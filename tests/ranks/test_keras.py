@@ -52,14 +52,17 @@ WRAPPERS = {
     "keras scaling": lambda opt: tf.keras.mixed_precision.LossScaleOptimizer(
         KerasDistributeOptimizer(opt), initial_scale=2.0**10, dynamic_growth_steps=3
     ),
+    "keras scaling in place": lambda opt: npu_distributed_optimizer_wrapper(
+        tf.keras.mixed_precision.LossScaleOptimizer(opt, initial_scale=2.0**10, dynamic_growth_steps=3)
+    ),
 }
 # Which optimizers train in which way; each meets every way somewhere, and no launch trains the same twice.
 RUNS = {
-    ("fit", "current"): ("distributed", "tailed"),
+    ("fit", "current"): ("distributed", "tailed", "keras scaling in place"),
     ("fit", "legacy"): ("in place", "scaled"),
     ("tape", "current"): ("distributed", "in place", "scaled", "keras scaling", "float16"),
-    ("tape", "legacy"): ("distributed", "keras scaling"),
-    ("eager tape", "current"): ("distributed", "in place", "tailed"),
+    ("tape", "legacy"): ("distributed", "keras scaling", "keras scaling in place"),
+    ("eager tape", "current"): ("distributed", "in place", "tailed", "keras scaling in place"),
     ("eager tape", "legacy"): ("distributed", "in place", "scaled"),
     ("graph", "legacy"): ("distributed", "in place", "scaled", "tailed", "float16"),
 }
@@ -145,7 +148,8 @@ def fit_with_an_overflow_on_rank_1(generation, wrapper):
 
 @pytest.mark.few_fast(["current-dynamic"], "both optimizers of Keras take the same way")
 @pytest.mark.parametrize(
-    "generation, wrapper", [("current", "dynamic"), ("legacy", "dynamic"), ("current", "keras scaling")]
+    "generation, wrapper",
+    [("current", "dynamic"), ("legacy", "dynamic"), ("current", "keras scaling"), ("legacy", "keras scaling in place")],
 )
 def test_an_overflow_on_one_rank_skips_the_step_on_both(on_ranks, generation, wrapper):
     first, second = on_ranks(2, fit_with_an_overflow_on_rank_1, generation, wrapper)
@@ -208,7 +212,7 @@ def transfers_in_a_step(generation, wrapper):
 
 
 @pytest.mark.few_fast("each", "not every pair")
-@pytest.mark.parametrize("wrapper", ["distributed", "in place", "scaled"])
+@pytest.mark.parametrize("wrapper", ["distributed", "in place", "scaled", "keras scaling in place"])
 @pytest.mark.parametrize("generation", BARE)
 def test_gradients_travel_once_through_whichever_door_they_come(on_ranks, generation, wrapper):
     assert on_ranks(2, transfers_in_a_step, generation, wrapper) == [[1, 1, 1, 1]] * 2
