@@ -74,7 +74,7 @@ def load_matching_values(
 def all_shapes_fit(variables: Sequence, values: Sequence[np.ndarray]) -> bool:
     """Returns whether each variable has a value of the same shape."""
     pairs = list(zip(variables, values))
-    return len(pairs) == len(variables) and all(one.shape.is_compatible_with(value.shape) for one, value in pairs)
+    return len(pairs) == len(variables) and all(one.shape.is_compatible_with(np.shape(value)) for one, value in pairs)
 
 
 def _names_in_files(variables):

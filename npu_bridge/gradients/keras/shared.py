@@ -8,8 +8,6 @@ import inspect
 import types
 from typing import Any
 
-import numpy as np
-
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import to_python_numbers
@@ -19,6 +17,7 @@ from npu_bridge.collective import wire_names
 from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt_optimizer, mark_as_distributed
+from npu_bridge.gradients.keras.own_variables import all_shapes_fit
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.stage import variables_of
@@ -162,7 +161,7 @@ class PipelineMixin(delegating_trackable_class()):
 
     def set_weights(self, weights):
         """Sets the variables of the inner optimizer; further values set variables of the stages and stand-ins."""
-        held = self._variables_of([np.shape(value) for value in weights])
+        held = self._variables_of(weights)
         count = len(self._inner_variables())
         self._optimizer.set_weights(weights if held is None else weights[:count])
         if held is not None:
@@ -175,15 +174,15 @@ class PipelineMixin(delegating_trackable_class()):
     def _own_variables(self):
         return [*self.state_variables, *self._pipeline.inner.stand_ins.saved_variables]
 
-    def _variables_of(self, shapes):
-        """Returns the variables that fit a file's `shapes`: all, or without stages or stand-ins; None if none fit."""
+    def _variables_of(self, values):
+        """Returns the variables that fit a file's `values`: all, or without stages or stand-ins; None if none fit."""
         own, stages, kept = (
             self._inner_variables(),
             self.state_variables,
             self._pipeline.inner.stand_ins.saved_variables,
         )
         for held in (self._all_variables(), [*own, *stages], [*own, *kept], own):
-            if [tuple(variable.shape) for variable in held] == list(map(tuple, shapes)):
+            if len(held) == len(values) and all_shapes_fit(held, values):
                 return held
         return None
 
