@@ -13,6 +13,7 @@ import contextlib
 import functools
 import json
 import sys
+import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -144,6 +145,23 @@ def wait_for_ranks(name: str) -> None:
     Ranks: collective.
     """
     gather_values(0, name)
+
+
+def share_label(optimizer: Any) -> None:
+    """Gives the collectives of a Keras optimizer one label on all ranks, of which perhaps only some loaded a model.
+
+    Has no effect in threads, where ranks can meet in another order.
+
+    Ranks: collective.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    owner = wire_names.owner_of(optimizer)
+    with wire_names.use_label(""):
+        labels = gather_values(owner and owner.given_label, "label_of_optimizer")
+    known = [label for label in labels if label is not None]
+    if owner is not None and owner.given_label is None and known:
+        owner.given_label = known[0]
 
 
 def warn_ranks_train_apart() -> None:

@@ -56,22 +56,24 @@ class CollectivesOwner:
     """The owner of collectives: an optimizer or an Estimator, whose label keeps its collectives apart from others.
 
     An owner gets its number when it is made. An owner restored from a file gets its number later, because perhaps only
-    rank 0 has read the file.
+    rank 0 has read the file; `exchanges.share_label` gives it the label that it has on the other ranks.
 
     Args:
       is_counted: whether the owner runs collectives. Owners without collectives get no number, because ranks can make
         different numbers of such owners.
+    Attributes:
+      given_label: the label; None for an owner restored from a file that has not used its label yet.
     """
 
     def __init__(self, is_counted: bool = True):
-        self._label = None if _is_restoring.get() else _new_owner_label() if is_counted else ""
+        self.given_label = None if _is_restoring.get() else _new_owner_label() if is_counted else ""
 
     @property
     def label(self) -> str:
         """The label in front of the names of this owner's collectives."""
-        if self._label is None:
-            self._label = _next_label("restored", _numbers)
-        return self._label
+        if self.given_label is None:
+            self.given_label = _next_label("restored", _numbers)
+        return self.given_label
 
 
 def assign_collectives_to_owner(method: Callable) -> Callable:
@@ -108,6 +110,13 @@ def mark_optimizers_as_restored() -> contextlib.AbstractContextManager[None]:
 def set_owner(optimizer: Any, owner: CollectivesOwner) -> None:
     """Stores the owner of a Keras optimizer's collectives, for callbacks of the model that this optimizer trains."""
     _OWNERS[optimizer] = owner
+
+
+def owner_of(optimizer: Any) -> CollectivesOwner | None:
+    """Returns the owner that `set_owner` stored for a Keras optimizer, or for the one inside Keras' loss scaling."""
+    while optimizer is not None and optimizer not in _OWNERS:
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return None if optimizer is None else _OWNERS[optimizer]
 
 
 def current_collectives_label() -> str:
@@ -217,8 +226,7 @@ def _outermost_graph():
 
 def _label_of_model():
     """Returns the label of the optimizer of the Keras model that is being trained, or ""."""
-    optimizer = getattr(model_in_training(), "optimizer", None)
-    owner = None if optimizer is None else _OWNERS.get(optimizer)
+    owner = owner_of(getattr(model_in_training(), "optimizer", None))
     return "" if owner is None else owner.label
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.collective.exchanges import gather_values
+from npu_bridge.collective.exchanges import gather_values, share_label
 from npu_bridge.estimator.npu.checks import check_root_rank
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.first_step.same_batches import FirstBatchOfFit
@@ -45,6 +45,10 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         self._first_batch = None
         self._warnings = FitWarnings()
         check_root_rank("NPUBroadcastGlobalVariablesCallback", root_rank)
+
+    def on_train_begin(self, logs=None):
+        if not self._is_done and tf.executing_eagerly():
+            share_label(self.model.optimizer)
 
     def on_train_batch_begin(self, batch, logs=None):
         if self._has_begun:
@@ -133,5 +137,5 @@ def _check_equal_on_all_ranks(variables):
             raise ValueError(
                 f"NPUBroadcastGlobalVariablesCallback: rank {rank} trains other variables. Expected the "
                 f"{answers[0][0]} variables of rank 0, with their shapes and dtypes; got {answer[0]} others. Build "
-                f"and compile the same model on every rank; load a saved model with its optimizer on all ranks or none."
+                f"the same model on every rank, and compile it with the same optimizer."
             )
