@@ -20,6 +20,7 @@ from npu_bridge.base.environment import BEGAN, RESTARTS, read_variable
 from npu_bridge.base.errors import message, shortened
 from npu_bridge.base.files import write_checkpoint_list
 from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals.savers import key_and_slice_of
 
 _LOG = logger(__name__)
 _STATE = "checkpoint"
@@ -122,13 +123,13 @@ def mismatches_explained(folder: str) -> Iterator[None]:
 def _describe_first_differing_variable(graph, prefix, reports_missing):
     """Describes the first variable that differs: returns a text for the graph and one for the checkpoint, or None."""
     shapes = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
-    for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
-        name, shape = variable.op.name, variable.shape
-        if name in shapes and not shape.is_compatible_with(shapes[name]):
+    variables = graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+    named = [(*key_and_slice_of(variable), variable.shape) for variable in variables]
+    for name, part, shape in named:
+        if name in shapes and not part and not shape.is_compatible_with(shapes[name]):
             return f"{name} of shape {shape}", f"the shape {tf.TensorShape(shapes[name])}"
-        if name not in shapes and reports_missing:
-            return f"{name} of shape {shape}", "no variable of that name"
-    return None
+    missing = [f"{name} of shape {shape}" for name, _, shape in named if name not in shapes and reports_missing]
+    return (missing[0], "no variable of that name") if missing else None
 
 
 def find_checkpoint_damage(prefix: str) -> _CheckpointDamage | None:

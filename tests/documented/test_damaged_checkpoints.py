@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -11,10 +12,13 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base.environment import BEGAN, RESTARTS, set_variables_temporarily
+from npu_bridge.npu_init import ExponentialUpdateLossScaleManager
 from npu_bridge.session import DamagedCheckpointError, check_checkpoint, check_newest_checkpoint, updates_dealt
+from npu_bridge.session.damaged_checkpoints import mismatches_explained
 from tests.goldens.counting_estimator import estimator_of, input_fn
 from tests.ranks.ways import StartAndEnd
 
+tf1 = tf.compat.v1
 NEWEST, INTACT = "model.ckpt-6", "model.ckpt-4"
 INDEX, DATA, STATE = f"{NEWEST}.index", f"{NEWEST}.data-00000-of-00001", "checkpoint"
 
@@ -156,6 +160,22 @@ def test_where_there_is_nothing_and_names_that_look_like_patterns(trained, tmp_p
     for path in (tmp_path, tmp_path / "none", tmp_path / "run[1]" / "model.ckpt-3"):
         check_checkpoint(str(path))
     check_newest_checkpoint(str(shutil.copytree(trained, tmp_path / "run[1]*?")))
+
+
+def test_the_variable_that_differs_is_named_beside_scales_and_parts_of_variables(tmp_path):
+    """The restore of reference variables fails; scales and parts have other names in checkpoints than in the graph."""
+    for width in (2, 3):
+        with tf.Graph().as_default(), contextlib.ExitStack() as expected:
+            ExponentialUpdateLossScaleManager(8.0, 2)
+            with tf1.variable_scope("", partitioner=tf1.fixed_size_partitioner(2)):
+                tf1.get_variable("embedding", [4, 2])
+            tf1.get_variable("top", [width], use_resource=False)
+            tf1.train.get_or_create_global_step()
+            if width == 3:
+                words = r"Expected top of shape \(3,\); got the shape \(2,\)"
+                expected.enter_context(pytest.raises(tf.errors.InvalidArgumentError, match=words))
+            with mismatches_explained(str(tmp_path)):
+                tf1.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path)).close()
 
 
 def test_an_estimator_says_so_before_it_does_anything(folder, tmp_path):
