@@ -228,7 +228,7 @@ def main(_):
         },
     )
     if rank == 0:
-        print(f"TensorFlow {tf.__version__} | {ranks} ranks")
+        print(f"TensorFlow {tf.__version__} | ranks: {ranks}")
         print(
             f"{len(train_rows)} rows of {length} pieces, vocabulary of {size.vocab_size} pieces, "
             f"{ranks} x {batch_size} rows per step",

@@ -15,7 +15,7 @@ from npu_bridge.base.arguments import check_count, check_number, check_pattern
 from npu_bridge.base.errors import message, shown
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager
-from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE
+from npu_bridge.gradients.loss_scale import LARGEST_SCALE, SMALLEST_SCALE
 
 __all__ = ["GroupLossScaleManager", "scale_boundary"]
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from npu_bridge.base.arguments import check_count, check_number, check_switch
 from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager
-from npu_bridge.gradients.loss_scale_rule import (
+from npu_bridge.gradients.loss_scale import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
     ScaleRule,

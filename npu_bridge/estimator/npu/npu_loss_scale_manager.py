@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import abc
-import functools
-import weakref
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base import kept_in_graph
 from npu_bridge.base.arguments import check_count, check_number, check_switch, is_number
 from npu_bridge.base.errors import KeywordChecksMixin, message, shown
 from npu_bridge.base.tf_internals.graphs import current_control_flow_context
 from npu_bridge.gradients.graph_mode import is_building_graph
-from npu_bridge.gradients.loss_scale_rule import (
+from npu_bridge.gradients.loss_scale import (
     LARGEST_SCALE,
-    SMALLEST_SCALE,
+    MovingScale,
     ScaleRule,
-    ScaleState,
-    ScaleVariables,
     check_backoff,
     check_growth,
     check_scale,
-    make_scale_variables,
-    read_values,
-    write_values,
 )
 
 __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"]
@@ -127,174 +118,8 @@ class FixedLossScaleManager(_SerializableManager):
         return None if tf.executing_eagerly() else tf.no_op()
 
 
-# By manager: its variables in eager execution, if it was made in a graph.
-_eager_variables: weakref.WeakKeyDictionary[Any, ScaleVariables] = weakref.WeakKeyDictionary()
-_COLLECTION = ("npu_bridge", "variables_of_scales")  # the same in a graph
-
-
-def _variables_in(graph: weakref.ref | None) -> weakref.WeakKeyDictionary[Any, ScaleVariables]:
-    if graph is None:
-        return _eager_variables
-    return kept_in_graph.find_or_make(graph(), _COLLECTION, weakref.WeakKeyDictionary)
-
-
-def _outermost_graph() -> weakref.ref | None:
-    """Returns the TF 1 graph outside of all conditions and loops; None in eager execution."""
-    with tf.init_scope():
-        return None if tf.executing_eagerly() else weakref.ref(tf.compat.v1.get_default_graph())
-
-
-class MovingLossScaleManager(_SerializableManager):
-    """Base class of managers whose scale changes: holds the variables, and the rule that changes the scale.
-
-    Args:
-      name: name of the module.
-      rule: the rule that raises and lowers the scale.
-      init_loss_scale: scale of the first step, or an array of several scales that change independently.
-      constants: the arguments of the constructor, by name.
-    Graph: three global variables, saved with the model: `loss_scale` (float32), `good_steps` and `bad_steps` (int32).
-      Each further graph gets variables of its own at its first use of the manager.
-    """
-
-    _may_start_below_lowest = False
-
-    def __init__(self, name: str, rule: ScaleRule, init_loss_scale: Any, constants: dict):
-        super().__init__(name=name)
-        self._rule = rule
-        self._constants: Any = functools.partial(dict, constants)  # a dict itself would become part of checkpoints
-        self._first: Any = functools.partial(np.asarray, init_loss_scale)
-        self._loss_scale, self._fetched, self._good_steps, self._bad_steps = make_scale_variables(self._first())
-        self._graph: Any = _outermost_graph() or (lambda: None)
-
-    @property
-    def variables(self) -> tuple:
-        """The variables in the default TF 1 graph or in eager execution; those made first if it has none yet."""
-        here = _variables_in(_outermost_graph()).get(self)
-        if here is None:
-            return super().variables
-        pairs = ((self._loss_scale, here.scale), (self._good_steps, here.good_steps), (self._bad_steps, here.bad_steps))
-        own = {id(first): variable for first, variable in pairs}
-        return tuple(own.get(id(variable), variable) for variable in super().variables)
-
-    def get_loss_scale(self):
-        """Returns the scale, a float32 scalar. In a TF 1 graph, a run that updates the scale reads the old value."""
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        state = self._variables(_outermost_graph())
-        # Inside a loop or a condition the scale is read again.
-        if state.fetched is not None and state.fetched.graph is graph and current_control_flow_context(graph) is None:
-            return state.fetched
-        return tf.convert_to_tensor(state.scale)
-
-    @property
-    def scale_shape(self) -> tf.TensorShape:
-        """The shape of the scale: () for one scale, (n,) for n scales that change independently."""
-        return self._loss_scale.shape
-
-    def agreed_constants(self):
-        """Returns the arguments of the constructor."""
-        return self._constants()
-
-    def can_lower(self, scale: float) -> bool:
-        """Returns whether steps with an overflow can ever lower this scale."""
-        return self._rule.can_lower(scale)
-
-    def update_loss_scale(self, finite_grads):
-        """Counts the step as good or bad, and changes the scale when a counter is full; see `LossScaleManager`."""
-        of_graph = self._variables(_outermost_graph())
-        variables = (of_graph.scale, of_graph.good_steps, of_graph.bad_steps)
-        counters = (tf.convert_to_tensor(variable) for variable in variables[1:])
-        scale, bounds = self.get_loss_scale(), self._bounds()
-        if bounds != (SMALLEST_SCALE, LARGEST_SCALE):  # the scale can be restored from a manager of other bounds
-            scale = tf.clip_by_value(scale, *bounds)
-        state = self._rule.next_state(ScaleState(scale, *counters), finite_grads)
-        # All three values are computed, and the scale is read for other fetches, before the first variable changes.
-        with tf.control_dependencies(state):
-            assigned = [variable.assign(value) for variable, value in zip(variables, state)]
-        return None if tf.executing_eagerly() else tf.group(*assigned, name="update_loss_scale")
-
-    def set_loss_scale(self, loss_scale, session=None):
-        """Sets the scale of the next step and resets the counters to 0; the rule continues from this scale.
-
-        Args:
-          loss_scale: a number, or an array of shape () or (1,).
-          session: in a TF 1 graph the training session, by default the default session; nothing is added to the graph.
-        Raises:
-          TypeError: `loss_scale` is not a number.
-          ValueError: `loss_scale` is out of range or has another shape, or there is no session.
-        Ranks: local; set the same value on all ranks, between the same two steps.
-        """
-        owner = f"{type(self).__name__}.set_loss_scale"
-        self._write(ScaleState(self._checked_scale(owner, loss_scale), 0, 0), session, owner)
-
-    def get_state(self, session=None) -> ScaleState:
-        """Returns the scale and its counters as numbers.
-
-        Args:
-          session: in a TF 1 graph the training session, by default the default session.
-        Raises:
-          ValueError: the manager belongs to a TF 1 graph and there is no session.
-        """
-        return ScaleState(*read_values(self._state_variables(session), session, f"{type(self).__name__}.get_state"))
-
-    def set_state(self, state, session=None):
-        """Sets the scale and its counters.
-
-        Args:
-          state: a result of `get_state`.
-          session: in a TF 1 graph the training session, by default the default session.
-        Raises:
-          TypeError: a value is not a number.
-          ValueError: the scale is out of range, a counter is negative, or there is no session.
-        """
-        owner = f"{type(self).__name__}.set_state"
-        self._write(self.check_state(state, owner), session, owner)
-
-    def check_state(self, state, owner) -> ScaleState:
-        """Checks a state and converts it to the shape of the variables; raises the errors of `set_state`."""
-        state = ScaleState(*state)
-        for name, steps in zip(state._fields[1:], state[1:]):
-            for number in np.ravel(steps):
-                check_count(owner, name, number.item(), at_least=0)
-        return state._replace(scale=self._checked_scale(owner, state.scale))
-
-    def _checked_scale(self, owner, loss_scale):
-        """Checks a scale and converts it to the shape of its variable."""
-        scale = np.asarray(loss_scale)
-        if scale.dtype.kind not in "iuf":
-            check_scale(owner, "loss_scale", loss_scale)
-        shape = tuple(self._loss_scale.shape)
-        if scale.shape not in ((), (1,), shape):
-            expected, fix = f"the shape () or {shape or (1,)}", "Pass one number."
-            problem = "loss_scale has another shape"
-            raise ValueError(message(owner, problem, expected, f"{scale.shape}", fix))
-        lowest, highest = self._bounds()
-        for number in np.ravel(scale):
-            check_number(owner, "loss_scale", number.item(), at_least=lowest, at_most=highest)
-        return np.broadcast_to(scale.reshape(shape if scale.size > 1 else ()), shape)
-
-    def _bounds(self):
-        lowest = SMALLEST_SCALE if self._may_start_below_lowest else self._rule.min_scale
-        return lowest or SMALLEST_SCALE, self._rule.max_scale or LARGEST_SCALE
-
-    def _state_variables(self, session):
-        session = session or tf.compat.v1.get_default_session()
-        state = self._variables(weakref.ref(session.graph) if hasattr(session, "graph") else _outermost_graph())
-        return [state.scale, state.good_steps, state.bad_steps]
-
-    def _variables(self, graph: weakref.ref | None) -> ScaleVariables:
-        """Returns the variables of a TF 1 graph (None: of eager execution); makes them at the first call."""
-        of_graph = graph() if graph is not None else None
-        if of_graph is self._graph():
-            return ScaleVariables(self._loss_scale, self._fetched, self._good_steps, self._bad_steps)
-        known = _variables_in(graph)
-        if self not in known:
-            with of_graph.as_default() if of_graph is not None else tf.init_scope(), tf.compat.v1.name_scope(None):
-                known[self] = make_scale_variables(self._first())
-        return known[self]
-
-    def _write(self, state, session, owner):
-        shape = tuple(self._loss_scale.shape)
-        write_values(self._state_variables(session), [np.broadcast_to(value, shape) for value in state], session, owner)
+class MovingLossScaleManager(MovingScale, _SerializableManager):
+    """Base class of the managers whose scale changes."""
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
