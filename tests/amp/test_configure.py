@@ -27,32 +27,27 @@ def nothing_registered():
     amp.forget_functions()
 
 
-@pytest.mark.parametrize(
-    "level, overrides, kind, blamed",
-    [
-        ("o2", {}, ValueError, "Did you mean 'O2'"),
-        (2, {}, ValueError, "no such level"),
-        ("O1", {"keep_batchnorm_fp32": True}, ValueError, "contradicts O1.*in float32 anyway"),
-        ("O1", {"cast_model_type": "float16"}, ValueError, "contradicts O1.*stays in float32"),
-        ("O1", {"master_weights": True}, ValueError, "contradicts O1.*float32 themselves"),
-        ("O2", {"patch_functions": True}, ValueError, "contradicts O2.*whole model"),
-        ("O0", {"master_weights": True}, ValueError, "contradicts O0.*float32 themselves"),
-        ("O0", {"keep_batchnorm_fp32": "False"}, ValueError, "contradicts O0.*nothing is in 16 bits"),
-        ("O2", {"keep_batchnorm_fp32": "yes"}, ValueError, "not a truth value"),
-        ("O2", {"cast_model_type": "float8"}, ValueError, "float8"),
-        ("O2", {"low_dtype": "bfloat16"}, ValueError, "low_dtype does not fit O2"),
-        ("O1", {"loss_scale": 0.5}, ValueError, "loss_scale"),
-        ("O1", {"loss_scale": "much"}, ValueError, "much"),
-        ("O1", {"loss_scale": True}, TypeError, "not a number"),
-        ("O1", {"user_cast_preferred": False}, ValueError, "cast twice"),
-        ("O2", {"user_cast_preferred": True}, ValueError, "does not fit O2"),
-    ],
-    ids=str,
+@refuses(
+    ("o2", {}, ValueError, "Did you mean 'O2'"),
+    (2, {}, ValueError, "no such level"),
+    ("O1", {"keep_batchnorm_fp32": True}, ValueError, ["contradicts O1", "in float32 anyway"]),
+    ("O1", {"cast_model_type": "float16"}, ValueError, ["contradicts O1", "stays in float32"]),
+    ("O1", {"master_weights": True}, ValueError, ["contradicts O1", "float32 themselves"]),
+    ("O2", {"patch_functions": True}, ValueError, ["contradicts O2", "whole model"]),
+    ("O0", {"master_weights": True}, ValueError, ["contradicts O0", "float32 themselves"]),
+    ("O0", {"keep_batchnorm_fp32": "False"}, ValueError, ["contradicts O0", "nothing is in 16 bits"]),
+    ("O2", {"keep_batchnorm_fp32": "yes"}, ValueError, "not a truth value"),
+    ("O2", {"cast_model_type": "float8"}, ValueError, "float8"),
+    ("O2", {"low_dtype": "bfloat16"}, ValueError, "low_dtype does not fit O2"),
+    ("O1", {"loss_scale": 0.5}, ValueError, "loss_scale"),
+    ("O1", {"loss_scale": "much"}, ValueError, "much"),
+    ("O1", {"loss_scale": True}, TypeError, "not a number"),
+    ("O1", {"user_cast_preferred": False}, ValueError, "cast twice"),
+    ("O2", {"user_cast_preferred": True}, ValueError, "does not fit O2"),
+    says=["Expected", "got"],
 )
-def test_what_is_refused(level, overrides, kind, blamed):
-    with pytest.raises(kind, match=blamed) as caught:
-        amp.configure(level, **overrides)
-    assert "Expected" in str(caught.value) and "got" in str(caught.value)
+def test_what_is_refused(level, overrides):
+    amp.configure(level, **overrides)
 
 
 @refuses(

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from npu_bridge.estimator.npu import npu_scope, util
 from npu_bridge.estimator.npu.npu_config import NpuExecutePlacement
+from tests.refusing import refuses
 
 SCOPES = {
     "_keep_dtype": (npu_scope.keep_dtype_scope, (), 1),
@@ -57,21 +58,18 @@ def test_scopes_that_are_names(scope, name, graph):
     assert variable.name == "weight:0"
 
 
-@pytest.mark.parametrize(
-    "make, error",
-    [
-        (lambda: npu_scope.npu_variable_scope("host"), ValueError),
-        (lambda: npu_scope.npu_stage_scope("1"), TypeError),
-        (lambda: npu_scope.npu_graph_slice_scope("4"), TypeError),
-        (lambda: npu_scope.npu_graph_slice_scope(0), ValueError),
-        (lambda: npu_scope.limit_core_num_scope(), ValueError),
-        (lambda: npu_scope.limit_core_num_scope("0", 8), ValueError),
-    ],
+@refuses(
+    (lambda: npu_scope.npu_variable_scope("host"), ValueError),
+    (lambda: npu_scope.npu_stage_scope("1"), TypeError),
+    (lambda: npu_scope.npu_graph_slice_scope("4"), TypeError),
+    (lambda: npu_scope.npu_graph_slice_scope(0), ValueError),
+    (lambda: npu_scope.limit_core_num_scope(), ValueError),
+    (lambda: npu_scope.limit_core_num_scope("0", 8), ValueError),
+    says=["Expected ", "got "],
 )
-def test_illegal_arguments(make, error, graph):
-    with pytest.raises(error, match="Expected .* got "):
-        with make():
-            pass
+def test_illegal_arguments(make, graph):
+    with make():
+        pass
 
 
 def test_keep_tensors_dtypes(graph):

@@ -15,6 +15,7 @@ import tensorflow as tf
 from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine, add_engine
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook, NPUOutputTensorHook
 from tests.documented.signatures import signature_of
+from tests.refusing import refuses
 
 tf1 = tf.compat.v1
 REPOSITORY = Path(__file__).parents[2]
@@ -103,18 +104,15 @@ def test_nothing_to_collect_means_no_call(double):
     assert calls.values == []
 
 
-@pytest.mark.parametrize(
-    "arguments, error",
-    [
-        ({"tensors": ["double:0"]}, ValueError),
-        ({"tensors": ["double:0"], "output_fn": print, "output_every_n_steps": -1}, ValueError),
-        ({"tensors": ["double:0"], "output_fn": print, "output_every_n_steps": 1.5}, TypeError),
-        ({"tensors": ["double:0"], "output_fn": print, "dependencies": []}, TypeError),
-    ],
+@refuses(
+    ({"tensors": ["double:0"]}, ValueError),
+    ({"tensors": ["double:0"], "output_fn": print, "output_every_n_steps": -1}, ValueError),
+    ({"tensors": ["double:0"], "output_fn": print, "output_every_n_steps": 1.5}, TypeError),
+    ({"tensors": ["double:0"], "output_fn": print, "dependencies": []}, TypeError),
+    says=["NPUOutputTensorHook: ", "Expected ", "got "],
 )
-def test_illegal_arguments(arguments, error):
-    with pytest.raises(error, match=r"NPUOutputTensorHook: .*Expected .* got "):
-        NPUOutputTensorHook(**arguments)
+def test_illegal_arguments(arguments):
+    NPUOutputTensorHook(**arguments)
 
 
 @pytest.mark.parametrize(

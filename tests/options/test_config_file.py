@@ -76,21 +76,18 @@ def test_missing_file_is_an_os_error(tmp_path):
         NPURunConfig.from_file(None)
 
 
-@pytest.mark.parametrize(
-    "text, part",
-    [
-        ("precision_mode = '" + "x=1|" * 5000 + "'", "too long"),
-        ("x = " + "[\n" * 30_000, "nested too deeply"),
-        ("save_checkpoints_steps = 1\n" * 400_000, "too large. Expected at most 64 KiB"),
-        ("a" + ".a" * 30_000 + " = 1", "too long"),
-        (("a" + ".a" * 1000 + " = 1\n") * 30, "a key of at most 16 dots"),
-        ("x = " + "1" * 4050, "unknown option 'x'"),
-    ],
+@refuses(
+    ValueError,
+    ("precision_mode = '" + "x=1|" * 5000 + "'", "too long"),
+    ("x = " + "[\n" * 30_000, "nested too deeply"),
+    ("save_checkpoints_steps = 1\n" * 400_000, "too large. Expected at most 64 KiB"),
+    ("a" + ".a" * 30_000 + " = 1", "too long"),
+    (("a" + ".a" * 1000 + " = 1\n") * 30, "a key of at most 16 dots"),
+    ("x = " + "1" * 4050, "unknown option 'x'"),
+    says=["run.toml"],
 )
-def test_a_file_that_nobody_can_mean_is_refused_at_once(tmp_path, text, part):
-    with pytest.raises(ValueError, match=part) as caught:
-        _load(tmp_path, text)
-    assert "run.toml" in str(caught.value) and len(str(caught.value)) < 500
+def test_a_file_that_nobody_can_mean_is_refused_at_once(text, tmp_path):
+    _load(tmp_path, text)
 
 
 def test_what_people_write_is_within_the_bounds(tmp_path):
