@@ -12,6 +12,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import HAS_ESTIMATORS
+from npu_bridge.collective.agreement import RanksDisagreeError
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, broadcast_global_variables
 from npu_bridge.estimator.npu.npu_optimizer import (
     KerasDistributeOptimizer,
@@ -26,7 +27,7 @@ from npu_bridge.npu_init import npu_callbacks_append, npu_keras_optimizer
 from tests.goldens.two_layers import as_built_by_many, in_graph
 from tests.once import lines_said
 from tests.rank_pool import on_each_rank
-from tests.ranks.ways import RATE, TRAINERS, momentum, slow_scale, started_session, tells_disagreement
+from tests.ranks.ways import RATE, TRAINERS, momentum, slow_scale, started_session
 
 tf1 = tf.compat.v1
 
@@ -285,24 +286,19 @@ def test_keras_in_a_graph_starts_alike_too():
     assert weights == _FITTED and len(lines) == (ranks.rank == 0)
 
 
-@tells_disagreement
+@on_each_rank(2)
 @in_graph
-def with_an_optimizer_of_rank_1():
-    """On a rank: rank 1 trains with slots that rank 0 does not have; what is said of it."""
+def test_optimizers_with_other_slots_are_refused():
+    """Rank 1 trains with slots that rank 0 does not have."""
     ranks = collective.current()
     variables = _variables()
     inner = tf1.train.AdamOptimizer() if ranks.rank else tf1.train.GradientDescentOptimizer(1.0)
     # A name that no other test has: plans are numbered for each name, and this one must be the n-th on both ranks.
     optimizer = NPUOptimizer(inner, is_distributed=True, name="OfOtherSlots")
     train_op = optimizer.minimize(_loss(variables), var_list=variables)
-    with started_session() as session:
+    said = "rank 1 and rank 0 train different variables. Expected the 4 variables of rank 0.*got 14 other variables"
+    with pytest.raises(RanksDisagreeError, match=said), started_session() as session:
         session.run(train_op)
-
-
-def test_optimizers_with_other_slots_are_refused(on_ranks):
-    for sentence in on_ranks(2, with_an_optimizer_of_rank_1):
-        assert "rank 1 and rank 0 train different variables. Expected the 4 variables of rank 0" in sentence
-        assert "got 14 other variables." in sentence
 
 
 def test_a_session_writes_many_values_in_one_run(monkeypatch):

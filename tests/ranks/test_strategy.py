@@ -27,8 +27,9 @@ def model_fn(features, labels, mode):
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss, tf1.train.get_global_step()))
 
 
-def train(folder):
-    """On a rank: the shards it sees, the number of replicas, and the weight after two steps on 1 and 3."""
+@on_each_rank(2, by_rank=[([0, 2], 2, -4.0), ([1, 3], 2, -4.0)])
+def test_two_ranks(tmp_path):
+    """Returns the shards seen, the number of replicas, and the weight after two steps on 1 and 3."""
     rank = collective.current().rank
     with tf.Graph().as_default(), tf1.Session() as session:
         strategy = NPUStrategy()
@@ -36,7 +37,7 @@ def train(folder):
             strategy.experimental_distribute_dataset(tf.data.Dataset.range(5))
         ).get_next()
         seen = [int(session.run(element)) for _ in range(2)]
-    return seen, strategy.num_replicas_in_sync, weight_after(folder, rank, NPUStrategy())
+    return seen, strategy.num_replicas_in_sync, weight_after(tmp_path, rank, NPUStrategy())
 
 
 def weight_after(folder, rank, strategy):
@@ -54,10 +55,6 @@ def weight_after(folder, rank, strategy):
 def test_a_strategy_of_one_device_that_is_left_in_a_script(tmp_path):
     """The strategy is that of a script which was once for several GPUs."""
     return weight_after(tmp_path, collective.current().rank, tf.distribute.MirroredStrategy(["/cpu:0"]))
-
-
-def test_two_ranks(on_ranks, tmp_path):
-    assert on_ranks(2, train, str(tmp_path)) == [([0, 2], 2, -4.0), ([1, 3], 2, -4.0)]
 
 
 @on_each_rank(2)
