@@ -271,5 +271,8 @@ OF_1 = NameTables(
     dict.fromkeys(
         ("tensorflow.compat.v1", "tensorflow._api.v1", "tensorflow_core", "npu_bridge.npu_init.tf"), "tensorflow"
     ),
-    effects={"keras": "tensorflow1_compat.old_keras_rules:restore_standalone_keras"},
+    effects={
+        "keras": "tensorflow1_compat.old_keras_rules:restore_standalone_keras",
+        "numpy": "tensorflow1_compat.old_python.old_numpy_rules:draw_ragged_rows",
+    },
 )

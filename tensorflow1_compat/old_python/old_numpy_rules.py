@@ -21,7 +21,7 @@ _IS_2, _REFUSES_BYTES = _VERSION >= "2.0.0", _VERSION >= "2.3.0"
 
 
 def _accepting_old_arguments(name: str) -> Any:
-    """Makes a version of `array` or `asarray` that accepts arguments which newer versions refuse.
+    """Makes a version of `array`, `asarray` or `asanyarray` that accepts arguments which newer versions refuse.
 
     These are rows of different lengths, numbers that overflow the dtype, and `copy=False` where a copy is needed.
     """
@@ -52,7 +52,41 @@ def _accepting_old_arguments(name: str) -> Any:
     return make
 
 
-array, asarray = _accepting_old_arguments("array"), _accepting_old_arguments("asarray")
+array, asarray, asanyarray = map(_accepting_old_arguments, ("array", "asarray", "asanyarray"))
+
+
+def _accepting_ragged_rows(real: Callable) -> Any:
+    """Returns a numpy function that also accepts rows of different lengths, as an array of objects."""
+
+    @functools.wraps(real)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return real(*arguments, **options)
+        except ValueError as error:
+            if "inhomogeneous" not in str(error):
+                raise
+        return real(*map(_as_objects, arguments), **{key: _as_objects(value) for key, value in options.items()})
+
+    return call
+
+
+def _as_objects(value: Any) -> Any:
+    found = asarray(value) if isinstance(value, (list, tuple)) else value
+    return found if isinstance(found, numpy.ndarray) and found.dtype.hasobject else value
+
+
+append, array_split, delete = map(_accepting_ragged_rows, (numpy.append, numpy.array_split, numpy.delete))
+repeat, shape, split, take = map(_accepting_ragged_rows, (numpy.repeat, numpy.shape, numpy.split, numpy.take))
+
+
+@functools.cache
+def draw_ragged_rows() -> None:
+    """Makes `numpy.random.choice` and `permutation` accept rows of different lengths, for all code.
+
+    A stand-in of `numpy.random` would not do: scikit-learn and others ask whether a generator is this module itself.
+    """
+    for name in ("choice", "permutation"):
+        setattr(numpy.random, name, _accepting_ragged_rows(getattr(numpy.random, name)))
 
 
 @functools.wraps(numpy.full)

@@ -101,7 +101,8 @@ KEYWORDS: dict[str, frozenset[str]] = {
 # Functions that still exist, but refuse some arguments or return other results.
 WRAPPED: dict[str, str] = {"numpy.core.umath_tests": "tensorflow1_compat.old_python.old_umath_tests"} | _map_to_module(
     _RULES,
-    "array asarray atleast_1d atleast_2d atleast_3d broadcast_arrays column_stack cross dstack fromstring full "
-    "genfromtxt histogram hstack linspace loadtxt meshgrid nanpercentile nanquantile nonzero percentile quantile "
-    "reshape save savez savez_compressed stack sum unique vstack where",
+    "append array array_split asanyarray asarray atleast_1d atleast_2d atleast_3d broadcast_arrays column_stack cross "
+    "delete dstack fromstring full genfromtxt histogram hstack linspace loadtxt meshgrid nanpercentile nanquantile "
+    "nonzero percentile quantile repeat reshape save savez savez_compressed shape split stack sum take unique "
+    "vstack where",
 )

@@ -150,6 +150,15 @@ RULES = {
     "np.array(np.arange(2.0), np.int64, copy=False)": [0, 1],
     "(lambda x: np.array(x, copy=False) is x)(np.zeros(2))": True,
     "np.array([[1, 2], [3]]).dtype": "object",
+    "[np.append([[1], [2, 3]], [[4]]), np.repeat([[1], [2, 3]], [0, 2])]": [[[1], [2, 3], 4], [[2, 3], [2, 3]]],
+    "[np.array_split([[1], [2, 3], []], 2), np.split([[1], [2, 3]], [1]), np.delete([[1], [2, 3]], [0])]": [
+        [[[1], [2, 3]], [[]]], [[[1]], [[2, 3]]], [[2, 3]],
+    ],
+    "[np.take([[1], [2, 3]], [1, 1]), np.shape([[1], [2, 3]]), np.asanyarray([[1], [2, 3]])]": [
+        [[2, 3], [2, 3]], [2], [[1], [2, 3]],
+    ],
+    "sorted(np.random.permutation([([1, 2], 0), ([3], 1)]).tolist())": [[[1, 2], 0], [[3], 1]],
+    "[np.random.choice([[1, 2], [3]], p=[0, 1]), np.random is sys.modules['numpy.random']]": [[3], True],
     "[np.array([-1, 300], np.uint8), np.asarray([[256]], dtype=np.uint8), np.full(2, -1, np.uint8)]": [
         [255, 44], [[0]], [255, 255],
     ],
@@ -228,7 +237,7 @@ def change(m):
     m[[[1], rows]] += 2
     return m
 """
-BEGIN = "import io\nimport numpy as np\nout = io.StringIO()\na = np.zeros((2, 2), int)\n"
+BEGIN = "import io, sys\nimport numpy as np\nout = io.StringIO()\na = np.zeros((2, 2), int)\n"
 
 
 @pytest.mark.parametrize("expression", [*NAMES, *MODULES, *RULES, *METHODS, *NUMBERS, *INDICES])
