@@ -1,15 +1,17 @@
 """Gives child processes that a script starts as `python3` the script's Python and the same TensorFlow.
 
 For example, a script can prepare its data by `os.system("python3 data.py &")`. `redirect_python3` puts a `python3` that
-runs this module first on `PATH`. The module gives TensorFlow 1.15 to files of the user's tree and to code of `-c`; all
-other files run in plain Python.
+runs this module first on `PATH`. The module gives TensorFlow 1.15 to files and modules (`-m`) of the user's tree and to
+code of `-c`; all other files run in plain Python.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import os
+import re
 import shlex
 import sys
 import threading
@@ -27,6 +29,7 @@ from tensorflow1_compat.tree import SourceTree
 __all__ = ["redirect_python3"]
 
 _NAMES = ("python", "python3", "python3.7")
+_FLAG = re.compile(r"-[BEIOPSbdqsuv]+|-[WX].*")
 
 
 def redirect_python3(roots: Sequence[str]) -> None:
@@ -53,19 +56,20 @@ def _put_first_on_path(roots: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Runs the file or the code on the command line (`sys.argv`), which begins with the user's folders and `--`."""
+    """Runs the file, module or code on the command line (`sys.argv`), which begins with the user's folders and `--`."""
     end = sys.argv.index("--")
     roots, arguments = sys.argv[1:end], sys.argv[end + 1 :]
-    given = arguments[arguments[:1] == ["-u"] :]
+    flags, given = _split_flags(arguments)
     is_code = given[:1] == ["-c"] and len(given) > 1
-    is_file = given[:1] != [] and given[0].endswith(".py") and SourceTree(roots).contains_file(given[0])
-    if not (is_code or is_file and os.path.isfile(given[0])):
+    path, package = _find_user_file(given, SourceTree(roots))
+    if not (is_code or path):
         os.execv(sys.executable, [sys.executable, *arguments])
-    if given != arguments:
-        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    if flags:  # a new Python, since this one has started without them
+        os.execv(sys.executable, [sys.executable, *flags, *module_command(__name__, *roots, "--", *given)[1:]])
+    is_module = given[0] == "-m"
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.argv = ["-c", *given[2:]] if is_code else given
-    sys.path.insert(0, "" if is_code else os.path.dirname(os.path.realpath(given[0])))
+    sys.argv = ["-c", *given[2:]] if is_code else [os.path.abspath(path), *given[2:]] if is_module else given
+    sys.path.insert(0, "" if is_code else os.getcwd() if is_module else os.path.dirname(os.path.realpath(path)))
     journal.stop_printing()  # the parent has printed it
     start.prepare_process(roots, sys.path[1:])
     if is_code:
@@ -73,9 +77,31 @@ def main() -> None:
         prepare_namespace(main.__dict__)
         exec(code, main.__dict__)
     else:
-        main.__file__ = os.path.abspath(given[0])
-        spawn.run_file(given[0], main.__dict__)
+        main.__file__ = os.path.abspath(path)
+        if package:
+            importlib.import_module(package)
+            main.__package__ = package
+        spawn.run_file(path, main.__dict__)
     _wait_for_threads()
+
+
+def _split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the options of Python before the file, and the rest: (["-W", "ignore"], ["data.py", "7"])."""
+    count = 0
+    while count < len(arguments) and _FLAG.fullmatch(arguments[count]):
+        count += 2 if arguments[count] in ("-W", "-X") else 1
+    return arguments[:count], arguments[count:]
+
+
+def _find_user_file(given: list[str], tree: SourceTree) -> tuple[str, str]:
+    """Returns the file of the user's tree that Python would run, and its package; "" for none."""
+    candidates = {given[0]: ""} if given and given[0].endswith(".py") else {}
+    if given[:1] == ["-m"] and len(given) > 1:
+        at = given[1].replace(".", os.sep)
+        candidates = {os.path.join(at, "__main__.py"): given[1], f"{at}.py": given[1].rpartition(".")[0]}
+    return next(
+        (each for each in candidates.items() if os.path.isfile(each[0]) and tree.contains_file(each[0])), ("", "")
+    )
 
 
 def _wait_for_threads() -> None:

@@ -21,6 +21,8 @@ import tensorflow as tf
 tf.placeholder(tf.float32)
 assert os.system("python3 -u steps/data.py 7 > data.txt") == 0
 print("file:", open("data.txt").read())
+OF_MODULE = ["python3", "-B", "-W", "error::ImportWarning", "-m", "steps.rows", "8"]
+print("module:", subprocess.check_output(OF_MODULE, text=True))
 print("code:", subprocess.check_output(["python3", "-c", "from steps import names; print(names.found)"], text=True))
 OF_1 = "python3 -c 'import tensorflow as tf; print(tf.Session.__name__)' 2> /dev/null"
 print("code of TensorFlow 1:", subprocess.getoutput(OF_1))
@@ -37,6 +39,12 @@ import numpy as np
 from names import found
 print(tf.contrib.layers.xavier_initializer.__name__, found, np.int(sys.argv[1]), sys.executable, __name__, __file__)
 """
+MODULE = """
+import sys
+import tensorflow as tf
+from .names import found
+print(tf.Session.__name__, found, sys.argv, __name__, sys.dont_write_bytecode, sys.warnoptions)
+"""
 
 
 @pytest.mark.slow("starts Python in every way there is")
@@ -44,11 +52,14 @@ def test_they_are_the_same_python_and_see_tensorflow_1(tmp_path):
     write_script(tmp_path, SCRIPT)
     (tmp_path / "rows.json").write_text("[1, 2]")
     write_script(tmp_path / "steps", DATA, "data.py")
+    write_script(tmp_path / "steps", MODULE, "rows.py")
     write_script(tmp_path / "steps", "import tensorflow as tf\nfound = tf.ConfigProto.__name__\n", "names.py")
     code, output = npu_run("train.py", cwd=tmp_path, PATH=os.defpath)
     assert code == 0, output
     path = tmp_path / "steps" / "data.py"
     assert f"file: xavier_initializer ConfigProto 7 {sys.executable} __main__ {path}" in output
+    file = tmp_path / "steps" / "rows.py"
+    assert f"module: Session ConfigProto ['{file}', '8'] __main__ True ['error::ImportWarning']" in output
     assert "code: ConfigProto" in output and "code of TensorFlow 1: Session" in output
     assert "plain: [1,2]" in output and "without arguments: 42" in output
     assert "threads: 5" in output
