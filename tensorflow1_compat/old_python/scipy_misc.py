@@ -45,7 +45,10 @@ def toimage(
     mode: str | None = None,
     channel_axis: int | None = None,
 ) -> Any:
-    """Makes a Pillow image of an array: grey for 2 dimensions, colour for 3; scales values as `bytescale` does."""
+    """Makes a Pillow image of an array: grey for 2 dimensions, colour for 3; scales values as `bytescale` does.
+
+    For the modes "YCbCr" and "CMYK", colours are in this mode already.
+    """
     from PIL import Image
 
     data = np.asarray(arr)
@@ -55,6 +58,8 @@ def toimage(
         if mode == "F":
             return Image.fromarray(data.astype(np.float32))
         if mode == "I":
+            cmin, cmax = data.min() if cmin is None else cmin, data.max() if cmax is None else cmax
+            data = (data - cmin) * ((high - low) / (float(cmax - cmin) or 1.0)) + low
             return Image.fromarray(data.astype(np.int32))
         if mode == "1":
             return Image.fromarray((bytescale(data, cmin, cmax, high, low) > high // 2).astype(np.uint8) * 255).convert(
@@ -69,7 +74,8 @@ def toimage(
         raise ValueError(f"toimage: expected 2 dimensions, or 3 of which one has 3 or 4 entries; got {data.shape}.")
     axis = channel_axis if channel_axis is not None else (2 if 2 in axes else axes[0])
     pixels = np.moveaxis(bytescale(data, cmin, cmax, high, low), axis, 2)
-    image = Image.fromarray(np.ascontiguousarray(pixels))
+    given = mode if mode in ("YCbCr", "CMYK") else "RGB" if pixels.shape[2] == 3 else "RGBA"
+    image = Image.frombytes(given, (pixels.shape[1], pixels.shape[0]), pixels.tobytes())
     return image if mode in (None, image.mode) else image.convert(mode)
 
 

@@ -10,11 +10,12 @@ import sys
 import sysconfig
 import types
 
+import numpy as np
 import pytest
 import scipy.sparse
 
 from tensorflow1_compat import proxies
-from tensorflow1_compat.old_python import shims
+from tensorflow1_compat.old_python import scipy_misc, shims
 from tests.npu_run.launching import finish, start, write_script
 
 SCRIPT = """
@@ -123,6 +124,20 @@ def test_a_patch_for_determinism_refuses_no_version(monkeypatch):
     monkeypatch.setenv("TF_CUDNN_DETERMINISTIC", "0")
     proxies.proxy("tfdeterminism").value_of_import("patch")()
     assert os.environ["TF_CUDNN_DETERMINISTIC"] == "1" and not proxies.is_plain("tfdeterminism")
+
+
+def test_colours_are_those_of_the_mode_that_an_image_is_made_with():
+    pytest.importorskip("PIL")
+    grey, ink = np.tile(np.uint8([100, 128, 128]), (2, 5, 1)), np.tile(np.uint8([0, 255, 255, 0]), (2, 5, 1))
+    for image, colour in (
+        (scipy_misc.toimage(grey, mode="YCbCr").convert("RGB"), (100, 100, 100)),
+        (scipy_misc.toimage(ink, mode="CMYK").convert("RGB"), (255, 0, 0)),
+        (scipy_misc.toimage(np.moveaxis(ink, 2, 0)), (0, 255, 255, 0)),
+        (scipy_misc.toimage([[0.0, 2.0]], mode="I", high=3000), 0),
+        (scipy_misc.toimage([[2.0, 0.0]], mode="I", high=3000), 3000),
+    ):
+        assert image.getpixel((0, 0)) == colour
+    assert scipy_misc.imresize(grey, 200, mode="YCbCr")[3, 9].tolist() == [100, 128, 128]
 
 
 def test_graphs_become_matrices_as_before_networkx_3():
