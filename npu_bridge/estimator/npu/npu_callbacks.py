@@ -23,9 +23,11 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
 
     Broadcasts the whole training state: weights, batch statistics, the optimizer with its slots and learning rate, the
     loss scale and its counters, and the state of layers after `adapt`. So if only `root_rank` has loaded a model, every
-    rank resumes from this model. Each callback object broadcasts once; evaluation does not trigger the broadcast. A
-    model without an input shape has no weights before its first batch, so the broadcast follows that batch. With a
-    single rank nothing is sent.
+    rank resumes from this model. Each rank keeps its sums of `Accumulate` and its unsent values of `TopK` and
+    `Threshold`. Each callback object broadcasts once; evaluation does not trigger the broadcast. For a second `fit`
+    with `PartialSync` or `Adasum(on="weights")`, pass the same object again, so that each rank keeps its own weights
+    and slots. A model without an input shape has no weights before its first batch, so the broadcast follows that
+    batch. With a single rank nothing is sent.
 
     Rank 0 also warns if all steps are skipped, if the loss or weights are NaN or infinite, and if accumulated gradients
     are left over at the end of `fit`.
@@ -63,8 +65,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if not self._is_done:
-            # Values that differ between ranks after the first batch, such as parts of a sum, are not broadcast.
-            self._broadcast(getattr(self.model.optimizer, "variables_of_this_rank", ()))
+            self._broadcast()
         if self._first_batch is not None:
             self._first_batch.compare_recorded_batch()
             self._first_batch = None
@@ -82,13 +83,15 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         self._warnings.end_fit(self.model)
 
-    def _broadcast(self, own=()):
+    def _broadcast(self):
         self._is_done = True
         if collective.current().size == 1:
             return
         if tf.executing_eagerly():
-            kept = set(map(id, own))
-            variables = [variable for variable in variables_in_training(self.model) if id(variable) not in kept]
+            variables = variables_in_training(self.model)
+            # Parts of a sum and unsent values differ between ranks by design. The first step sends restored ones.
+            kept = set(map(id, getattr(self.model.optimizer, "variables_of_this_rank", ())))
+            variables = [variable for variable in variables if id(variable) not in kept]
             _check_equal_on_all_ranks(variables)
             broadcast_variables(variables, self._root_rank)
             renew_adapted_layers(self.model, self._root_rank)
