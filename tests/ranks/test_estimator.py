@@ -222,7 +222,7 @@ def test_a_saver_of_rank_0_alone_stops_no_rank_that_keeps_copies_in_memory(tmp_p
     memory = os.path.join(tmp_path, f"memory_{communicator.rank}")
     os.mkdir(memory, 0o700)
     os.environ[MEMORY_FOLDER] = memory
-    hooks = [NPUCheckpointSaverHook(str(tmp_path), save_steps=50)] if communicator.rank == 0 else []
+    hooks = [NPUCheckpointSaverHook(tmp_path, save_steps=50)] if communicator.rank == 0 else []
     config = NPURunConfig(model_dir=tmp_path, save_checkpoints_steps=100, log_step_count_steps=None)
     try:
         estimator = NPUEstimator(model_fn, config=config, params={"seed": 1, "size": communicator.size})

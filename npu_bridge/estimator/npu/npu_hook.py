@@ -202,9 +202,8 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         listeners=None,
         save_graph_def=True,
     ):
-        super().__init__(
-            checkpoint_dir, save_secs, save_steps, saver, checkpoint_basename, scaffold, listeners, save_graph_def
-        )
+        folder = checkpoint_dir and os.fspath(checkpoint_dir)
+        super().__init__(folder, save_secs, save_steps, saver, checkpoint_basename, scaffold, listeners, save_graph_def)
         self._checkpoint_basename, self._has_failed_save = checkpoint_basename, False
         # Requests the stop that a listener wants; `stop_ranks_together` replaces it.
         self.pass_on_request = tf.estimator.SessionRunContext.request_stop
