@@ -56,7 +56,7 @@ class CollectivesOwner:
     """The owner of collectives: an optimizer or an Estimator, whose label keeps its collectives apart from others.
 
     An owner gets its number when it is made. An owner restored from a file gets its number later, because perhaps only
-    rank 0 has read the file; `exchanges.share_label` gives it the label that it has on the other ranks.
+    rank 0 has read the file; `small_values.share_label` gives it the label that it has on the other ranks.
 
     Args:
       is_counted: whether the owner runs collectives. Owners without collectives get no number, because ranks can make

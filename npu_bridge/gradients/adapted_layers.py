@@ -16,7 +16,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.train_functions import renew_train_function
-from npu_bridge.collective.exchanges import gather_values
+from npu_bridge.collective.small_values import gather_values
 
 _OWNER = "Start of a training"
 _COLLECTIVE_NAME = "adapted_layers"

@@ -28,7 +28,8 @@ from npu_bridge.gradients.stage import (
 from npu_bridge.gradients.stages.all_reduce import AllReduce
 from npu_bridge.gradients.stages.group_scaling import GroupScaling
 from npu_bridge.gradients.stages.loss_scaling import LossScaling
-from npu_bridge.gradients.stages.overflow import DroppedStepWarning, NarrowVariableGuard, OverflowCheck
+from npu_bridge.gradients.stages.overflow import NarrowVariableGuard, OverflowCheck
+from npu_bridge.gradients.stages.skip_record import DroppedStepWarning
 
 
 @dataclasses.dataclass(frozen=True)

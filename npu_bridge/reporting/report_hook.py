@@ -17,7 +17,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.machine import usable_cores
 from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.train_functions import unwrap_train_function, wrap_train_function
-from npu_bridge.collective.exchanges import gather_values
+from npu_bridge.collective.small_values import gather_values
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.options import of_graph
 from npu_bridge.options.as_toml import OPTIONS_FILE

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.tf_internals.training import steps_per_execution
-from npu_bridge.collective.exchanges import gather_values
+from npu_bridge.collective.small_values import gather_values
 from npu_bridge.reporting.history import Comparison
 from npu_bridge.reporting.keras_numbers import OptimizerNumbers
 from npu_bridge.reporting.output import choose_output

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import say_once
-from npu_bridge.collective.exchanges import gather_values, wait_for_ranks
+from npu_bridge.collective.small_values import gather_values, wait_for_ranks
 from npu_bridge.session.optimizer_numbers import optimizer_numbers
 
 

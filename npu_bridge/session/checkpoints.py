@@ -25,7 +25,7 @@ from npu_bridge.base.held_folders import FolderHeldError, FolderHold, hold_folde
 from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.savers import folder_of_saver_hook
-from npu_bridge.collective.exchanges import wait_for_ranks
+from npu_bridge.collective.small_values import wait_for_ranks
 from npu_bridge.collective.this_process import rank_and_size_of_job
 from npu_bridge.session.damaged_checkpoints import find_checkpoint_damage
 

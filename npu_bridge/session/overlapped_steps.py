@@ -22,7 +22,6 @@ from npu_bridge.base.session_wrapper import RunRequest, SessionEngine
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.sessions import empty_buffer, read_content, run_options_buffer
 from npu_bridge.collective.cost_model import LEAST_GAIN, LEAST_WAIT
-from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.collective.order_on_the_wire import (
     dependencies_for_order,
     gradient_all_reduces,
@@ -30,6 +29,7 @@ from npu_bridge.collective.order_on_the_wire import (
     order_for_forward_pass,
     set_horovod_order,
 )
+from npu_bridge.collective.small_values import gather_values
 from npu_bridge.graph.loop import InGraphLoop, NotLoopableError
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.recorded import events_of

@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.savers import listeners_of
-from npu_bridge.collective.exchanges import gather_values
+from npu_bridge.collective.small_values import gather_values
 from npu_bridge.graph.run import run_of_context, share_run
 from npu_bridge.graph.variables import global_step_of
 

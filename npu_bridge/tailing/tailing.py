@@ -22,7 +22,7 @@ import os
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import bring_into_context, control_flow_context, control_outputs, update_input
 from npu_bridge.collective import Communicator, fragments, groups
-from npu_bridge.collective.exchanges import gather_values
+from npu_bridge.collective.small_values import gather_values
 from npu_bridge.graph.index import GraphIndex
 from npu_bridge.tailing import branches
 from npu_bridge.tailing.overflow_bounds import OverflowBounds, UnsupportedCheckError

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.stages.overflow import has_finite_norm
+from npu_bridge.gradients.arithmetic import has_finite_norm
 from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, assert_same_bits
 
 tf1 = tf.compat.v1

@@ -14,7 +14,7 @@ import pathlib
 import sys
 import numpy as np
 import tensorflow as tf
-from npu_bridge.collective.exchanges import wait_for_ranks
+from npu_bridge.collective.small_values import wait_for_ranks
 from npu_bridge.hccl import hccl_ops
 from npu_bridge.npu_init import *
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.collective.exchanges import gather_values, share_label
+from npu_bridge.collective.small_values import gather_values, share_label
 from npu_bridge.estimator.npu.checks import check_root_rank
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.first_step.same_batches import FirstBatchOfFit

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.tf_internals.training import distribute_config, restrict_file_writing
-from npu_bridge.collective.exchanges import wait_for_ranks
+from npu_bridge.collective.small_values import wait_for_ranks
 from npu_bridge.gradients import collections
 from npu_bridge.options import OPTIONS, construction, from_shell, make_session_config, read_run_config
 from npu_bridge.options.construction import DeclaredConfig, declare_constructor

@@ -16,7 +16,7 @@ from npu_bridge.base.errors import message, shown
 from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import wire_names
-from npu_bridge.collective.exchanges import gather_values
+from npu_bridge.collective.small_values import gather_values
 from npu_bridge.estimator.npu.checks import (
     LoopStepsHook,
     accept_tpu_keywords,

@@ -14,7 +14,7 @@ from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.explanation import list_pipelines
 from npu_bridge.gradients.graph_mode import group_in_graph
 from npu_bridge.gradients.stage import SummingStage, SynchronisingStage, variables_restarting_at_zero
-from npu_bridge.gradients.stages.overflow import SkipRecord
+from npu_bridge.gradients.stages.skip_record import SkipRecord
 from npu_bridge.graph.variables import global_step_of
 
 _AT_THE_END, _NEVER = 0, -1  # instead of steps between checkpoints

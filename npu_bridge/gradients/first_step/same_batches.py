@@ -22,7 +22,7 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.training import steps_per_execution
 from npu_bridge.base.train_functions import unwrap_train_function, wrap_train_function
-from npu_bridge.collective.exchanges import gather_values
+from npu_bridge.collective.small_values import gather_values
 from npu_bridge.graph.run import SessionRun
 
 _READERS = re.compile(r"IteratorGetNext(Sync)?|\w*Dequeue(Many|UpTo)?(V2)?")

@@ -24,8 +24,9 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.callers import is_building_evaluation
 from npu_bridge.base.tf_internals.sessions import run_without_engines
-from npu_bridge.collective import agreement, exchanges, first_run, wire_names
+from npu_bridge.collective import agreement, first_run, wire_names
 from npu_bridge.collective.apart import run_in_separate_graph
+from npu_bridge.collective.small_values import gather_values
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.checkpoints import remote_slots
 from npu_bridge.gradients.first_step import same_batches
@@ -301,7 +302,7 @@ def _broadcast_differing(owner, variables, read, write, broadcast_code):
     ]
     kinds = [f"{variable.dtype.base_dtype.name}{variable.shape}" for variable in variables]
     whole = [len(kinds), _hash_as_int64(";".join(kinds).encode()), _hash_as_int64(str(hashes).encode())]
-    of_ranks = exchanges.gather_values(whole, _MEETING)
+    of_ranks = gather_values(whole, _MEETING)
     for rank, (count, of_kinds, _) in enumerate(of_ranks):
         if of_ranks[0][:2] != [count, of_kinds]:
             raise agreement.RanksDisagreeError(
@@ -311,7 +312,7 @@ def _broadcast_differing(owner, variables, read, write, broadcast_code):
             )
     if len({of_values for *_, of_values in of_ranks}) == 1:
         return False
-    hashes_of_ranks = zip(*exchanges.gather_values(hashes, _MEETING))
+    hashes_of_ranks = zip(*gather_values(hashes, _MEETING))
     differing = [position for position, column in enumerate(hashes_of_ranks) if len(set(column)) > 1]
     # Variables with rows for all ranks (`rank_values`) are not named in the warning: they differ by design.
     names = [variables[position].name for position in differing if variables[position].shape.is_fully_defined()]
@@ -349,7 +350,7 @@ def _copy_to_ranks_without_values(variables, read, write):
         return
     ranks = collective.current()
     held = [int(np.any(value)) for chunk in _split_by_memory(range(len(variables)), variables) for value in read(chunk)]
-    of_ranks = zip(*exchanges.gather_values(held, _MEETING))
+    of_ranks = zip(*gather_values(held, _MEETING))
     missed = [position for position, column in enumerate(of_ranks) if column[0] and not all(column)]
     for chunk in _split_by_memory(missed, variables):
         sent = [pair for pair in zip(chunk, _broadcast_values(ranks, read(chunk))) if not held[pair[0]]]
@@ -383,7 +384,7 @@ def _split_by_memory(positions, variables):
 
 def _zeros_where_shapes_differ(values):
     """Replaces values whose shapes differ from rank 0 by zeros of rank 0's shape, to receive rank 0's values."""
-    shapes = map(tuple, exchanges.gather_values([np.shape(value) for value in values], _MEETING)[0])
+    shapes = map(tuple, gather_values([np.shape(value) for value in values], _MEETING)[0])
     return [value if np.shape(value) == shape else np.zeros(shape, value.dtype) for value, shape in zip(values, shapes)]
 
 

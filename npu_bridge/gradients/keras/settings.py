@@ -16,7 +16,7 @@ from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
-from npu_bridge.gradients.stages.overflow import SkipRecord
+from npu_bridge.gradients.stages.skip_record import SkipRecord
 
 
 @dataclasses.dataclass(frozen=True)

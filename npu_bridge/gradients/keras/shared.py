@@ -21,7 +21,7 @@ from npu_bridge.gradients.keras.own_variables import all_shapes_fit
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.stage import variables_of
-from npu_bridge.gradients.stages.overflow import SkipRecord
+from npu_bridge.gradients.stages.skip_record import SkipRecord
 from npu_bridge.gradients.step_report import LastStepReport, StepReport
 
 _OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_pipeline", "_state", "_averages_over_ranks")

@@ -1,37 +1,20 @@
-"""Skips a step on every rank if its gradients overflow; counts skipped steps, and warns if one is dropped."""
+"""Checks gradients, and skips a step on all ranks if they overflow on one; keeps Inf out of 16-bit variables."""
 
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any
 
 from npu_bridge import collective
-from npu_bridge.base.errors import say_once
 from npu_bridge.base.flat_tensors import replace_pieces_by_flat_tensors
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
-from npu_bridge.collective.this_process import rank_and_size_of_job
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import gradient_values, has_finite_norm, unscale_gradient
-from npu_bridge.gradients.graph_mode import (
-    group_in_graph,
-    group_with_update,
-    is_building_graph,
-    run_if,
-    value_before_update,
-)
-from npu_bridge.gradients.stage import (
-    REDUCED_GRADIENTS,
-    DecidingStage,
-    ReducingStage,
-    Stage,
-    changes_gradients,
-)
+from npu_bridge.gradients.graph_mode import group_with_update, is_building_graph, run_if, value_before_update
+from npu_bridge.gradients.stage import REDUCED_GRADIENTS, DecidingStage, ReducingStage, Stage, changes_gradients
 from npu_bridge.gradients.stand_ins import is_16_bit
 from npu_bridge.gradients.step import RankCheck
-from npu_bridge.gradients.step_report import LastStepReport, overflow_of
-from npu_bridge.graph.loop import allow_copies
+from npu_bridge.gradients.step_report import overflow_of
 from npu_bridge.graph.operators import sources_among
 
 # The documentation of the NPU stack and scripts use this name for the decision.
@@ -208,73 +191,3 @@ class NarrowVariableGuard(Stage):
                 new = variable.read_value()
                 kept.append(variable.assign(tf.where(tf.math.is_finite(tf.cast(new, tf.float32)), new, old)))
         return group_with_update(updated, *kept)
-
-
-class SkipRecord(Stage):
-    """Counts skipped steps, and records whether the last step was skipped; changes no gradient.
-
-    Args:
-      optimizer: a Keras optimizer whose `iterations` is to count skipped steps, too; None to count updates only.
-    Attributes:
-      skipped_steps: number of skipped steps, an int64 scalar variable.
-      last_step_skipped: whether the last step was skipped, a boolean scalar variable.
-      report: the loss, overflow and loss scale of the last step.
-    """
-
-    place = "record"
-
-    def __init__(self, optimizer: Any = None):
-        self._optimizer = optimizer
-        self.counts_skipped_steps = optimizer is not None
-        self.report = LastStepReport()
-        with tf.init_scope():
-            self.skipped_steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="skipped_steps")
-            self.last_step_skipped = tf.Variable(False, trainable=False, name="last_step_skipped")
-
-    def state(self):
-        return {"skipped_steps": self.skipped_steps, "last_step_skipped": self.last_step_skipped}
-
-    def after_update(self, step):
-        self.report.record(step)
-        if step.should_apply is None:
-            return None
-        return step.run_when_due(lambda: self._record_skip(step.is_skipped()))
-
-    def _record_skip(self, is_skipped):
-        counted = self.skipped_steps.assign_add(tf.cast(is_skipped, tf.int64))
-        noted = self.last_step_skipped.assign(is_skipped)
-        changed = [counted, noted]
-        if self.counts_skipped_steps:
-            iterations = self._optimizer.iterations
-            changed.append(iterations.assign_add(tf.cast(is_skipped, iterations.dtype)))
-        return group_in_graph(*changed)
-
-
-class DroppedStepWarning(Stage):
-    """Warns on rank 0 when the first step is dropped in a training without loss scaling; changes no gradient.
-
-    Skipped steps are normal while a loss scale searches its value, and other code warns if the search fails. Without
-    loss scaling, the next step starts from the same variables, and is most likely dropped, too.
-
-    Args:
-      words: the text of the warning.
-    Graph: a Python operator on every rank that runs in dropped steps only; omitted if XLA compiles the graph.
-    """
-
-    place = "record"
-
-    def __init__(self, words: str):
-        self._words = words
-
-    def after_update(self, step):
-        if step.should_apply is None:
-            return None
-        if tf.executing_eagerly():
-            return self._warn() if bool(step.is_skipped()) else None
-        if is_compiled_by_xla(tf.compat.v1.get_default_graph()):
-            return None
-        return run_if(step.is_skipped(), lambda: allow_copies(tf.numpy_function(self._warn, [], [])))
-
-    def _warn(self):
-        if rank_and_size_of_job()[0] == 0:
-            say_once(logging.WARNING, self._words)

@@ -13,8 +13,8 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
-from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.collective.fragments import lossless_prescale
+from npu_bridge.collective.small_values import gather_values
 from npu_bridge.gradients.checkpoints.sync import pipelines_of
 from npu_bridge.gradients.graph_mode import state_variable
 from npu_bridge.gradients.stage import RestartingStage, Stage

@@ -20,7 +20,7 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.callers import callbacks_in_training
 from npu_bridge.base.train_functions import TrainedBatches
 from npu_bridge.collective.apart import run_in_separate_graph
-from npu_bridge.collective.exchanges import gather_values, wait_for_ranks
+from npu_bridge.collective.small_values import gather_values, wait_for_ranks
 from npu_bridge.gradients.checkpoints.sync import (
     batch_counters,
     count_batches,
