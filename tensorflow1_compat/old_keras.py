@@ -31,3 +31,11 @@ def image_dim_ordering():
 def set_image_dim_ordering(dim_ordering):
     """Sets the position of the channel axis in images: "tf" for last, "th" for first."""
     keras.backend.set_image_data_format({"tf": "channels_last", "th": "channels_first"}[dim_ordering])
+
+
+def legacy_get_updates_support(function):
+    """Returns the method `get_updates` of an optimizer unchanged; `legacy_add_weight_support` is the same."""
+    return function
+
+
+legacy_add_weight_support = legacy_get_updates_support

@@ -35,6 +35,7 @@ def restore_keras_of_1() -> None:
     call_when_loaded(f"{KERAS}.src.backend", _shorten_decoded_sequences)
     call_when_loaded(f"{KERAS}.src.preprocessing.image", _transform_images_as_in_1)
     call_when_loaded(f"{KERAS}.src.saving.saving_api", _save_hdf5)
+    call_when_loaded(f"{KERAS}.src.saving.legacy.hdf5_format", _take_lists_of_layers)
     convolutions = f"{KERAS}.src.layers.convolutional.base"
     call_when_loaded(f"{convolutions}_separable_conv", lambda module: _allow_dilated_strides(module.SeparableConv))
     call_when_loaded(f"{convolutions}_depthwise_conv", lambda module: _allow_dilated_strides(module.DepthwiseConv))
@@ -163,3 +164,17 @@ def _save_hdf5(module: types.ModuleType) -> None:
     wrap_function(module, "get_save_format", format_in_1)
     for name in ("save_weights", "load_weights"):
         wrap_function(module, name, weights_in_1)
+
+
+def _take_lists_of_layers(module: types.ModuleType) -> None:
+    """Lets functions for weights in HDF5 files take layers, as in 1.15; newer ones take a model."""
+
+    def in_1(stock: Callable, file: Any, model: Any, *arguments: Any, **options: Any) -> Any:
+        if not hasattr(model, "layers"):
+            layers = list(model)
+            own: dict = {"_trainable_weights": [], "_non_trainable_weights": []}
+            model = types.SimpleNamespace(layers=layers, _flatten_layers=lambda: layers, **own)
+        return stock(file, model, *arguments, **options)
+
+    for name in ("save_weights_to_hdf5_group", "load_weights_from_hdf5_group", "load_weights_from_hdf5_group_by_name"):
+        wrap_function(module, name, in_1)

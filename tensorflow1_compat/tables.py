@@ -25,6 +25,9 @@ INSIDES = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "tenso
 # Old module -> its replacement. Modules below the old one are looked up below the new one.
 MODULES: dict[str, str] = {
     "keras": _KERAS,
+    "keras.legacy": "tensorflow1_compat.old_keras",
+    "keras.legacy.interfaces": "tensorflow1_compat.old_keras",
+    "keras.objectives": f"{_KERAS}.losses",
     "npu_ops": "npu_bridge.estimator.npu_ops",
     "tensorflow": "tensorflow.compat.v1",
     "tensorflow.compat.v1": "tensorflow.compat.v1",
@@ -98,8 +101,9 @@ for _name in ("base", "convolutional", "core", "normalization", "pooling"):
     MODULES[f"tensorflow.python.layers.{_name}"] = f"{KERAS}.src.legacy_tf_layers.{_name}"
 for _root in ("keras", "tensorflow.keras", _INNER_KERAS, f"{_INNER_KERAS}._impl.keras"):
     MODULES.update({f"{_root}.layers.{_name}": f"{_KERAS}.layers" for _name in _KERAS_LAYERS})
-    MODULES[f"{_root}.backend.tensorflow_backend"] = f"{_KERAS}.backend"
+    MODULES[f"{_root}.backend.tensorflow_backend"] = f"{KERAS}.src.backend"  # it has private names, too
     MODULES[f"{_root}.engine.network"] = "tensorflow1_compat.old_keras"
+    MODULES[f"{_root}.engine.saving"] = f"{KERAS}.src.saving.legacy.hdf5_format"
     MODULES[f"{_root}.engine.topology"] = "tensorflow1_compat.old_keras"
     MODULES[f"{_root}.mixed_precision.experimental"] = "tensorflow1_compat.keras_policies"
     for _name in ("hdf5_format", "model_config", "save", "saved_model", "saving_utils"):
@@ -181,7 +185,8 @@ for _root, _owner in (("keras", "of_keras"), (_INNER_KERAS, "of_tensorflow"), (f
     for _name in ("Adadelta", "Adagrad", "Adam", "Adamax", "Nadam", "RMSprop", "SGD"):
         _place = f"tensorflow1_compat.old_optimizers:{_owner}.{_name}"
         OLD_OPTIMIZERS |= {f"{_root}.optimizers.{_name}": _place, f"{_root}.optimizers.{_name.lower()}": _place}
-    OLD_OPTIMIZERS[f"{_root}.optimizers.Optimizer"] = f"{KERAS}.src.optimizers.optimizer_v1:Optimizer"
+    for _name in ("Optimizer", "TFOptimizer"):
+        OLD_OPTIMIZERS[f"{_root}.optimizers.{_name}"] = f"{KERAS}.src.optimizers.optimizer_v1:{_name}"
 OLD_OPTIMIZERS["keras.optimizers.get"] = f"{KERAS}.src.optimizers:get"
 
 # A name or module that cannot exist here -> its replacement, as the second half of a sentence.
@@ -258,6 +263,10 @@ class NameTables(NamedTuple):
     effects: dict[str, str] = {}
 
 
+_OTHER_NAMES = (
+    "tensorflow.compat.v1", "tensorflow._api.v1", "tensorflow_core", "npu_bridge.npu_init.tf", "keras.backend.tf",
+    "keras.backend.tensorflow_backend.tf",
+)  # fmt: skip
 OF_1 = NameTables(
     MODULES,
     {**NAMES, **OLD_OPTIMIZERS},
@@ -268,9 +277,7 @@ OF_1 = NameTables(
         "tensorflow.keras.__version__": "2.2.4-tf",
         "tensorflow.version.VERSION": "1.15.0",
     },
-    dict.fromkeys(
-        ("tensorflow.compat.v1", "tensorflow._api.v1", "tensorflow_core", "npu_bridge.npu_init.tf"), "tensorflow"
-    ),
+    dict.fromkeys(_OTHER_NAMES, "tensorflow"),
     effects={
         "keras": "tensorflow1_compat.old_keras_rules:restore_standalone_keras",
         "numpy": "tensorflow1_compat.old_python.old_numpy_rules:draw_ragged_rows",

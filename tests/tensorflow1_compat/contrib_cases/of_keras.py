@@ -203,3 +203,23 @@ def case_an_optimizer_of_the_scripts_own_has_get_updates():
         model.compile(Plain(0.25, clipvalue=1.0), "mse")
         model.fit(np.ones([2, 1]), np.ones([2, 1]), verbose=0)
         close(model.get_weights(), [[[0.25]]])
+
+
+def case_old_homes_of_names_of_keras():
+    old_keras_rules.restore_keras_of_1()
+    keras = proxies.proxy("keras")
+    saving = keras.engine.saving
+    model, other = (keras.Sequential([keras.layers.Dense(1, input_shape=(2,), name="d")]) for _ in range(2))
+    with h5py.File("weights", "w", driver="core", backing_store=False) as file:
+        saving.save_weights_to_hdf5_group(file, model.layers)
+        for load in (saving.load_weights_from_hdf5_group, saving.load_weights_from_hdf5_group_by_name):
+            other.set_weights([np.zeros([2, 1]), np.ones([1])])
+            load(file, filter(None, other.layers))
+            close(other.get_weights()[0], model.get_weights()[0])
+    assert keras.objectives.binary_crossentropy is keras.losses.binary_crossentropy
+    assert keras.backend.tf is proxies.proxy("tensorflow") is keras.backend.tensorflow_backend.tf
+    assert keras.backend.tensorflow_backend._get_available_gpus() == []
+    close(value(keras.backend.tensorflow_backend._to_tensor(1, tf.float32)), 1)
+    interfaces = proxies.proxy("keras.legacy").value_of_import("interfaces")
+    assert interfaces.legacy_get_updates_support(len) is len
+    assert keras.optimizers.TFOptimizer(tf.train.GradientDescentOptimizer(0.1)).optimizer
