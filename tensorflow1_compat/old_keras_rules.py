@@ -47,6 +47,11 @@ def restore_standalone_keras() -> None:
     from tensorflow1_compat import old_optimizers
 
     call_when_loaded(f"{KERAS}.src.optimizers", lambda module: wrap_function(module, "get", old_optimizers.get))
+    call_when_loaded(f"{KERAS}.src.callbacks", _log_accuracy_by_both_names)
+    call_when_loaded(f"{KERAS}.src.engine.training_arrays_v1", lambda module: _pass_validation_data(module, "fit_loop"))
+    call_when_loaded(
+        f"{KERAS}.src.engine.training_generator_v1", lambda module: _pass_validation_data(module, "fit_generator")
+    )
 
 
 def _allow_dilated_strides(layer_class: type) -> None:
@@ -178,3 +183,34 @@ def _take_lists_of_layers(module: types.ModuleType) -> None:
 
     for name in ("save_weights_to_hdf5_group", "load_weights_from_hdf5_group", "load_weights_from_hdf5_group_by_name"):
         wrap_function(module, name, in_1)
+
+
+def _log_accuracy_by_both_names(module: types.ModuleType) -> None:
+    """Adds `accuracy`, its name since Keras 2.3, to the numbers of an epoch that have `acc`, its name before."""
+
+    def add_names(stock: Callable, self: Any, epoch: int, logs: dict | None = None) -> None:
+        stock(self, epoch, logs)
+        for name in list(logs or ()):
+            if name == "acc" or name.endswith("_acc"):
+                logs.setdefault(f"{name[:-3]}accuracy", logs[name])
+
+    wrap_function(module.BaseLogger, "on_epoch_end", add_names)  # the first of all callbacks
+
+
+def _pass_validation_data(module: types.ModuleType, name: str) -> None:
+    """Gives callbacks the attribute `validation_data`: inputs, targets and weights, if these are arrays."""
+    import numpy as np
+
+    def fit(stock: Callable, *arguments: Any, callbacks: Any = None, **options: Any) -> Any:
+        names = ("val_inputs", "val_targets", "val_sample_weights")
+        given = options.get("validation_data") or [options.get(each) for each in names]
+        if isinstance(given, (list, tuple)):
+            x, y, weights = (each if isinstance(each, list) else [each] for each in (*given, None)[:3])
+            if all(isinstance(each, np.ndarray) for each in (*x, *y)):
+                pairs = zip(y, [*weights, *[None] * len(y)])
+                found = [*x, *y, *(np.ones(len(each)) if weight is None else weight for each, weight in pairs)]
+                for callback in getattr(callbacks, "callbacks", callbacks) or ():
+                    callback.validation_data = found
+        return stock(*arguments, callbacks=callbacks, **options)
+
+    wrap_function(module, name, fit)

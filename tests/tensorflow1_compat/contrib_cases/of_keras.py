@@ -223,3 +223,23 @@ def case_old_homes_of_names_of_keras():
     interfaces = proxies.proxy("keras.legacy").value_of_import("interfaces")
     assert interfaces.legacy_get_updates_support(len) is len
     assert keras.optimizers.TFOptimizer(tf.train.GradientDescentOptimizer(0.1)).optimizer
+
+
+def case_stand_alone_keras_logs_accuracy_and_gives_callbacks_the_validation_data():
+    keras, seen = proxies.proxy("keras"), []
+
+    class Seen(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append((self.validation_data, logs))
+
+    model = keras.Sequential([keras.layers.Dense(1, "sigmoid", input_shape=(2,))])
+    model.compile("sgd", "binary_crossentropy", metrics=["accuracy"])
+    x, y = np.eye(4, 2), np.ones([4, 1])
+    history = model.fit(x, y, verbose=0, validation_split=0.25, callbacks=[Seen()]).history
+    model.fit(x, y, verbose=0, validation_data=(x, y, np.full(4, 0.5)), callbacks=[Seen()])
+    model.fit_generator(iter([(x, y)] * 3), 1, 1, verbose=0, validation_data=(x, y), callbacks=[Seen()])
+    for (data, logs), weight in zip(seen, (1.0, 0.5, 1.0), strict=True):
+        assert logs["acc"] == logs["accuracy"] and logs["val_acc"] == logs["val_accuracy"]
+        close(data[1], 1.0)
+        close(data[2], weight)
+    assert [len(data[0]) for data, _ in seen] == [1, 4, 4] and history["accuracy"] == history["acc"]
