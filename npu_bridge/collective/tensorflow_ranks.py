@@ -97,10 +97,14 @@ class TensorFlowCommunicator(SeveralRanks):
 
     def _broadcast_numbers(self, tensor, root_rank, name):
         def send(value):
-            vector, number = tf.reshape(value, [-1]), element_count(value)
+            vector, count = tf.reshape(value, [-1]), element_count(value)
+            size = max(count, 1) if isinstance(count, int) else tf.maximum(count, 1)
+            if size is not count:  # at least one element: empty tensors of some dtypes crash (TensorFlow 2.15)
+                vector = _pad_vector(vector, size)
             operator = "CollectiveBcastSendV2" if self.rank == root_rank else "CollectiveBcastRecvV2"
-            sent = self._add_collective(operator, name, vector, number, root_rank)
-            return tf.ensure_shape(tf.reshape(sent, tf.shape(value)), value.shape)
+            sent = self._add_collective(operator, name, vector, size, root_rank)
+            whole = sent if size is count else sent[:count]
+            return tf.ensure_shape(tf.reshape(whole, tf.shape(value)), value.shape)
 
         return _copy_any_dtype(tensor, send)
 
