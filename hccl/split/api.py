@@ -10,6 +10,7 @@ ignored. A split by size overrides a split by index.
 
 from __future__ import annotations
 
+from npu_bridge.base.arguments import is_integer, is_number
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import groups
 from npu_bridge.collective.groups import WORLD
@@ -37,11 +38,11 @@ def set_split_strategy_by_idx(idxList: list[int], group: str = WORLD) -> None:  
     where = "hccl.set_split_strategy_by_idx"
     groups.check_group_name(group, where)
     _check_list(where, "idxList", idxList)
-    if not all(type(index) is int and 0 <= index <= _LARGEST_INDEX for index in idxList):
+    if not all(is_integer(index) and 0 <= index <= _LARGEST_INDEX for index in idxList):
         raise _make_error(where, "idxList is not a list of positions", f"integers from 0 to {_LARGEST_INDEX}", idxList)
     if any(second <= first for first, second in zip(idxList, idxList[1:])):
         raise _make_error(where, "idxList does not ascend", "ascending positions", idxList)
-    if not groups.groups_of_process().strategies.set_last_indices(group, idxList):
+    if not groups.groups_of_process().strategies.set_last_indices(group, list(map(int, idxList))):
         _warn_ignored(where, group, idxList)
 
 
@@ -59,13 +60,13 @@ def set_split_strategy_by_size(dataSizeList: list[int] | list[float], group: str
     where = "hccl.set_split_strategy_by_size"
     groups.check_group_name(group, where)
     _check_list(where, "dataSizeList", dataSizeList)
-    if not all(type(share) in (int, float) and share >= 0 for share in dataSizeList):
+    if not all(is_number(share) and share >= 0 for share in dataSizeList):
         raise _make_error(where, "dataSizeList is not a list of percentages", "numbers of at least 0", dataSizeList)
     if not abs(sum(dataSizeList) - 100) <= _TOLERANCE:
         raise _make_error(
             where, "the percentages do not make up the whole", "a sum of 100", f"{sum(dataSizeList):g}: {dataSizeList}"
         )
-    if not groups.groups_of_process().strategies.set_percentages(group, dataSizeList):
+    if not groups.groups_of_process().strategies.set_percentages(group, list(map(float, dataSizeList))):
         _warn_ignored(where, group, dataSizeList)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base import environment
+from npu_bridge.base.arguments import is_integer
 from npu_bridge.base.errors import message, shown
 
 DEFAULT_PERCENTAGES = (96.54, 3.46)
@@ -102,12 +103,12 @@ def check_first_parameters(owner: str, first_parameters: Any) -> tuple | None:
         fix = "Count parameters from 1, in the order of the forward pass, or leave it out."
         kind = ValueError if is_list else TypeError
         raise kind(message(owner, problem, expected, shown(first_parameters), fix))
-    return tuple(first_parameters)
+    return tuple(map(int, first_parameters))
 
 
 def are_ascending_positions(positions: Sequence[Any]) -> bool:
     """Returns whether positions are strictly ascending whole numbers above 0; False if there are no positions."""
-    are_whole = all(type(position) is int and position >= 1 for position in positions)
+    are_whole = all(is_integer(position) and position >= 1 for position in positions)
     return bool(positions) and are_whole and all(low < high for low, high in zip(positions, positions[1:]))
 
 

@@ -254,7 +254,7 @@ def test_gradient_split_groups_cut_where_parameters_begin(capsys):
     assert cut(made) == cut(type(made).from_config(made.get_config())) == starts
     assert cut(boost.apply(tf.keras.optimizers.SGD(0.1), config={"boost": {"mode": "disable_all"}})) == usual
     assert cut(boost.apply(tf.compat.v1.train.GradientDescentOptimizer(0.1), config=config)) == starts
-    by_level = amp.configure("O0", tf.keras.optimizers.SGD(0.1), gradient_split_groups=[2, 4], is_distributed=True)
+    by_level = amp.configure("O0", tf.keras.optimizers.SGD(0.1), gradient_split_groups=list(np.array([2, 4])))
     assert cut(by_level.optimizer) == starts
 
 
