@@ -408,9 +408,18 @@ def _read_on_rank_0_alone():
     return _said_in_a_session(*fed, 1)[1]
 
 
-def _fit_on(name):
+class _TakesThreeBatches(tf.keras.Sequential):
+    def make_train_function(self, force=False):
+        def train(iterator):
+            return [self.train_step(next(iterator)) for _ in range(3)][-1]
+
+        self.train_function = self.train_tf_function = tf.function(train)
+        return self.train_function
+
+
+def _fit_on(name, kind=tf.keras.Sequential):
     """On a rank: the mean loss of an epoch, which shows all batches, what was said, and how often steps were traced."""
-    model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="zeros", input_shape=(2,))])
+    model = kind([tf.keras.layers.Dense(1, kernel_initializer="zeros", input_shape=(2,))])
     model.compile(KerasDistributeOptimizer(tf.keras.optimizers.SGD(0.0)), "mse")
     dataset = _dataset(name)
     with lines_said() as lines:
@@ -448,3 +457,8 @@ def test_equal_first_batches_are_said_once_by_rank_0_and_no_batch_is_lost(on_ran
     line = answers[0][2][0][0]
     assert "all 2 ranks have read the same first batch" in line
     assert "dataset.shard(get_rank_size(), get_rank_id())" in line
+
+
+def test_a_step_may_take_several_batches(on_ranks):
+    for losses, _, _ in on_ranks(2, _fit_on, "sharded", _TakesThreeBatches):
+        np.testing.assert_allclose(losses[0], np.mean(np.arange(6.0) ** 2), rtol=1e-6)

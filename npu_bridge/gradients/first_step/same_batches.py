@@ -64,7 +64,9 @@ class FirstBatchOfFit:
     def __init__(self, model: tf.keras.Model):
         self._values: list = []
         self._model = model
-        if steps_per_execution(model) == 1:
+        # A train function of the model's own can take several batches.
+        is_of_keras = type(model).make_train_function.__module__.split(".")[0] in ("keras", "tf_keras")
+        if is_of_keras and steps_per_execution(model) == 1:
             wrap_train_function(model, self._train_first)
 
     def compare_recorded_batch(self) -> None:
