@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from npu_bridge.base.arguments import check_switch
+from npu_bridge.base.arguments import check_count, check_number, check_switch
 from npu_bridge.base.errors import message
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.gradients.keras.optimizer import wrap_keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import LossScaleMixin, OptimizerMaker
+from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, check_scale
 from npu_bridge.operators.unavailable import unavailable_function
 
 __all__ = ["NpuLossScaleOptimizer"]
@@ -30,7 +31,7 @@ class NpuLossScaleOptimizer(OptimizerMaker):
       inner_optimizer: a `tf.keras.optimizers.Optimizer` or `tf.keras.optimizers.legacy.Optimizer`.
       dynamic: whether the scale doubles after `dynamic_growth_steps` steps in a row without overflow, up to 3.4e38, and
         halves after an overflow, down to 1. False keeps the scale constant.
-      initial_scale: scale of the first step, above 0; default: 2**15. Required if `dynamic` is False.
+      initial_scale: scale of the first step, above 0; default: 2**15. Required, and at least 1, if `dynamic` is False.
       dynamic_growth_steps: an integer of at least 1; default: 2000.
     Raises:
       TypeError: `inner_optimizer` is not a Keras optimizer, or another argument has the wrong type.
@@ -65,6 +66,7 @@ def _make_scale_manager(dynamic, initial_scale, growth_steps):
     if dynamic:
         scale = _INITIAL_SCALE if initial_scale is None else initial_scale
         steps = _GROWTH_STEPS if growth_steps is None else growth_steps
+        scale, steps = check_scale(where, "initial_scale", scale), check_count(where, "dynamic_growth_steps", steps)
         return ExponentialUpdateLossScaleManager(scale, steps, 1, 2, 0.5)
     if initial_scale is None:
         fix = "Pass initial_scale=2**15, for example."
@@ -73,4 +75,4 @@ def _make_scale_manager(dynamic, initial_scale, growth_steps):
         fix = "Leave it out, or pass dynamic=True."
         problem = "dynamic_growth_steps does not fit a fixed scale"
         raise ValueError(message(where, problem, "None", repr(growth_steps), fix))
-    return FixedLossScaleManager(initial_scale)
+    return FixedLossScaleManager(check_number(where, "initial_scale", initial_scale, at_least=1, at_most=LARGEST_SCALE))

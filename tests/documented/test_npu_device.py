@@ -238,8 +238,10 @@ def test_arguments_of_the_loss_scale_optimizer():
         ({"dynamic": False, "initial_scale": 2.0, "dynamic_growth_steps": 3}, ValueError),
         ({"dynamic": 128}, TypeError),
         ({"initial_scale": 0}, ValueError),
+        ({"dynamic": False, "initial_scale": 0.5}, ValueError),
+        ({"dynamic_growth_steps": 2e3}, TypeError),
     ):
-        with pytest.raises(kind):
+        with pytest.raises(kind, match="NpuLossScaleOptimizer: (initial_scale|dynamic)"):
             NpuLossScaleOptimizer(inner, **arguments)
     with pytest.raises(TypeError):
         NpuLossScaleOptimizer("adam")
