@@ -128,13 +128,25 @@ def test_a_script_that_broadcasts_hears_nothing(how):
     assert np.array(values).tolist() == _expected(2, 1) and lines == []
 
 
-def fitted_without_an_input(callbacks):
+class _HasItsOwnOptimizer(tf.keras.Sequential):
+    """A model with an optimizer that Keras does not know, as a GAN has two."""
+
+    def compile(self, optimizer, loss):
+        super().compile(loss=loss)
+        self.own_optimizer = optimizer
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=data[1], y_pred=self(data[0]))
+        self.own_optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return {"loss": loss}
+
+
+def fitted_without_an_input(callbacks, kind):
     """A model whose variables its first batch makes, with other values on each rank; returns what is said."""
     rank = collective.current().rank
-    model = tf.keras.Sequential(
-        [tf.keras.layers.Dense(1, kernel_initializer=tf.keras.initializers.Constant(rank + 1.0))]
-    )
-    model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.0), slow_scale()), "mse")
+    model = kind([tf.keras.layers.Dense(1, kernel_initializer=tf.keras.initializers.Constant(rank + 1.0))])
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.0), slow_scale()), loss="mse")
     with lines_said(start_values.__name__) as lines:
         data = tf.data.Dataset.from_tensors(([[1.0]], [[1.0]]))
         model.fit(data, verbose=0, callbacks=npu_callbacks_append() if callbacks else [])
@@ -142,9 +154,12 @@ def fitted_without_an_input(callbacks):
 
 
 @pytest.mark.few_fast(1, "the other way of `fit`")
-@pytest.mark.parametrize("callbacks", [True, False])
-def test_who_has_the_callback_is_not_told_to_add_it(on_ranks, callbacks):
-    (lines, weight), *others = on_ranks(2, fitted_without_an_input, callbacks)
+@pytest.mark.parametrize(
+    "callbacks, kind",
+    [(True, _HasItsOwnOptimizer), (True, tf.keras.Sequential), (False, tf.keras.Sequential)],
+)
+def test_who_has_the_callback_is_not_told_to_add_it(on_ranks, callbacks, kind):
+    (lines, weight), *others = on_ranks(2, fitted_without_an_input, callbacks, kind)
     assert bool(lines) != callbacks and weight == 1.0, lines
     assert others == [([], 1.0)]
 

@@ -58,8 +58,10 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         self._has_begun = True
         if not self._is_done and (self.model.built or not tf.executing_eagerly()):
             self._broadcast()
-        elif not self._is_done and hasattr(self.model.optimizer, "silence_start_warning"):
-            self.model.optimizer.silence_start_warning()  # until the first batch has made the variables
+        elif not self._is_done:  # until the first batch has made the variables
+            for part in [self.model.optimizer, *tf.train.TrackableView(self.model).descendants()]:
+                if hasattr(part, "silence_start_warning"):
+                    part.silence_start_warning()
         if tf.executing_eagerly() and collective.current().size > 1:
             self._first_batch = FirstBatchOfFit(self.model)
 
