@@ -24,8 +24,8 @@ class Losses:
       numbers: positions in `scales` of the losses, in the order of `values`.
       usable: dict from the number of a loss or group to whether its gradients are finite on this rank, or, after the
         ranks have agreed, on all ranks. Empty if gradients are checked only all together.
-      sums_usable: with `usable`, in the last batch of an accumulation window, whether the unscaled sums are finite: not
-        if an earlier batch overflowed. None without a window.
+      sums_usable: whether the unscaled sums of an accumulation window are finite: not if a batch of it overflowed. Set
+        in the last batch only, and only with `usable`; else None.
       is_backward_by_optimizer: whether the optimizer itself computed the gradients, so no other code has used them.
     """
 

@@ -19,8 +19,8 @@ class UnappliedSteps:
     An optimizer returns gradients to its caller, and gets them back as plain pairs, possibly changed. In a graph or a
     function, this class finds the steps from whose gradients the given ones are computed, also in a branch inside.
     Eager execution does not record how a tensor was computed. There, gradients that the caller has changed are taken
-    for those of the latest step with their variables. So, after a step that is not applied, the next gradients of its
-    variables are taken for its own, even if they come from a tape. No rule can tell them from changed ones.
+    for those of the latest step with their variables. So a step that is never applied claims the next gradients of its
+    variables, even if they come from a tape. No rule can tell them from changed ones.
 
     Args:
       trusts_variables: whether to recognise changed gradients by their variables in eager execution. False if it does
@@ -45,7 +45,7 @@ class UnappliedSteps:
         self._unapplied.append(_UnappliedStep(current_graph(), step, known, may_be_abandoned, current_context()))
 
     def copy_step(self, grads_and_vars: Sequence, owner: str) -> Step | None:
-        """Returns a copy of the step that returned these gradients, in this graph or one around it; keeps it open.
+        """Finds the step, of this graph or one around it, that made these gradients; returns a copy, and keeps it open.
 
         If the gradients were computed from those of several steps, for example as their sum, merges the steps. Eager
         gradients that the caller changed are taken for those of the latest step with their variables. So are gradients

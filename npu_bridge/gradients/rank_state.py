@@ -1,7 +1,6 @@
-"""Makes the variables of one optimizer and its stages equal on all ranks at the start, and restores them afterwards.
+"""Starts the variables of one optimizer and its stages with equal values on all ranks, and restores values of ranks.
 
-Most variables must start with equal values on all ranks. Stages can also have values that differ between ranks, which
-checkpoints of rank 0 hold as a row for each rank.
+Stages can also have values that differ between ranks by design. Checkpoints of rank 0 hold them as a row for each rank.
 """
 
 from __future__ import annotations

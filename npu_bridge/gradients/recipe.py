@@ -43,8 +43,8 @@ class PipelineSettings:
       is_distributed: average gradients over the ranks.
       is_joint: skip a step on all ranks if gradients overflow on one. None means True if the pipeline exchanges
         gradients that can overflow, or if the update is sharded.
-      is_tailed: decide whether to skip a step before the last fragment is all-reduced; used on several ranks, if
-        each rank checks its own gradients.
+      is_tailed: decide early whether to skip the step, while the last fragment is not yet all-reduced; used on several
+        ranks, if each rank checks its own gradients.
       wire_dtype: the 16-bit dtype to which gradients are rounded before the all-reduce, or None.
       is_sharded: whether the weight update is sharded over the ranks.
       stages: stages that the user adds. They are copied, so one list can serve several optimizers.

@@ -47,8 +47,8 @@ class ScaledSteps:
     def reuse(self, variables: Sequence) -> Step | None:
         """Returns a new step with the loss scale of a step that `remove` has returned, or None.
 
-        In a function, all gradients have the scale of its loss. Eager gradients have it if they are of other variables
-        than the gradients so far, or if more than one loss was scaled.
+        In a function, all gradients have the scale of its loss. Eager gradients belong to a kept step if
+        their variables are new to it, or if a scaled loss of it has no gradients yet.
         """
         ids = {*map(id, variables)}
         for kept in self._steps_here(is_nested=True):

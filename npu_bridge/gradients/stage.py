@@ -297,8 +297,8 @@ class DecidingStage(Stage):
     Attributes:
       transfer_name: prefix of the names of the stage's collectives; empty if each rank decides alone.
       is_joint: whether all ranks decide together, instead of each rank alone.
-      checks_scaled_gradients: whether an inner optimizer, too, skips steps, and gets gradients that are still scaled.
-        This stage then skips the same steps, so that the loss scale shrinks.
+      checks_scaled_gradients: True around an inner optimizer that skips steps by its own check of still scaled
+        gradients. This stage then checks them scaled, too, so that both skip the same steps and the loss scale shrinks.
       stages: all stages of the pipeline, which sets them.
     """
 

@@ -50,7 +50,7 @@ class StepHook(tf.estimator.SessionRunHook):
 
     A run that does not train is no step: nothing is fetched, and `on_step` is not called. In a graph without an
     optimizer that is recognised, every run is a step. Nothing is fetched that makes this rank exchange values or need a
-    feed. If the step is that of another optimizer than the last one, nothing is fetched that takes a batch, either.
+    feed. In a step of any optimizer but the graph's last one, nothing is fetched that takes a batch, either.
 
     Args:
       loss: a scalar tensor or its name. None: the loss that the optimizer recorded, or else the first loss in the

@@ -53,9 +53,9 @@ class NPUOptimizer(PipelineOptimizer):
         required with `is_loss_scale`. Without `is_loss_scale` the manager is not used, with a warning.
       is_distributed: average gradients over the ranks. No effect with one rank.
       is_loss_scale: scale the loss and skip steps whose gradients overflowed.
-      is_tailing_optimization: with `is_distributed` and `is_loss_scale`, decide whether to skip a step before the last
-        aggregation fragment is reduced: other updates then need not wait for this fragment. The results do not
-        change. No effect without `is_distributed`. If `NPURunConfig` has another value, the value given here counts,
+      is_tailing_optimization: with `is_distributed` and `is_loss_scale`, decide early whether to skip the step,
+        while the last aggregation fragment is not yet reduced: other updates then need not wait for it. The results do
+        not change. No effect without `is_distributed`. If `NPURunConfig` has another value, the value given here counts,
         with a warning.
       name: name of this optimizer; "NPUOptimizer" and the type name of `opt` by default.
       wire: format in which float gradients are sent between the ranks. "none" keeps their dtype. "float16" or

@@ -83,7 +83,7 @@ class OverflowCheck(DecidingStage):
             return
         with tf.name_scope(f"{self._name}_Allreduce"):
             # Only values: adding up rows here again would check other tensors than the tensors that are sent.
-            # In the dtype of the gradient that the update gets, since rounding for the wire ends before unscaling.
+            # Cast back first: the update gets the gradient's own dtype, not that of the wire, and unscales it there.
             sent = [
                 tf.cast(gradient_values(sent), grad.dtype)
                 for sent, (grad, _) in zip(step.on_wire, step.grads_and_vars)
