@@ -55,8 +55,8 @@ class NPUOptimizer(PipelineOptimizer):
       is_loss_scale: scale the loss and skip steps whose gradients overflowed.
       is_tailing_optimization: with `is_distributed` and `is_loss_scale`, decide early whether to skip the step,
         while the last aggregation fragment is not yet reduced: other updates then need not wait for it. The results do
-        not change. No effect without `is_distributed`. If `NPURunConfig` has another value, the value given here counts,
-        with a warning.
+        not change. No effect without `is_distributed`. If `NPURunConfig` has another value, the value given here
+        counts, with a warning.
       name: name of this optimizer; "NPUOptimizer" and the type name of `opt` by default.
       wire: format in which float gradients are sent between the ranks. "none" keeps their dtype. "float16" or
         "bfloat16" rounds gradients to 16 bits, which halves the bytes, and averages them in float32. A step whose
