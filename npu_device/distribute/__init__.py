@@ -12,6 +12,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
+from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.in_place import average_gradients_in_place
 from npu_bridge.gradients.over_ranks import reduce_all
 from npu_bridge.hccl.checks import CollectiveCall
@@ -72,6 +73,7 @@ def broadcast(values: Any, root_rank: int = 0, fusion: int = 2, fusion_id: int =
     Raises:
       TypeError: an element is not a variable.
       ValueError: `root_rank` is not a rank.
+      RuntimeError: on several ranks, called in a TF 1 graph.
     Ranks: collective in `group`.
     """
     variables = list(map(keras3.tensorflow_variable_of, values if isinstance(values, (list, tuple)) else [values]))
@@ -83,6 +85,10 @@ def broadcast(values: Any, root_rank: int = 0, fusion: int = 2, fusion_id: int =
                 message("npu.distribute.broadcast", "only variables can be assigned", "variables", got, fix)
             )
     if collective.group(group, "npu.distribute.broadcast").size > 1:
+        if is_building_graph():
+            problem, expected = "no session would run the assignments", "eager execution or a tf.function"
+            fix = "Write session.run(hccl_ops.broadcast(variables, root_rank))."
+            raise RuntimeError(message("npu.distribute.broadcast", problem, expected, "a TF 1 graph", fix))
         hccl_ops.broadcast(variables, root_rank, fusion, fusion_id, group)
 
 

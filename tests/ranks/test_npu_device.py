@@ -26,6 +26,8 @@ def test_what_ranks_exchange():
     variables = [tf.Variable([rank + 1.0]), tf.Variable(rank)]
     npu.distribute.broadcast(variables, root_rank=1)
     assert [each.numpy().tolist() for each in variables] == [[2.0], 1]
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="a TF 1 graph. Write session.run"):
+        npu.distribute.grouping_broadcast([tf.Variable(1.0)])
     dataset, batch = npu.distribute.shard_and_rebatch_dataset(tf.data.Dataset.range(6), 4)
     assert (list(dataset.as_numpy_iterator()), batch) == ([rank, rank + 2, rank + 4], 2)
     with pytest.raises(ValueError, match="cannot share a batch"):
