@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.gradients.graph_mode import current_graph, enclosing_graphs
-from npu_bridge.gradients.step import Step
+from npu_bridge.gradients.step import PipelineValues, Step
 
 
 class ScaledSteps:
@@ -56,7 +56,7 @@ class ScaledSteps:
                 kept.losses -= 1
                 kept.variable_ids |= ids
                 losses = dataclasses.replace(kept.step.losses, usable={})
-                return dataclasses.replace(kept.step, losses=losses, notes={})
+                return dataclasses.replace(kept.step, losses=losses, notes={}, kept=PipelineValues())
         return None
 
     def _steps_here(self, is_nested):

@@ -907,6 +907,13 @@ def test_the_innermost_function_takes_its_own_scaled_step():
     assert taken[0] is own[1] and taken[1] is own[0]
 
 
+def test_a_scaled_step_that_serves_again_has_no_gradients_of_the_first():
+    opened, variable = ScaledSteps(), tf.Variable(1.0)
+    opened.keep(Step())
+    opened.remove(is_nested=True, variables=[variable]).kept.in_float32.append((tf.constant(0.0), tf.constant(1e-9)))
+    assert opened.reuse([tf.Variable(2.0)]).kept.in_float32 == []
+
+
 def test_an_elementwise_stage_sees_each_row_of_a_sparse_gradient_once():
     class TakeSigns(Stage):
         def after_reduce(self, step):
