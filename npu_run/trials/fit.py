@@ -176,7 +176,8 @@ class ReplayCallback(TrainStepCallback):
 
 def numbered_variables(model: tf.keras.Model) -> dict[str, tf.Variable]:
     """Returns the variables of a model and its optimizer by name, with a number before each name: names can repeat."""
-    if model.built and hasattr(model.optimizer, "build"):
+    # Keras 3 lets optimizers whose `build` makes their variables anew, such as its own loss scaling.
+    if model.built and hasattr(model.optimizer, "build") and not getattr(model.optimizer, "built", False):
         model.optimizer.build(model.trainable_variables)
     kept = model.optimizer.variables
     variables = [*model.variables, *(kept() if callable(kept) else kept)]

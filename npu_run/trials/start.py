@@ -170,8 +170,9 @@ def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
         model, callbacks = bound.arguments["self"], bound.arguments.get("callbacks")
         # A fit inside of another one is not a part of the training.
         own = [] if _MODELS_IN_FIT else [*steps_of_fit(model), _callback_of_process(trial)]
-        if callbacks is None or isinstance(callbacks, (list, tuple)):
-            bound.arguments["callbacks"] = [*(callbacks or ()), *own]
+        if isinstance(callbacks, (list, tuple)) or not hasattr(callbacks, "append"):
+            given = callbacks if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
+            bound.arguments["callbacks"] = [*given, *own]
         else:
             for callback in own:
                 callbacks.append(callback)  # a CallbackList

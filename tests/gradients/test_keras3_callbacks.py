@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import keras
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.npu_init import npu_callbacks_append
+from npu_bridge.npu_init import npu_callbacks_append, npu_keras_optimizer
 from npu_bridge.reporting import CsvWriter, MetricsCallback, ReportCallback, TensorBoardCallback
 from npu_bridge.session import EndTogetherCallback, ResumeCallback
 from npu_bridge.session.precision import AccelerateTrainCallback, Policy
+from npu_run.trials.fit import numbered_variables
 from tests.goldens.keras3_models import Trace, beside_keras3, dynamic, fit, make_model, state_of
 from tests.goldens.keras_models import make_data
 from tests.goldens.two_layers import assert_same_bits
@@ -102,6 +104,43 @@ def test_an_interrupted_fit_goes_on_with_the_same_bits(wrap, tmp_path):
             model.fit(data, steps_per_epoch=until - done, verbose=0, callbacks=npu_callbacks_append([resume]))
         states.append(state_of(model))
     assert_same_bits(states[1], states[0])
+
+
+def test_weights_that_are_swapped_between_epochs_are_swapped_back_in_a_resumed_fit(tmp_path):
+    def fitted(name, last=None, swaps=True):
+        def end(epoch, logs):
+            if epoch == last:
+                raise InterruptedError
+
+        model, resume = make_model(), ResumeCallback(tmp_path / f"{name}.keras")
+        model.compile(npu_keras_optimizer(keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)), "mse")
+        first = resume.restore(model) // 2
+        swap = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)] if swaps else []
+        callbacks = npu_callbacks_append([keras.callbacks.LambdaCallback(on_epoch_begin=end), *swap, resume])
+        with contextlib.suppress(InterruptedError):
+            model.fit(batches(2), initial_epoch=first, epochs=3, verbose=0, callbacks=callbacks)
+        return state_of(model)
+
+    fitted("cut", last=1)
+    with pytest.raises(ValueError, match="saved weights are averages. Expected SwapEMAWeights"):
+        fitted("cut", swaps=False)
+    assert_same_bits(fitted("cut"), fitted("whole"))
+
+
+def test_a_script_that_accumulates_otherwise_does_so_in_a_resumed_fit(tmp_path):
+    for steps in (2, 3):
+        model, resume = make_model(), ResumeCallback(tmp_path / "it.keras")
+        model.compile(keras.optimizers.SGD(0.05, gradient_accumulation_steps=steps), "mse")
+        resume.restore(model)
+        assert model.optimizer.gradient_accumulation_steps == steps
+        model.fit(batches(), verbose=0, callbacks=[resume])
+
+
+def test_a_record_leaves_the_variables_of_a_built_optimizer():
+    model = make_model()
+    model.compile(keras.optimizers.LossScaleOptimizer(sgd()), "mse")
+    first = numbered_variables(model)
+    assert [*numbered_variables(model)] == [*first]
 
 
 @pytest.mark.parametrize("steps", [{}, {"steps_per_epoch": 5}])

@@ -38,8 +38,10 @@ _DONE = "batches_done.txt"  # in the file of the model
 _NUMBERS = "optimizer_numbers.json"  # likewise
 _COUNTERS, _BEST_WEIGHTS = "counters_of_callbacks.json", "best_weights/{}/{}"  # likewise
 # Attributes by which callbacks of Keras decide; all but ModelCheckpoint reset them when a fit begins.
-_COUNTING = ("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint")
-_COUNTED = ("best", "wait", "cooldown_counter", "best_epoch")
+_COUNTING = ("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint", "SwapEMAWeights")
+# Between two epochs, SwapEMAWeights of Keras 3 has the averages in the model, and the weights in the optimizer.
+_SWAPPED = "_ema_weights_in_model"
+_COUNTED = ("best", "wait", "cooldown_counter", "best_epoch", _SWAPPED)
 
 
 class ResumeCallback(tf.keras.callbacks.Callback):
@@ -48,7 +50,8 @@ class ResumeCallback(tf.keras.callbacks.Callback):
     Rank 0 saves with `model.save`, and replaces the old file in one move: a job that is killed leaves a complete file.
     `restore` loads weights, optimizer, counters and loss scale on rank 0, and sends them to the other ranks.
     Hyperparameters that callbacks such as `LearningRateScheduler` had set in the optimizer are restored.
-    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` in the same `fit` keep their counters. At the end of an
+    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` in the same `fit` keep their counters, and
+    `SwapEMAWeights` knows whether it has swapped. At the end of an
     epoch the model is saved after all other callbacks, wherever in the list this callback is. When a scheduler reclaims
     the machine (SIGTERM), or the job changes its size, all ranks complete their step, the model is saved, and the
     process ends with exit code 75. With several ranks this needs `npu-run`.
@@ -152,6 +155,13 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         if self._last_callback in self._callbacks:  # a list of the caller that serves several fits
             self._callbacks.remove(self._last_callback)
         self._callbacks.append(self._last_callback)
+        swapping = _callbacks_with_counters(self._callbacks)
+        for key, numbers in self._counters.items():
+            if numbers.pop(_SWAPPED, False):
+                if key not in swapping:
+                    problem, expected = "the saved weights are averages", "SwapEMAWeights in the callbacks, as before"
+                    raise ValueError(message("ResumeCallback", problem, expected, "no such callback", "Add it again."))
+                vars(swapping[key])[_SWAPPED] = True  # here, as the callback may come before this one in an epoch
 
     def on_epoch_begin(self, epoch, logs=None):
         counting = _callbacks_with_counters(self._callbacks)
@@ -349,7 +359,7 @@ def _callbacks_with_counters(callbacks):
     """Returns Keras' callbacks that keep counters, in a dict whose keys are the same in every run of a script."""
     found: dict = {}
     generations = filter(None, [tf.keras, keras3.loaded_keras3()])
-    kinds = tuple(getattr(each.callbacks, name) for each in generations for name in _COUNTING)
+    kinds = tuple(getattr(each.callbacks, name, ()) for each in generations for name in _COUNTING)
     for callback in callbacks:
         if isinstance(callback, kinds):
             kind = type(callback).__name__

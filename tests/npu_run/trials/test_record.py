@@ -104,7 +104,8 @@ init = {keras}.initializers.RandomNormal(seed={seed})
 model = {keras}.Sequential([{keras}.layers.Dense(8, "relu", kernel_initializer=init), {keras}.layers.Dense(1)])
 model.compile({keras}.optimizers.Adam(0.01), loss="mse")
 for _ in range(4):
-    model.fit(features[:16], features[:16].sum(1), batch_size=8, verbose=0, shuffle=False)
+    stop = {keras}.callbacks.TerminateOnNaN()  # not in a list
+    model.fit(features[:16], features[:16].sum(1), batch_size=8, verbose=0, shuffle=False, callbacks=stop)
 """
 KERASES = ["tf.keras", *([] if HAS_ESTIMATORS else ["keras"])]
 FIT = """
