@@ -81,8 +81,8 @@ def _describe_precision(config) -> str | None:
 
 def _describe_overlap(config, rows, ranks: int) -> str | None:
     """Returns a sentence on whether the steps of a run can overlap, and why; None if a run has one step."""
+    from npu_bridge.collective.cost_model import LEAST_STEPS
     from npu_bridge.options.reading import read_run_config
-    from npu_bridge.session.overlapped_steps import LEAST_STEPS
     from npu_bridge.session.precision import Precision
 
     if config.iterations_per_loop == 1:

@@ -29,6 +29,8 @@ _CLOSE_ENOUGH = 1.005
 # Overlapping steps gain at most the time for which ranks wait for the network after the backward pass, usually half of
 # it. They are tried if ranks wait for LEAST_WAIT of a step, and kept if they gain LEAST_GAIN, the noise of a trial.
 LEAST_WAIT = 0.1
+# Steps overlap in calls of more steps than this: the last step of a call overlaps with no other.
+LEAST_STEPS = 4
 LEAST_GAIN = 0.01
 # The first of these steps differ: no earlier gradients are arriving.
 _OVERLAPPED_STEPS = 6

@@ -120,7 +120,7 @@ _OTHERS = (
         "Size in bytes of the buffer that fuses gradients.",
         works(
             "Size of a group of gradients that are sent together. Default: 4 MB for each rank, 1.35 MB with "
-            "iterations_per_loop above 1."
+            "iterations_per_loop above 4."
         ),
     ),
     (

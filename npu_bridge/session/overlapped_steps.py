@@ -21,7 +21,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.session_wrapper import RunRequest, SessionEngine
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.sessions import empty_buffer, read_content, run_options_buffer
-from npu_bridge.collective.cost_model import LEAST_GAIN, LEAST_WAIT
+from npu_bridge.collective.cost_model import LEAST_GAIN, LEAST_STEPS, LEAST_WAIT
 from npu_bridge.collective.order_on_the_wire import (
     dependencies_for_order,
     gradient_all_reduces,
@@ -37,8 +37,6 @@ from npu_bridge.graph.recorded import events_of
 _LOG = logger(__name__)
 # Python handles a signal between two calls of the session, and a machine that is reclaimed gives half a minute.
 _LONGEST_CALL_SECS = 10.0
-# The last step of a call overlaps with no other, so a call of few steps gains little.
-LEAST_STEPS = 4
 _TRIALS = 3
 _RECORDED_STEPS = 4
 

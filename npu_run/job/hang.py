@@ -107,7 +107,7 @@ class HangDetector:
         self._stopped_at = {rank: self._stopped_at.get(rank, now) for rank in stopped_ranks}
         waiting = {rank for rank, call in calls.items() if call is not None and call.waits}
         long_stopped = any(now - when >= STOPPED_LIMIT_SECS for when in self._stopped_at.values())
-        return is_over or (long_stopped and bool(waiting.difference(stopped_ranks)))
+        return is_over or (self._limit_secs != 0 and long_stopped and bool(waiting.difference(stopped_ranks)))
 
 
 def find_longest_wait_start(calls: Mapping[int, StuckCall | None]) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from npu_bridge.collective.cost_model import NetworkLink, StepPrediction, TrainingCosts, predict_step_time
+from npu_bridge.collective.cost_model import LEAST_STEPS, NetworkLink, StepPrediction, TrainingCosts, predict_step_time
 from npu_bridge.reporting.page.run_folder import read_run_folder
 from npu_bridge.reporting.picture_style import PLAN_FILES
 from npu_bridge.reporting.summary import summarize
@@ -181,12 +181,13 @@ def _describe_overlap(predictions):
     }
     if not gains:
         return (
-            "Overlapping steps (iterations_per_loop above 1) would gain nothing, as ranks hardly wait for the network."
+            f"Overlapping steps (iterations_per_loop above {LEAST_STEPS}) would gain nothing, as ranks hardly wait for "
+            f"the network."
         )
     most = max(gains, key=gains.get)
     return (
-        f"Overlapping steps (iterations_per_loop above 1) save {100 * gains[most]:.0f} % of the step with the unset "
-        f"split on {most} ranks{', and nothing where no time is given' if len(gains) < len(others) else ''}."
+        f"Overlapping steps (iterations_per_loop above {LEAST_STEPS}) save {100 * gains[most]:.0f} % of the step with "
+        f"the unset split on {most} ranks{', and nothing where no time is given' if len(gains) < len(others) else ''}."
     )
 
 

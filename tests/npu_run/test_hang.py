@@ -124,6 +124,8 @@ def test_waiting_for_a_stopped_process_ends_the_job_without_a_limit(stopped, sto
     calls = {0: WAITS, 1: None}
     assert not detector.is_hung(calls, stopped, [], 12.0)
     assert detector.is_hung(calls, stopped, [], 12.0 + stopped_for_secs) == ends
+    never = HangDetector(0, lambda text: None)
+    assert not any(never.is_hung(calls, stopped, [], secs) for secs in (12.0, 12.0 + stopped_for_secs))
     # It continues, and starts from nothing when it stops again.
     assert not detector.is_hung(calls, [], [], 33.0)
     assert not detector.is_hung(calls, stopped, [], 34.0)

@@ -172,6 +172,6 @@ def test_the_gain_of_overlapping_steps_is_told_or_that_there_is_none():
     assert (alone[:end].split()[-1], together[:end].split()[-2:]) == ("-", ["781", "ms"])
     assert "save 11 % of the step with the unset split on 2 ranks" in slow
     fast = run(*model, "--bandwidth", "25Gbit", "--ranks", "2").output
-    assert "Overlapping steps (iterations_per_loop above 1) would gain nothing" in fast
+    assert "Overlapping steps (iterations_per_loop above 4) would gain nothing" in fast
     facts = json.loads(run(*model, "--bandwidth", "1Gbit", "--ranks", "1,2", "--json").output)["predictions"]
     assert facts[0]["overlapped_secs"] is None and facts[1]["overlapped_secs"] == pytest.approx(0.781, abs=1e-3)

@@ -11,6 +11,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import fragments, groups, wire
+from npu_bridge.collective.cost_model import LEAST_STEPS
 from npu_bridge.gradients.arithmetic import (
     backward_order_key,
     gather_sparse_rows,
@@ -265,7 +266,7 @@ def _is_overlapping_backward_pass():
 def _can_overlap_steps():
     """Returns whether the options of the run allow consecutive steps to overlap."""
     options = of_graph.options_of_current_graph()
-    in_a_row = options is not None and options.iterations_per_loop > 1
+    in_a_row = options is not None and options.iterations_per_loop > LEAST_STEPS
     return in_a_row and environment.read_overlapped_steps() is not False
 
 

@@ -95,7 +95,7 @@ def describe_plan(
       original: the precision after the switch, such as "float32".
       low: the low precision, such as "bfloat16, imitated"; the plan's dtype by default.
     """
-    low = low or plan.low_dtype
+    low = (low or plan.low_dtype).replace(", imitated", " (imitated)")
     if plan.trigger == "loss":
         threshold = loss_threshold(progress.goal, plan.ratio)
         return f"{low} until the loss is at most {threshold:g}, then {original}"
