@@ -7,13 +7,11 @@ from typing import Any
 
 from npu_bridge.base.arguments import is_integer, is_number
 
-_OF_BATCHES = ("gradient_accumulation_steps", "ema_overwrite_frequency")
-
 
 def optimizer_numbers(optimizer: Any) -> dict[str, float]:
     """Returns an optimizer's current numeric hyperparameters by name, without a learning rate that is a schedule.
 
-    Numbers that say in which batches Keras 3 updates are left out: no callback sets them.
+    `gradient_accumulation_steps` is left out: no callback sets it, and another number of ranks needs another one.
 
     The result is empty if the optimizer has no configuration, such as a TensorFlow 1 optimizer in a Keras model, or one
     that cannot be written, such as groups of variables.
@@ -23,5 +21,5 @@ def optimizer_numbers(optimizer: Any) -> dict[str, float]:
         config = optimizer.get_config()
     config = config["optimizer"]["config"] if isinstance(config.get("optimizer"), dict) else config  # a wrapper
     found = {name: value for name, value in config.items() if is_number(value) and hasattr(optimizer, name)}
-    found = {name: value for name, value in found.items() if name not in _OF_BATCHES}
+    found.pop("gradient_accumulation_steps", None)
     return {name: int(value) if is_integer(value) else float(value) for name, value in found.items()}
