@@ -176,7 +176,7 @@ class ReplayCallback(TrainStepCallback):
 
 def numbered_variables(model: tf.keras.Model) -> dict[str, tf.Variable]:
     """Returns the variables of a model and its optimizer by name, with a number before each name: names can repeat."""
-    # Keras 3 lets optimizers whose `build` makes their variables anew, such as its own loss scaling.
+    # In Keras 3, a second `build` of some optimizers makes new variables: that of its own loss scaling, for example.
     if model.built and hasattr(model.optimizer, "build") and not getattr(model.optimizer, "built", False):
         model.optimizer.build(model.trainable_variables)
     kept = model.optimizer.variables
