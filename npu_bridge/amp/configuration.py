@@ -248,7 +248,7 @@ def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **ove
           arguments of the dynamic loss scale; they do not change a fixed loss scale.
         user_cast_preferred: only for O1, and only True: registered casts always replace entries of the level's lists.
         is_distributed, is_tailing_optimization, stages, wire, gradient_split_groups, combine_grad,
-          check_combined_tensors: as in `NPUOptimizer`.
+          check_combined_tensors: as in `NPUOptimizer`; a Keras optimizer averages unless is_distributed is False.
     Returns:
       A `Configuration`, with the new `optimizer` and `model`.
     Raises:
