@@ -11,15 +11,22 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.session_wrapper import find_engine
+from npu_bridge.collective.cost_model import LEAST_STEPS
 from npu_bridge.collective.order_on_the_wire import dependencies_for_order, gradient_all_reduces, order_for_forward_pass
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.gradients.stages.all_reduce import AllReduce
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.overlapped_loop import put_in_overlapped_loop
 from npu_bridge.optimizers import tf1 as ours
+from npu_bridge.options import of_graph
+from npu_bridge.options.environment_table import VARIABLES
+from npu_bridge.options.reading import read_run_config
 from npu_bridge.session.iterations import _LoopEngine, name_step, train_in_loops
 from npu_bridge.stages import Accumulate
 from tests.goldens.two_layers import OPTIMIZERS, as_built_by_many, assert_all_finite, assert_same_bits, in_graph
+from tests.rank_pool import on_each_rank
 
 tf1 = tf.compat.v1
 STEPS = 50
@@ -138,6 +145,15 @@ def test_overlapped_steps_compute_the_same_bits(on_ranks, rank_count, cases):
     final = expected[0][1]
     assert_all_finite({name: value for name, value in final.items() if "/layer_" in name})
     assert all(0 < final[f"{case}/step:0"] < STEPS for case in cases if CASES[case][1] is not None), "no step skipped"
+
+
+@on_each_rank(2)
+def test_gradients_are_sent_in_small_pieces_only_where_steps_can_overlap():
+    for steps, expected in ((1, 8_000_000), (LEAST_STEPS, 8_000_000), (LEAST_STEPS + 1, 2_700_000)):
+        with tf.Graph().as_default() as graph:
+            of_graph.record_options(read_run_config(NPURunConfig(iterations_per_loop=steps)), graph)
+            assert AllReduce("sent").agreed_settings([])["FUSION_TENSOR_SIZE"] == expected, steps
+    assert f"with iterations_per_loop above {LEAST_STEPS}." in str(VARIABLES), "what users read"
 
 
 @mock.patch.dict(os.environ, NPU_OVERLAPPED_STEPS="")
