@@ -15,6 +15,7 @@ from npu_bridge.session.precision.accelerate import (
     loss_threshold,
     parse_progress,
 )
+from npu_bridge.session.precision.modes import Policy
 from tests.refusing import refuses
 
 
@@ -121,3 +122,9 @@ def test_the_plan_in_words(text, progress, steps_per_run, line):
     assert (
         describe_plan(parse_accelerate_train_mode(text), TrainingProgress(*progress), steps_per_run, "float32") == line
     )
+
+
+def test_the_plan_says_that_a_dtype_is_imitated():
+    low = Policy("mixed", "float16", is_imitated=True).dtype_description
+    plan = describe_plan(by_step(0.5), TrainingProgress(20, 0), 1, "float32", low)
+    assert plan == "steps 0-9 in float16 (imitated), 10-19 in float32"
