@@ -24,29 +24,30 @@ class TrainedBatches:
     """A counter of the batches on which `fit` trains a model.
 
     The last execution of several steps can be shorter, but Keras 3 tells callbacks the number of batches of a whole
-    one. So the train step itself counts.
+    one. So the train step itself counts; under a strategy of several devices, each execution counts as a whole one.
     """
 
     def __init__(self):
-        self._counter, self._seen = None, 0
+        self._counter, self._seen, self._whole = None, 0, 1
 
     def begin_fit(self, model: Any) -> None:
         """Counts the batches of a model from now on; to be called after Keras has made the train function."""
+        self._counter, self._whole = None, steps_per_execution(model)
         # Keras 2 begins with 1, and later chooses another number, if it is to choose.
-        if steps_per_execution(model) == 1 and not getattr(model, "autotune_steps_per_execution", False):
-            self._counter = None
+        is_single = self._whole == 1 and not getattr(model, "autotune_steps_per_execution", False)
+        if is_single or model.distribute_strategy.num_replicas_in_sync > 1:
             return
         if not isinstance(model.train_step, _CountingStep):
             model.train_step = _CountingStep(model.train_step)
             renew_train_function(model)
         self._counter = model.train_step.batches
-        self._seen = int(self._counter)
+        self._seen = int(self._counter.numpy())
 
     def count_new(self) -> int:
         """Returns the number of batches since the last call, at the end of an execution."""
         if self._counter is None:
-            return 1
-        before, self._seen = self._seen, int(self._counter)
+            return self._whole
+        before, self._seen = self._seen, int(self._counter.numpy())
         return self._seen - before
 
 

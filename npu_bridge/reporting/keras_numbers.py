@@ -65,21 +65,6 @@ class FittedSteps:
         return numbers._replace(step=self._latest)
 
 
-class BatchCounter:
-    """Counts the batches of each call of `on_train_batch_end`: several with `steps_per_execution`.
-
-    The last execution of an epoch can be shorter, so the growth of the batch number counts.
-    """
-
-    def __init__(self):
-        self._last = -1
-
-    def count_until(self, batch: int) -> int:
-        """Returns the number of batches since the previous call, or since the epoch began."""
-        before, self._last = self._last if batch > self._last else -1, batch
-        return batch - before
-
-
 def numbers_in(logs: Mapping[str, Any] | None) -> dict[str, float]:
     """Returns the metrics that are single numbers; others, such as the F1 score of each class, cannot be drawn."""
     return {name: value for name, value in (logs or {}).items() if is_number(value)}

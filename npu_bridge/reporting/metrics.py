@@ -12,9 +12,10 @@ from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.machine import current_memory_bytes
 from npu_bridge.base.secondary_files import NonFatalOutput
+from npu_bridge.base.train_functions import TrainedBatches
 from npu_bridge.gradients.arithmetic import gradient_values, sum_in_order
 from npu_bridge.gradients.collections import gradients_of
-from npu_bridge.reporting.keras_numbers import BatchCounter, FittedSteps, numbers_in
+from npu_bridge.reporting.keras_numbers import FittedSteps, numbers_in
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.straggler_hook import latest_comparison
 from npu_bridge.reporting.stragglers import slowest_rank_metrics
@@ -168,10 +169,10 @@ class MetricsCallback(tf.keras.callbacks.Callback):
     def __init__(self, writer: Any, every_n_steps: int | None = 100, clock: Callable[[], float] = time.monotonic):
         super().__init__()
         self._entries = _EntryCollector(type(self).__name__, writer, every_n_steps, clock)
-        self._steps, self._batches = FittedSteps(), BatchCounter()
+        self._steps, self._batches = FittedSteps(), TrainedBatches()
 
     def on_train_begin(self, logs=None):
-        self._batches = BatchCounter()
+        self._batches.begin_fit(self.model)
         self._entries.begin()
         if self._entries.writes:
             self._entries.start_at_step(self._steps.begin(self.model).step)
@@ -179,7 +180,7 @@ class MetricsCallback(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if not self._entries.writes:
             return
-        is_due, batches = self._entries.is_due, self._batches.count_until(batch)
+        is_due, batches = self._entries.is_due, self._batches.count_new()
         self._entries.count(batches, batches)
         if not is_due:
             self._entries.keep_if_last(numbers_in(logs))

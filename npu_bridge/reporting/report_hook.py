@@ -16,7 +16,7 @@ from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.base.machine import usable_cores
 from npu_bridge.base.secondary_files import NonFatalOutput
-from npu_bridge.base.train_functions import unwrap_train_function, wrap_train_function
+from npu_bridge.base.train_functions import TrainedBatches, unwrap_train_function, wrap_train_function
 from npu_bridge.collective.small_values import gather_values
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.options import of_graph
@@ -25,7 +25,7 @@ from npu_bridge.reporting import page  # its modules are loaded when a page is m
 from npu_bridge.reporting.failure_hook import FailureHook, report_failure, stops_training
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.history_hook import HistoryHook
-from npu_bridge.reporting.keras_numbers import BatchCounter, FittedSteps, split_training_and_validation
+from npu_bridge.reporting.keras_numbers import FittedSteps, split_training_and_validation
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.run_size import count_parameters, peak_gpu_memory, peak_memory_of_ranks
 from npu_bridge.reporting.step_hook import Observation, StepHook
@@ -155,11 +155,12 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._writes = False
         self._thinning: Any = None  # a `HistoryThinner` and the numbers before a step, once training has begun
         self._before: Any = None
-        self._skips, self._steps, self._batches = SkipsInARow(), FittedSteps(), BatchCounter()
+        self._skips, self._steps, self._batches = SkipsInARow(), FittedSteps(), TrainedBatches()
         self._compared: Any = None  # the comparison of ranks noted last
 
     def on_train_begin(self, logs=None):
-        ranks, self._batches = collective.current(), BatchCounter()
+        ranks = collective.current()
+        self._batches.begin_fit(self.model)
         self._writes = ranks.rank == 0
         if self._writes:
             self._before = self._steps.begin(self.model)
@@ -202,7 +203,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if not self._writes:
             return
-        batches = self._batches.count_until(batch)
+        batches = self._batches.count_new()
         self._page.end_run(batches)
         self._curves.on_train_batch_end(batch, logs)
         before, now = self._before, self._steps.read()

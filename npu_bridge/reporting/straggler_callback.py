@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.tf_internals.training import steps_per_execution
+from npu_bridge.base.train_functions import TrainedBatches
 from npu_bridge.collective.small_values import gather_values
 from npu_bridge.reporting.history import Comparison
 from npu_bridge.reporting.keras_numbers import OptimizerNumbers
@@ -36,7 +36,7 @@ class StragglerCallback(tf.keras.callbacks.Callback):
         self._supports_tf_logs = True  # logs stay tensors: nothing here needs a number
         self._stream = stream
         self._moments: Any = None
-        self._work = OwnWorkTimes()
+        self._work, self._batches = OwnWorkTimes(), TrainedBatches()
 
     def on_train_begin(self, logs=None):
         """Makes the optimizer record when its reductions begin and end."""
@@ -44,13 +44,16 @@ class StragglerCallback(tf.keras.callbacks.Callback):
         watch = getattr(self.model.optimizer, "record_reduction_times", None)
         is_plain = tf.executing_eagerly() and not tf.distribute.has_strategy()
         self._moments = watch() if watch is not None and is_plain and collective.current().size > 1 else None
+        if self._moments is not None:
+            self._batches.begin_fit(self.model)
 
     def on_train_batch_end(self, batch, logs=None):
         """Adds up the times of the step; compares the ranks after enough steps."""
         if self._moments is None:
             return
         ready, done = self._moments.numpy().tolist()
-        own = self._work.add_run(ready, done, steps=steps_per_execution(self.model)) if done else None
+        steps = self._batches.count_new()
+        own = self._work.add_run(ready, done, steps=steps) if done else None
         if own is not None:
             self._compare_ranks(own)
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from npu_bridge.npu_init import npu_callbacks_append, npu_keras_optimizer
 from npu_bridge.reporting import CsvWriter, MetricsCallback, ReportCallback, TensorBoardCallback
+from npu_bridge.reporting.summary import StepTimes
 from npu_bridge.session import EndTogetherCallback, ResumeCallback
 from npu_bridge.session.precision import AccelerateTrainCallback, Policy
 from npu_run.trials.fit import numbered_variables
@@ -144,18 +145,21 @@ def test_a_record_leaves_the_variables_of_a_built_optimizer():
 
 
 @pytest.mark.parametrize("steps", [{}, {"steps_per_epoch": 5}])
-def test_a_last_execution_of_fewer_steps_counts_no_more_than_it_trains(steps, tmp_path):
+def test_a_last_execution_of_fewer_steps_counts_no_more_than_it_trains(steps, tmp_path, monkeypatch):
     def compiled():
         model = make_model()
         model.compile(sgd(), "mse", steps_per_execution=3)
         return model
 
+    in_runs, report = [], ReportCallback(str(tmp_path))
+    monkeypatch.setattr(StepTimes, "add", lambda self, secs, steps: in_runs.append(steps))
     accelerate, resume = AccelerateTrainCallback("fast|step|0.6", total_step=10), ResumeCallback(tmp_path / "it.keras")
     policies, model = Trace(lambda _: accelerate.policy == Policy("mixed", "float16")), compiled()
     data = batches(10).repeat() if steps else batches(5)
     for _ in range(2):
-        model.fit(data, verbose=0, callbacks=[accelerate, resume, policies], **steps)
+        model.fit(data, verbose=0, callbacks=[accelerate, resume, policies, report], **steps)
     assert ResumeCallback(tmp_path / "it.keras").restore(compiled()) == int(model.optimizer.iterations)
+    assert in_runs == ([3, 3, 3, 3] if steps else [3, 2, 3, 2])
     assert policies.values == ([True, True, False, False] if steps else [True, True, True, False])
 
 

@@ -106,12 +106,14 @@ def test_keras_says_where_the_page_is_unless_it_is_to_say_nothing(tmp_path, caps
     assert (tmp_path / "report.html").exists()
 
 
-def test_each_batch_of_an_execution_counts(tmp_path, monkeypatch):
+@pytest.mark.parametrize("scope", [contextlib.nullcontext, lambda: tf.distribute.MirroredStrategy(["CPU:0"]).scope()])
+def test_each_batch_of_an_execution_counts(scope, tmp_path, monkeypatch):
     in_runs, entries = [], []
     monkeypatch.setattr(StepTimes, "add", lambda self, secs, steps: in_runs.append(steps))
     writer = types.SimpleNamespace(begin=print, write=lambda step, *_: entries.append(step), close=lambda: None)
-    model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
-    model.compile("sgd", "mse", steps_per_execution=4)
+    with scope():
+        model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=4)
     callbacks = [ReportCallback(str(tmp_path)), MetricsCallback(writer, every_n_steps=4)]
     model.fit(np.ones([10, 1]), np.ones([10, 1]), batch_size=1, epochs=2, verbose=0, callbacks=callbacks)
     assert in_runs == [4, 4, 2, 4, 4, 2]

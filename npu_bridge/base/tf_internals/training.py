@@ -109,7 +109,10 @@ def set_dtype_policy(layer: tf.keras.layers.Layer, policy: str) -> None:
 
 def steps_per_execution(model: tf.keras.Model) -> int:
     """Returns a model's number of steps per training call (`Model._steps_per_execution`, Keras 2.15)."""
-    return model.steps_per_execution if keras3.is_model(model) else int(model._steps_per_execution or 1)
+    if keras3.is_model(model):
+        return model.steps_per_execution
+    steps = model._steps_per_execution  # a variable, which `int` does not take under a strategy
+    return 1 if steps is None else int(steps.numpy())
 
 
 def warm_start_settings(estimator: tf.estimator.Estimator) -> Any:
