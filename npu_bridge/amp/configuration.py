@@ -160,11 +160,7 @@ class Configuration:
         Raises:
           TypeError, ValueError: `model` is not a model of Keras 2, or cannot be cast.
         """
-        if keras3.is_model(model):
-            fix = "Call keras.mixed_precision.set_global_policy before you make the model, and pass model=None."
-            raise TypeError(
-                message(_OWNER, "levels cannot change this model", "a tf.keras.Model", "a model of Keras 3", fix)
-            )
+        _reject_keras3(model)
         if self._casts.layers_alone and self.properties.patch_functions:
             names = ", ".join(self._casts.layers_alone)
             say_once(
@@ -205,9 +201,10 @@ class Configuration:
           An `NPUOptimizer`, or the result of `npu_keras_optimizer`. Both skip a step that overflows, even with a fixed
           scale.
         Raises:
-          TypeError, ValueError: `optimizer` is not an optimizer, already scales the loss, or cannot train the level's
-            16-bit variables.
+          TypeError, ValueError: `optimizer` is not an optimizer, or is one of Keras 3, already scales the loss, or
+            cannot train the level's 16-bit variables.
         """
+        _reject_keras3(optimizer)
         if self._has_narrow_variables:
             check_takes_stand_ins(optimizer, f"{_OWNER}: {self.level}")
         self.loss_scale_managers = [manager for manager in map(self._new_manager, range(self._num_losses)) if manager]
@@ -230,6 +227,13 @@ class Configuration:
 
     def _precision(self) -> Precision:
         return Precision(read_session_config(self.session_config()), self.op_lists)
+
+
+def _reject_keras3(part: Any) -> None:
+    if keras3.is_model(part) or keras3.is_optimizer(part):
+        fix = "Call keras.mixed_precision.set_global_policy before you make the model, and npu_keras_optimizer"
+        got, fix = f"{type(part).__name__} of Keras 3", f"{fix} with a loss-scale manager."
+        raise TypeError(message(_OWNER, "levels are for Keras 2", "a model or an optimizer of tf.keras", got, fix))
 
 
 def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **overrides: Any) -> Configuration:

@@ -13,6 +13,7 @@ from npu_bridge import collective
 from npu_bridge.base.arguments import check_instance
 from npu_bridge.base.errors import message, shown
 from npu_bridge.base.terminal import echo
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.training import compile_arguments
 from npu_bridge.boost.config import FEATURES, BoostConfig
 from npu_bridge.boost.subspace_model import make_basis, train_as_compiled, train_in_subspace
@@ -39,8 +40,8 @@ def apply(
     """Adds features for faster training to a model or an optimizer; rank 0 prints a line for each feature.
 
     Args:
-      model_or_optimizer: a compiled Keras model; a current or legacy Keras optimizer; a TF 1 optimizer. For an
-        optimizer, a printed line asks you to change the model yourself, by `less_batch_norm` and `CosineHead`.
+      model_or_optimizer: a compiled model of Keras 2; an optimizer of Keras, also a legacy one; a TF 1 optimizer. For
+        an optimizer, a printed line asks you to change the model yourself, by `less_batch_norm` and `CosineHead`.
       level: "O1" for fewer batch normalisations and frozen layers, "O2" also for Adasum, "O0" only for averaging
         over the ranks. In the mode "manual" the dictionary chooses the features.
       config: a `BoostConfig`, or the argument of `BoostConfig.from_dict`.
@@ -109,9 +110,12 @@ def _without_scaling_of_compile(optimizer, given, manager):
 
 def _wrap_optimizer(optimizer, manager, is_distributed, stages, starts):
     options = {"stages": stages, "gradient_split_groups": starts}
-    if isinstance(optimizer, (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)):
+    if isinstance(optimizer, (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)) or (
+        keras3.is_optimizer(optimizer)
+    ):
         return npu_keras_optimizer(optimizer, manager, is_distributed, **options)
-    kind, what, fix = tf.compat.v1.train.Optimizer, "a Keras model or an optimizer", "Pass the object itself."
+    kind, what = tf.compat.v1.train.Optimizer, "a model of Keras 2 or an optimizer"
+    fix = "Pass the optimizer of the model." if keras3.is_model(optimizer) else "Pass the object itself."
     check_instance("boost.apply", "model_or_optimizer", optimizer, kind, what, fix)
     return NPUOptimizer(optimizer, manager, is_distributed, manager is not None, **options)
 

@@ -155,7 +155,7 @@ def test_enable_all_leaves_out_what_cannot_be(capsys):
 
 @refuses(
     (residual_model, {}, ValueError, ["the model has no optimizer", "Call model.compile first"]),
-    (lambda: 3, {}, TypeError, "Expected a Keras model or an optimizer; got 3 (int)"),
+    (lambda: 3, {}, TypeError, "Expected a model of Keras 2 or an optimizer; got 3 (int)"),
     (lambda: tf.keras.optimizers.SGD(), {"config": manual("dim_reduce")}, ValueError, "evaluates the loss"),
     (compiled, {"config": manual("dim_reduce")}, ValueError, "dim_reduce has no basis"),
     (compiled, {"config": manual("loss_scale_group")}, ValueError, "needs the groups"),

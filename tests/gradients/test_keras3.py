@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import npu_device
-from npu_bridge import amp
+from npu_bridge import amp, boost
 from npu_bridge.amp import DynamicLossScaleManager, GroupLossScaleManager, scale_boundary
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
@@ -22,6 +22,8 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     NPUOptimizer,
     npu_distributed_optimizer_wrapper,
 )
+from npu_bridge.gradients import AllReduce
+from npu_bridge.gradients.explanation import list_pipelines
 from npu_bridge.gradients.graph_mode import assign_constrained
 from npu_bridge.stages import Accumulate, CentralizeGradients, ClipByGlobalNorm, Freeze, FreezeSchedule, pipeline
 from tests.goldens.keras3_models import OPTIMIZERS, Trace, beside_keras3, dynamic, fit, loop, make_model, state_of
@@ -578,6 +580,15 @@ def test_accumulation_of_keras_is_refused_where_updates_are_told_apart(make):
         make(keras.optimizers.Adam(gradient_accumulation_steps=4))
 
 
-def test_levels_name_the_policy_for_models_of_keras_3():
-    with pytest.raises(TypeError, match="Call keras.mixed_precision.set_global_policy"):
-        amp.configure("O1", model=make_model())
+@pytest.mark.parametrize("part", [{"model": make_model}, {"optimizer": sgd}])
+def test_levels_name_the_policy_for_keras_3(part):
+    with pytest.raises(TypeError, match="Call keras.mixed_precision.set_global_policy .* npu_keras_optimizer with"):
+        amp.configure("O1", **{name: make() for name, make in part.items()})
+
+
+def test_boost_takes_optimizers_and_asks_for_that_of_a_model():
+    with pytest.raises(TypeError, match=r"got <Sequential.*Pass the optimizer of the model\."):
+        boost.apply(make_model())
+    settings = {"boost": {"mode": "manual", "grad_freeze": True}, "grad_freeze": {"param_groups": 2}}
+    boosted, _ = fit(boost.apply(sgd(), config=settings), make_data(3))
+    assert [type(stage) for stage in list_pipelines(boosted.optimizer)[0].stages] == [Freeze, AllReduce]
