@@ -82,7 +82,7 @@ def warn_of_unapplied_gradients(optimizer: Any) -> None:
         batches = f"{count} batch{'' if count == 1 else 'es'}"
         problem = f"the gradients of {batches} are not applied yet"
         fix = "Train further to apply them, or change the number of batches."
-        text = message("fit", problem, "a whole number of windows of Accumulate", f"{batches} more", fix)
+        text = message("fit", problem, "batches of whole updates", f"{batches} more", fix)
         say_once(logging.WARNING, text)
 
 

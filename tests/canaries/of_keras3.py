@@ -75,6 +75,17 @@ def _():
     expect(f"{keras3.prefix_of_slots(own)}momentum" in [each.name for each in optimizer.variables], "there is no slot")
 
 
+@canary_of(keras3.batches_in_window, eagerly=True)
+def _():
+    optimizer, own = keras.optimizers.SGD(0.5, gradient_accumulation_steps=2), tf.Variable(1.0)
+    counts = []
+    for _ in range(3):
+        optimizer.apply([tf.constant(1.0)], [own])
+        counts += keras3.batches_in_window(optimizer)
+    expect(counts == [1, 0, 1], f"the counts of three batches are {counts}")
+    expect(not keras3.batches_in_window(built_optimizer()), "an optimizer that accumulates nothing has a count")
+
+
 @canary_of(keras3.reject_keras_variables, eagerly=True)
 def _():
     keras3.reject_keras_variables("it", [tf.Variable(1.0)])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge.gradients.checkpoints.sync import batch_counters, count_batches
 from npu_bridge.npu_init import npu_callbacks_append, npu_keras_optimizer
 from npu_bridge.reporting import CsvWriter, MetricsCallback, ReportCallback, TensorBoardCallback
 from npu_bridge.reporting.summary import StepTimes
@@ -135,6 +136,13 @@ def test_a_script_that_accumulates_otherwise_does_so_in_a_resumed_fit(tmp_path):
         resume.restore(model)
         assert model.optimizer.gradient_accumulation_steps == steps
         model.fit(batches(), verbose=0, callbacks=[resume])
+
+
+def test_batches_that_keras_accumulates_are_counted_and_named(caplog):
+    optimizer = dynamic(keras.optimizers.SGD(0.05, gradient_accumulation_steps=4))
+    fit(optimizer, make_data(6, poisoned=[2]), callbacks=npu_callbacks_append([]))
+    assert batch_counters(optimizer) == [1] and count_batches(optimizer) == 6
+    assert "fit: the gradients of 1 batch are not applied yet" in caplog.text
 
 
 def test_a_record_leaves_the_variables_of_a_built_optimizer():

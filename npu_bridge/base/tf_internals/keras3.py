@@ -113,6 +113,15 @@ def variables_built_with(optimizer: Any) -> list:
     return list(optimizer._trainable_variables)
 
 
+def batches_in_window(optimizer: Any) -> list[int]:
+    """Returns how many batches Keras 3 has accumulated for its next update; [] if it accumulates none.
+
+    Seen in `BaseOptimizer._iterations` of Keras 3.15, which counts batches. `iterations` counts updates.
+    """
+    steps = optimizer.gradient_accumulation_steps if is_optimizer(optimizer) else None
+    return [int(optimizer._iterations) % steps] if steps else []
+
+
 def tensorflow_variable_of(variable: Any) -> Any:
     """Returns a Keras 3 variable's TensorFlow variable; any other variable unchanged (`Variable.value`, Keras 3.15)."""
     keras = loaded_keras3()

@@ -10,6 +10,7 @@ from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.explanation import list_pipelines
 from npu_bridge.gradients.graph_mode import group_in_graph
@@ -66,13 +67,16 @@ def pipelines_of(optimizer: Any) -> list:
 
 
 def batch_counters(optimizer: Any) -> list:
-    """Returns the variables that count the batches accumulated for the next update; [] if no stage accumulates batches.
+    """Returns the counts of batches accumulated for the next update: variables of stages, and a number of Keras 3.
+
+    The list is empty if no batches are accumulated.
 
     Args:
       optimizer: any optimizer, or a pipeline.
     """
     stages = [stage for pipeline in pipelines_of(optimizer) for stage in pipeline.stages_of_type(SummingStage)]
-    return [counter for stage in stages for counter in stage.batch_counters]
+    of_keras = keras3.batches_in_window(getattr(optimizer, "inner_optimizer", optimizer))
+    return [*(counter for stage in stages for counter in stage.batch_counters), *of_keras]
 
 
 def batches_per_update(optimizer: Any) -> int:
@@ -81,18 +85,23 @@ def batches_per_update(optimizer: Any) -> int:
     Above 1 with `Accumulate`, and with `gradient_accumulation_steps` of Keras 3.
     """
     pipelines = pipelines_of(optimizer)
-    of_keras = getattr(getattr(optimizer, "inner_optimizer", optimizer), "gradient_accumulation_steps", None) or 1
-    return of_keras * math.prod(
+    return _batches_of_keras(optimizer) * math.prod(
         stage.batches for pipeline in pipelines for stage in pipeline.stages_of_type(SummingStage)
     )
+
+
+def _batches_of_keras(optimizer):
+    return getattr(getattr(optimizer, "inner_optimizer", optimizer), "gradient_accumulation_steps", None) or 1
 
 
 def count_batches(optimizer: Any) -> int:
     """Returns the number of batches on which any optimizer was trained, as its own counters say; works only eagerly."""
     records = [each for pipeline in pipelines_of(optimizer) for each in pipeline.stages_of_type(SkipRecord)]
     skipped = [int(each.skipped_steps) for each in records if not each.counts_skipped_steps]
-    updates = int(optimizer.iterations) + max(skipped, default=0)
-    return updates * batches_per_update(optimizer) + max(map(int, batch_counters(optimizer)), default=0)
+    of_keras = _batches_of_keras(optimizer)  # of which one is skipped, not the whole update
+    tried = int(optimizer.iterations) * of_keras + max(skipped, default=0)
+    batches = batches_per_update(optimizer) // of_keras
+    return tried * batches + max(map(int, batch_counters(optimizer)), default=0)
 
 
 def batches_per_update_in(graph: tf.Graph) -> int:
