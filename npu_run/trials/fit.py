@@ -43,11 +43,14 @@ class TrainStepCallback(tf.keras.callbacks.Callback):
             if not self.model.built:
                 self.model(tf.nest.map_structure(_zero_row_like, data[0] if isinstance(data, tuple) else data))
             self._handle_initial_weights_once()
-        parts = tf.nest.flatten(data)
-        values = tf.numpy_function(self.handle_batch, parts, [part.dtype for part in parts])
-        for value, part in zip(values, parts):
+        parts = tf.nest.flatten(data, expand_composites=True)  # those of sparse and ragged tensors, too
+        given = [part for part in parts if part is not None]  # without optional inputs of Keras 3 that are left out
+        values = tf.numpy_function(self.handle_batch, given, [part.dtype for part in given])
+        for value, part in zip(values, given):
             value.set_shape(part.shape)
-        outcome = self._train_step(tf.nest.pack_sequence_as(data, values))
+        remaining = iter(values)
+        parts = [part if part is None else next(remaining) for part in parts]
+        outcome = self._train_step(tf.nest.pack_sequence_as(data, parts, expand_composites=True))
         graph = tf.compat.v1.get_default_graph()
         ops = [] if tf.executing_eagerly() else [op.node_def for op in graph.get_operations()]
         self.handle_step_nodes([*ops, *nodes_in_functions(graph, ops)])
@@ -79,9 +82,13 @@ class TrainStepCallback(tf.keras.callbacks.Callback):
         self._losses.append(float((logs or {})["loss"]))
 
 
-def _zero_row_like(part: tf.Tensor) -> tf.Tensor:
+def _zero_row_like(part: Any) -> Any:
     """Returns one row of zeros like a batch, with which a model can make its weights; unknown dimensions become 1."""
-    return tf.zeros([1, *(length or 1 for length in part.shape[1:])], part.dtype)
+    if part is None:
+        return None
+    convert = {tf.RaggedTensor: tf.RaggedTensor.from_tensor, tf.SparseTensor: tf.sparse.from_dense}
+    zeros = tf.zeros([1, *(length or 1 for length in part.shape[1:])], part.dtype)
+    return convert.get(type(part), tf.identity)(zeros)
 
 
 class RecordCallback(TrainStepCallback):

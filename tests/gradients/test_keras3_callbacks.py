@@ -16,7 +16,7 @@ from npu_bridge.reporting import CsvWriter, MetricsCallback, ReportCallback, Ten
 from npu_bridge.reporting.summary import StepTimes
 from npu_bridge.session import EndTogetherCallback, ResumeCallback
 from npu_bridge.session.precision import AccelerateTrainCallback, Policy
-from npu_run.trials.fit import numbered_variables
+from npu_run.trials.fit import TrainStepCallback, numbered_variables
 from tests.goldens.keras3_models import Trace, beside_keras3, dynamic, fit, make_model, state_of
 from tests.goldens.keras_models import make_data
 from tests.goldens.two_layers import assert_same_bits
@@ -150,6 +150,18 @@ def test_a_record_leaves_the_variables_of_a_built_optimizer():
     model.compile(keras.optimizers.LossScaleOptimizer(sgd()), "mse")
     first = numbered_variables(model)
     assert [*numbered_variables(model)] == [*first]
+
+
+def test_a_record_leaves_out_inputs_that_are_left_out():
+    class Sum(keras.layers.Layer):
+        def call(self, one, other=None):
+            return one if other is None else one + other
+
+    ones, inputs = np.ones([4, 3], np.float32), [keras.Input([3]), keras.Input([3], optional=True)]
+    model = keras.Model(inputs, keras.layers.Dense(1)(Sum()(*inputs)))
+    model.compile(sgd(), "mse")
+    model.fit([ones, None], ones[:, :1], verbose=0, callbacks=[TrainStepCallback(model, 0)])
+    assert int(model.optimizer.iterations) == 1
 
 
 @pytest.mark.parametrize("steps", [{}, {"steps_per_epoch": 5}])

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from npu_bridge.base.tf_internals.names import HAS_ESTIMATORS
 from npu_run.record import record, replay
+from npu_run.trials.fit import TrainStepCallback
 from npu_run.trials.replay_tf1 import Replay
 from tests.npu_run.launching import write_script
 
@@ -349,6 +350,22 @@ def test_fit_of_a_model_without_an_input_shape_is_recorded(recorder, command, tr
     write_script(tmp_path, NO_INPUT.format(keras=keras, seed=1))
     code, output = command(replay, "recorded", "train.py")
     assert code == 0 and "bit for bit" in output, output + trials.printed
+
+
+RAGGED = tf.ragged.constant([[1.0], [2.0, 3.0], [4.0], [5.0]])
+AS_TENSOR = tf.keras.layers.Lambda(lambda rows: rows.to_tensor(shape=[None, 2]))
+
+
+@pytest.mark.parametrize("rows, begin", [(tf.sparse.eye(4, 3), []), (RAGGED, [AS_TENSOR])], ids=["sparse", "ragged"])
+def test_batches_stay_sparse_or_ragged(rows, begin):
+    weights = []
+    for kind in (TrainStepCallback, lambda *_: tf.keras.callbacks.Callback()):
+        model = tf.keras.Sequential([*begin, tf.keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile("sgd", "mse")
+        data = tf.data.Dataset.from_tensor_slices((rows, [1.0, 2.0, 3.0, 4.0])).batch(2)
+        model.fit(data, verbose=0, callbacks=[kind(model, 0)])
+        weights.append(model.get_weights())
+    assert all(map(np.array_equal, *weights))
 
 
 def test_float32_whatever_a_script_asks_for(recorder, command, trials, tmp_path):
