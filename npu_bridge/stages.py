@@ -116,3 +116,6 @@ def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) ->
             svg, draw_stages(stops), import_module_or_object("npu_bridge.reporting.picture_style:PICTURE_FILES")
         )
     return format_stage_rows(stops)
+
+
+import_module_or_object("npu_bridge.estimator")  # as after other imports that need TensorFlow

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 import operator
+import sys
 from collections.abc import Mapping
 from typing import Any, Callable
+
+from npu_bridge.base.after_import import importing_module_name
+from npu_bridge.base.tensorflow_start import is_project_module
 
 
 def lazy_getattr(package: str, places_by_name: Mapping[str, str]) -> Callable[[str], Any]:
@@ -19,7 +23,11 @@ def lazy_getattr(package: str, places_by_name: Mapping[str, str]) -> Callable[[s
     def __getattr__(name: str) -> Any:
         if name not in places_by_name:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return import_module_or_object(places_by_name[name])
+        found = import_module_or_object(places_by_name[name])
+        # A script that uses TensorFlow through this package gets its sessions and locks, whatever it imports first.
+        if "npu_bridge.base.own_tensorflow" in sys.modules and not is_project_module(importing_module_name()):
+            importlib.import_module("npu_bridge.estimator")
+        return found
 
     return __getattr__
 

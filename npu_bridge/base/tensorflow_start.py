@@ -63,6 +63,11 @@ def prepare_tensorflow() -> None:
         call_after_import("tensorflow", _prepare_loaded_tensorflow, _silence_loading, _explain_missing_tensorflow)
 
 
+def is_project_module(name: str) -> bool:
+    """Returns whether the module of this name belongs to this project, and not to a script."""
+    return name.split(".")[0] in _OURS
+
+
 def hide_global_step_warning() -> None:
     """Hides TensorFlow's warning about a constant global step; this package gives its own warning."""
     _false_alarm_filter().step_is_explained = True
@@ -72,7 +77,7 @@ def _prepare_loaded_tensorflow(tensorflow: types.ModuleType) -> None:
     problem = _version_problem(str(getattr(tensorflow, "__version__", "unknown"))) or _keras_problem(tensorflow)
     if problem:
         sys.meta_path.insert(0, _RefusingFinder(problem))
-        if _is_project_module(importing_module_name()):
+        if is_project_module(importing_module_name()):
             raise ImportError(problem, name="tensorflow")
         return
     if not names.HAS_ESTIMATORS:
@@ -201,7 +206,7 @@ def _hide_stderr_lines(*hidden: re.Pattern[bytes]) -> Iterator[None]:
 
 
 def _explain_missing_tensorflow() -> None:
-    if _is_project_module(importing_module_name()):
+    if is_project_module(importing_module_name()):
         text = f"npu_bridge: TensorFlow is not installed. Expected {TENSORFLOWS}; got none. {INSTALL_TENSORFLOW}"
         raise ModuleNotFoundError(text, name="tensorflow")
 
@@ -216,10 +221,6 @@ def _is_verbose() -> bool:
     from npu_bridge.base import environment  # imported late: importing the package alone loads nothing
 
     return environment.is_flag_on(environment.VERBOSE)
-
-
-def _is_project_module(name: str) -> bool:
-    return name.split(".")[0] in _OURS
 
 
 @functools.cache
@@ -271,7 +272,7 @@ class _RefusingFinder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> None:
         if (
-            _is_project_module(name)
+            is_project_module(name)
             and name not in (*_OURS, "npu_bridge.reporting")
             and not name.startswith(_INDEPENDENT)
         ):

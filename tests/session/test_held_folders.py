@@ -393,6 +393,24 @@ def _stock_estimator(folder):
     return tf.estimator.Estimator(model_fn, config=config)
 
 
+_STAGES = pytest.param("stages import Accumulate", marks=pytest.mark.slow("another start of Python"))
+
+
+@pytest.mark.parametrize("place", ["reporting import ReportHook", _STAGES])
+def test_stock_sessions_hold_their_folder_whatever_is_imported_first(place, tmp_path):
+    code = f"""
+    import os, sys
+    from npu_bridge.{place}
+    import tensorflow as tf
+
+    with tf.Graph().as_default():
+        tf.compat.v1.train.get_or_create_global_step()
+        with tf.compat.v1.train.MonitoredTrainingSession(checkpoint_dir=sys.argv[1]):
+            print({LOCK!r} in os.listdir(sys.argv[1]))
+    """
+    assert python(code, tmp_path, stdout=subprocess.PIPE).communicate()[0] == "True\n"
+
+
 @pytest.mark.parametrize("make", [estimator_of, _stock_estimator])
 def test_a_training_that_fails_gives_the_folder_back(make, tmp_path):
     class Fails(tf.estimator.SessionRunHook):
