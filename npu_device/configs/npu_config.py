@@ -133,17 +133,17 @@ class NpuConfig(OptionTree):
         super().__init__("npu_device.global_options()", _DECLARED, _DEPRECATED)
 
     def training_options(self) -> TrainingOptions:
-        """Converts the options to options of a training; logs once which given options have no effect in this package.
+        """Converts the options to options of a training; logs once which changed options have no effect here.
 
         Raises:
           TypeError, ValueError: an option has a value that cannot be honoured, or two options contradict each other.
         """
-        given = self.given_options()
-        idle = sorted(name for name, value in given.items() if name not in WORKING and _is_requested(value))
+        changed = self.changed_options()
+        idle = sorted(changed.keys() - set(WORKING))
         if idle:
             text = f"npu_device: kept without an effect on TensorFlow's devices: {', '.join(idle)}."
             say_once(logging.INFO, text)
-        asked = {name: given[name] for name in WORKING if given.get(name) not in (None, "")}
+        asked = {name: value for name, value in changed.items() if name in WORKING and value != ""}
         return read_option_keywords("npu_device.global_options()", asked)
 
 
@@ -151,7 +151,3 @@ class NpuConfig(OptionTree):
 def global_options() -> NpuConfig:
     """Returns the options of this process, the same object at each call. Set options before `npu_device.open()`."""
     return NpuConfig()
-
-
-def _is_requested(value: Any) -> bool:
-    return value is not None and value is not False

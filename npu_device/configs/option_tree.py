@@ -31,7 +31,6 @@ class OptionTree:
         keep["_values"], keep["_frozen"] = {}, False
         for name, entry in declared.items():
             keep["_values"][name] = entry.default if isinstance(entry, Leaf) else OptionTree(f"{path}.{name}", entry)
-        keep["_given"] = set()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -64,7 +63,6 @@ class OptionTree:
             )
             say_once(logging.WARNING, text)
         self._values[name] = value
-        self._given.add(name)
 
     def __dir__(self):
         return sorted(self._values)
@@ -72,12 +70,14 @@ class OptionTree:
     def __repr__(self) -> str:
         return f"{self._path}({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
 
-    def given_options(self) -> dict[str, Any]:
-        """Returns the options that a script has set, also in nested trees, by names such as "dump_config.dump_path"."""
-        found = {name: self._values[name] for name in self._values if name in self._given}
+    def changed_options(self) -> dict[str, Any]:
+        """Returns the options without their default, also in nested trees, by names such as "dump_config.dump_path"."""
+        found = {}
         for name, value in self._values.items():
             if isinstance(value, OptionTree):
-                found.update({f"{name}.{inner}": each for inner, each in value.given_options().items()})
+                found.update({f"{name}.{inner}": each for inner, each in value.changed_options().items()})
+            elif value != self._declared[name].default:
+                found[name] = value
         return found
 
     def freeze(self) -> None:

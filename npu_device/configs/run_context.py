@@ -36,8 +36,8 @@ def npu_run_context(options: Any = None) -> Iterator[None]:
     Args:
       options: a `run_context_options()`, or None.
     """
-    if isinstance(options, OptionTree) and options.given_options():
+    if isinstance(options, OptionTree) and options.changed_options():
         say_once(
-            logging.INFO, f"npu_device.npu_run_context: kept without an effect: {', '.join(options.given_options())}."
+            logging.INFO, f"npu_device.npu_run_context: kept without an effect: {', '.join(options.changed_options())}."
         )
     yield

@@ -110,9 +110,9 @@ def test_an_unknown_option_lists_those_there_are():
 def test_deprecated_options_are_kept_and_told(caplog):
     config = NpuConfig()
     config.auto_tune_mode = "RL,GA"
-    config.hcom_parallel = False
+    config.hcom_parallel, config.dump_config.enable_dump = False, False  # on and off by default
     assert "auto_tune_mode is deprecated" in caplog.text
-    assert config.given_options() == {"auto_tune_mode": "RL,GA", "hcom_parallel": False}
+    assert config.changed_options() == {"auto_tune_mode": "RL,GA", "hcom_parallel": False}
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_functions_follow_the_precision_mode(fresh_process, caplog):
     caplog.set_level("INFO")
     options = npu.global_options()
     options.precision_mode = "allow_mix_precision"
-    options.dump_config.enable_dump = True
+    options.dump_config.enable_dump, options.oo_constant_folding, options.hcom_parallel = True, False, True
     values = np.random.RandomState(0).randn(32, 32).astype("f")
 
     def product(given):
@@ -179,7 +179,7 @@ def test_functions_follow_the_precision_mode(fresh_process, caplog):
     np.testing.assert_allclose(rounded, halves @ halves, rtol=2e-3, atol=2e-3)
     assert np.abs(rounded - exact).max() > 1e-3
     np.testing.assert_array_equal(product(values).numpy(), exact)  # operators that run one by one keep their dtype
-    assert "without an effect on TensorFlow's devices: dump_config.enable_dump" in caplog.text
+    assert "without an effect on TensorFlow's devices: dump_config.enable_dump, oo_constant_folding." in caplog.text
 
 
 def test_options_that_failed_to_apply_are_applied_by_the_next_call(fresh_process, tmp_path):
