@@ -1,7 +1,4 @@
-"""Provides conditions and state variables that work alike in TF 1 graphs, functions and eager execution.
-
-Also makes a TF 1 graph initialise the variables of Keras optimizers in any order.
-"""
+"""Provides conditions and state variables that work alike in TF 1 graphs, functions and eager execution."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any, Callable
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import training
-from npu_bridge.base.tf_internals.graphs import current_control_flow_context, original_variable_of, update_input
+from npu_bridge.base.tf_internals.graphs import current_control_flow_context
 from npu_bridge.graph.control_flow import classic_control_flow
 
 
@@ -124,36 +121,6 @@ def run_nth_function(number: tf.Tensor, functions: Sequence[Callable[[], Any]]) 
         return tf.cond(tf.equal(number, 0), _wrap_in_current_scope(first), rest)
 
 
-def build_update_in_program_order(update: Callable[[], Any], grads_and_vars: Sequence[tuple]) -> tf.Operation:
-    """Builds the operators of `update` in a TF 1 graph, in the execution order of a `tf.function`; returns the op.
-
-    The operators belong to the graph itself, not to a function, so other code can fetch their tensors.
-
-    Args:
-      update: function that updates variables by gradients.
-      grads_and_vars: the gradients and variables. The operators read or change a variable only after its gradient has
-        been computed; otherwise a loss could be computed with weights that a weight decay has already changed.
-    """
-    made = tf.function(lambda: [update(), None][1], autograph=False).get_concrete_function().graph
-    outer = {inside.name: outside for outside, inside in made.captures}
-    changes = [op.name for op in made.control_outputs]
-    inside_of = {id(outside): inside.op.name for outside, inside in made.captures}
-    gradient_of = {}
-    for gradient, variable in grads_and_vars:
-        known = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-        handle, inside = inside_of.get(id(variable.handle)), inside_of.get(id(known))
-        if handle and inside:
-            gradient_of[handle] = inside
-            outer[f"^{inside}"] = known
-    definition = made.as_graph_def()
-    for node in definition.node:
-        # Operators that Keras 2.15 computes beside a captured gradient, as for its `global_clipnorm`, name an operator
-        # of the outer graph as their neighbour; the importer would look for it among these nodes.
-        node.attr.pop("_class", None)
-        node.input.extend([f"^{gradient_of[name]}" for name in node.input if name in gradient_of])
-    return tf.group(*tf.compat.v1.import_graph_def(definition, outer, changes, name="update"))
-
-
 def initialise_with_keras(variables: Iterable[Any]) -> None:
     """Makes a Keras session initialise variables of the current TF 1 graph; does nothing outside of TF 1 graphs.
 
@@ -230,36 +197,3 @@ def variable_like(variable: Any, owner: str, folder: str, dtype: tf.DType) -> tf
         raise ValueError(message(owner, problem, "a variable of known shape", got, "Give the variable a shape."))
     shape, name = variable.shape, variable.name.partition(":")[0]
     return state_variable(lambda: tf.zeros(shape, dtype), f"{folder}/{name}")
-
-
-def create_order_independent_variable(next_creator: Callable, **arguments: Any) -> tf.Variable:
-    """Creates a variable so that all variables can be initialised together, in any order.
-
-    This matters for variables that start as copies of other variables, such as the moving averages of Keras.
-    """
-    origin = arguments.get("initial_value")
-    if not isinstance(origin, tf.Variable) or not is_building_graph():
-        return next_creator(**arguments)
-    with classic_control_flow():  # otherwise a reference variable is read before the condition is known
-        arguments["initial_value"] = tf.cast(_value_or_initial_value(original_variable_of(origin)), origin.dtype)
-        return next_creator(**arguments)
-
-
-def correct_initial_rate(optimizer: Any) -> None:
-    """Corrects the initial value of a scheduled learning rate, so that variables can be initialised in any order.
-
-    Keras computes this value from the step counter, which can still be uninitialised.
-    """
-    rate = training.scheduled_rate(optimizer)
-    if rate is None or not is_building_graph():
-        return
-    with tf.init_scope():
-        if getattr(rate.handle, "graph", None) is tf.compat.v1.get_default_graph():
-            start = training.scheduled_rate_at(optimizer, _value_or_initial_value(optimizer.iterations))
-            update_input(rate.initializer, 1, tf.cast(start, rate.dtype))
-
-
-def _value_or_initial_value(variable):
-    """Returns the value of `variable`, or its initial value while the variable is uninitialised."""
-    is_initialized = tf.compat.v1.is_variable_initialized(variable)
-    return tf.cond(is_initialized, variable.read_value, lambda: variable.initial_value)

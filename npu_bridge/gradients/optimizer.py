@@ -16,10 +16,11 @@ from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import initialise_with_keras
-from npu_bridge.gradients.inner import adapt_optimizer, is_distributed, mark_as_distributed
+from npu_bridge.gradients.inner import is_distributed, mark_as_distributed
 from npu_bridge.gradients.keras.in_graphs import reject_in_eager_fit
 from npu_bridge.gradients.losses import check_loss_id, manager_positions
 from npu_bridge.gradients.open_steps import UnappliedSteps
+from npu_bridge.gradients.optimizer_families import adapt_optimizer
 from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.scaled_steps import ScaledSteps

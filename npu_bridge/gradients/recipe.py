@@ -11,7 +11,8 @@ from npu_bridge.base.arguments import check_list
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.combined import CombinedGradients
-from npu_bridge.gradients.inner import InnerOptimizer, adapt_optimizer
+from npu_bridge.gradients.inner import InnerOptimizer
+from npu_bridge.gradients.optimizer_families import adapt_optimizer
 from npu_bridge.gradients.order import check_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.sharding import SharedUpdate

@@ -187,6 +187,12 @@ class Step:
             return tf.logical_not(self.should_apply)
         return tf.not_equal(self.is_due, self.should_apply)  # no step that is not due is applied
 
+    def overflow(self) -> tf.Tensor:
+        """Returns whether an overflow skips the update of this step; the same tensor at each call."""
+        if self.kept.overflow is None:
+            self.kept.overflow = tf.constant(False) if self.should_apply is None else self.is_skipped()
+        return self.kept.overflow
+
 
 def narrow_to_dtypes_of(step: Step, given: Sequence) -> list:
     """Rounds float32 gradients back to the 16 bits that they had, for the caller of `compute_gradients`.

@@ -35,14 +35,7 @@ def report_of(step: Step | None, owner: str) -> StepReport:
         got = "no step so far" if step is None else "gradients that other code computed"
         raise ValueError(message(owner, problem, expected, got, "Read the report after minimize or apply_gradients."))
     scales = step.losses.scales or (tf.constant(1.0),)
-    return StepReport(_single_or_tuple(step.losses.values), overflow_of(step), _single_or_tuple(scales))
-
-
-def overflow_of(step: Step) -> tf.Tensor:
-    """Returns whether an overflow skips the update of this step; the same tensor at each call for a step."""
-    if step.kept.overflow is None:
-        step.kept.overflow = tf.constant(False) if step.should_apply is None else step.is_skipped()
-    return step.kept.overflow
+    return StepReport(_single_or_tuple(step.losses.values), step.overflow(), _single_or_tuple(scales))
 
 
 class LastStepReport:

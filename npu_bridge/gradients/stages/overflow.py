@@ -14,7 +14,6 @@ from npu_bridge.gradients.graph_mode import group_with_update, is_building_graph
 from npu_bridge.gradients.stage import REDUCED_GRADIENTS, DecidingStage, ReducingStage, Stage, changes_gradients
 from npu_bridge.gradients.stand_ins import is_16_bit
 from npu_bridge.gradients.step import RankCheck
-from npu_bridge.gradients.step_report import overflow_of
 from npu_bridge.graph.operators import sources_among
 
 # The documentation of the NPU stack and scripts use this name for the decision.
@@ -105,7 +104,7 @@ class OverflowCheck(DecidingStage):
                 lambda: [self._decide_on_update(step)], lambda: [tf.constant(False)]
             )
             if is_building_graph():
-                collections.publish_in_graph(collections.STEP_SKIPPED, overflow_of(step))
+                collections.publish_in_graph(collections.STEP_SKIPPED, step.overflow())
                 collections.publish_in_graph(collections.STEP_IS_DUE, True if step.is_due is None else step.is_due)
         if is_building_graph():
             tf.identity(step.should_apply, name=_FETCHED_NAME)
