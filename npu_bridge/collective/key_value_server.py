@@ -8,15 +8,15 @@ answer. `docs/security.md` describes the protection and its limits.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import secrets
 import socket
 import threading
-import time
 from typing import NamedTuple
 
-# The time limits for a request, after which it is refused: a slow client blocks a thread no longer.
+# The time limits for a request, after which it is refused: a slow client takes no more of the simultaneous requests.
 _HEAD_SECS, _VALUE_SECS = 3.0, 30.0
 _HEAD_BYTES = 8192
 # The largest value of a rank is the plan of its gradients: 100 bytes for each variable.
@@ -24,7 +24,6 @@ _VALUE_BYTES = 16 * 2**20
 _STORE_BYTES = 256 * 2**20
 _MOST_REQUESTS = 256
 _MOST_WAITING = 1024
-_PAUSE_SECS = 0.01
 _SECRET_BYTES = 16
 _REASONS = {200: "OK", 404: "Not Found", 413: "Content Too Large"}
 
@@ -54,6 +53,8 @@ def read_secret(address: str) -> str | None:
 class KeyValueServer:
     """A server that stores values by path, in memory. It drops and counts requests without the secret.
 
+    One thread answers all requests.
+
     Args:
       secret: the text that requests must contain; a random text by default.
     Attributes:
@@ -64,9 +65,12 @@ class KeyValueServer:
         self.refused = 0
         self._secret = secret or secrets.token_hex(_SECRET_BYTES)
         self._values: dict[str, bytes] = {}
-        self._stored_bytes = 0
-        self._lock = threading.Lock()
-        self._listeners: dict[str, _Listener] = {}
+        self._servers: dict[str, asyncio.base_events.Server] = {}
+        self._slots: asyncio.Semaphore | None = None
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(lambda *_: None)  # no line on a terminal
+        self._thread = threading.Thread(target=self._loop.run_forever, name="key-value server", daemon=True)
+        self._thread.start()
 
     def listen(self, address: str, name: str | None = None) -> ServerLocation:
         """Opens a port on one address of this machine, unless the server already has one there.
@@ -77,157 +81,86 @@ class KeyValueServer:
         Raises:
           OSError: `address` is not an address of this machine.
         """
-        if address not in self._listeners:
-            self._listeners[address] = _Listener((address, 0), self)
-        port = self._listeners[address].port
+        if address not in self._servers:
+            self._servers[address] = self._run(self._open(address))
+        port = self._servers[address].sockets[0].getsockname()[1]
         return ServerLocation(f"{name or address}:{port}/{self._secret}", port)
 
     def stop(self) -> None:
         """Closes all ports."""
-        for listener in self._listeners.values():
-            listener.close()
+        if self._thread.is_alive():
+            self._run(self._close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     def count_refused(self) -> None:
         """Counts a dropped request."""
-        with self._lock:
-            self.refused += 1
+        self.refused += 1
 
-    def key_of(self, path: str) -> str | None:
+    def _run(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def _open(self, address):
+        self._slots = self._slots or asyncio.Semaphore(_MOST_REQUESTS)
+        settings = {"limit": _HEAD_BYTES, "backlog": _MOST_WAITING, "family": socket.AF_INET}
+        return await asyncio.start_server(self._handle, address or None, 0, **settings)
+
+    async def _close(self):
+        for server in self._servers.values():
+            server.close()
+        requests = asyncio.all_tasks() - {asyncio.current_task()}
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+
+    async def _handle(self, reader, writer):
+        """Answers a request; drops and counts an invalid one."""
+        writer.transport.set_write_buffer_limits(0)  # so that `drain` waits until all is sent
+        try:
+            async with self._slots:
+                answer = await self._answer(reader)
+                with contextlib.suppress(OSError):  # the client is gone
+                    writer.write(answer)
+                    await asyncio.wait_for(writer.drain(), _VALUE_SECS)
+        except Exception:  # without a line on a terminal
+            self.count_refused()
+        finally:
+            writer.transport.abort()
+
+    async def _answer(self, reader):
+        """Returns the answer to a GET, PUT or DELETE of a path with the secret; raises an error for other requests."""
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _HEAD_SECS)
+        words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        key = self._key_of(words[1]) if len(words) == 3 and words[1].startswith("/") else None
+        if key is None or words[0] not in ("GET", "PUT", "DELETE"):
+            raise ValueError("not a request of this job")
+        value, status = b"", 200
+        if words[0] == "GET":
+            status, value = (200, self._values[key]) if key in self._values else (404, b"")
+        elif words[0] == "DELETE":
+            self._values.pop(key, None)
+        elif not await self._store_value(key, head, reader):
+            status = 413
+        head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Length: {len(value)}\r\nConnection: close\r\n\r\n"
+        return head.encode() + value
+
+    def _key_of(self, path):
         """Returns the key from a path; None if the path lacks the secret."""
         _, first, *rest = path.split("/")
         # Horovod appends the port to the address, whatever the address ends in.
         known = hmac.compare_digest(first.partition(":")[0].encode("utf-8", "replace"), self._secret.encode())
         return "/".join(rest) if known and len(rest) == 2 else None
 
-    def get(self, key: str) -> bytes | None:
-        with self._lock:
-            return self._values.get(key)
-
-    def put(self, key: str, value: bytes) -> bool:
-        """Stores a value; returns False if the server is full."""
-        with self._lock:
-            more = len(key) + len(value)
-            more -= len(key) + len(self._values[key]) if key in self._values else 0
-            if self._stored_bytes + more > _STORE_BYTES:
-                return False
-            self._values[key] = value
-            self._stored_bytes += more
-            return True
-
-    def delete(self, key: str) -> None:
-        with self._lock:
-            value = self._values.pop(key, None)
-            if value is not None:
-                self._stored_bytes -= len(key) + len(value)
-
-
-class _Listener:
-    """An open port, with a thread for each simultaneous request up to a limit."""
-
-    def __init__(self, address: tuple[str, int], store: KeyValueServer):
-        self._store = store
-        self._socket = socket.create_server(address, backlog=_MOST_WAITING)
-        self._is_closed = False
-        self._lock = threading.Lock()
-        self._threads = self._idle = 0
-        self._add_thread()
-
-    @property
-    def port(self) -> int:
-        return self._socket.getsockname()[1]
-
-    def close(self) -> None:
-        """Stops taking requests."""
-        self._is_closed = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes up the threads that wait for a request
-        self._socket.close()
-
-    def _add_thread(self) -> None:
-        self._threads, self._idle = self._threads + 1, self._idle + 1
-        try:
-            threading.Thread(target=self._take_requests, name="key-value server", daemon=True).start()
-        except RuntimeError:  # no more threads are allowed; the existing ones continue
-            self._threads, self._idle = self._threads - 1, self._idle - 1
-            if not self._threads:
-                raise
-
-    def _take_requests(self) -> None:
-        while not self._is_closed:
-            try:
-                request = self._socket.accept()[0]
-            except OSError:
-                time.sleep(_PAUSE_SECS)  # closed, or this process has too many open files for the moment
-                continue
-            with self._lock:
-                self._idle -= 1
-                if not self._idle and self._threads < _MOST_REQUESTS:
-                    self._add_thread()
-            with request:
-                try:
-                    _ClientRequest(request, self._store).handle()
-                    with contextlib.suppress(OSError):  # the client is gone
-                        request.shutdown(socket.SHUT_WR)
-                except Exception:  # a request that makes the handler fail is refused, without a line on a terminal
-                    self._store.count_refused()
-            with self._lock:
-                self._idle += 1
-
-
-class _ClientRequest:
-    """A request: GET, PUT or DELETE of a path that begins with the secret."""
-
-    def __init__(self, request: socket.socket, store: KeyValueServer):
-        self._request, self._store = request, store
-
-    def handle(self) -> None:
-        """Answers the request; raises an error for an invalid request."""
-        store = self._store
-        head, rest = self._read_head()
-        words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
-        key = store.key_of(words[1]) if len(words) == 3 and words[1].startswith("/") else None
-        if key is None or words[0] not in ("GET", "PUT", "DELETE"):
-            raise ValueError("not a request of this job")
-        value, status = b"", 200
-        if words[0] == "GET":
-            value = store.get(key)
-            status, value = (404, b"") if value is None else (200, value)
-        elif words[0] == "DELETE":
-            store.delete(key)
-        elif not self._store_value(store, key, head, rest):
-            status = 413
-        answer = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Length: {len(value)}\r\nConnection: close\r\n\r\n"
-        self._request.settimeout(_VALUE_SECS)
-        with contextlib.suppress(OSError):  # the client is gone
-            self._request.sendall(answer.encode() + value)
-
-    def _store_value(self, store: KeyValueServer, key: str, head: bytes, value_start: bytes) -> bool:
-        """Reads and stores the value of a PUT; returns False if the value is too large."""
+    async def _store_value(self, key, head, reader):
+        """Reads and stores the value of a PUT; returns False if the value is too large, or the server is full."""
         fields = dict(line.lower().partition(b":")[::2] for line in head.split(b"\r\n"))
         length = int(fields.get(b"content-length", 0))
         if not 0 <= length <= _VALUE_BYTES:
             return False
-        end = time.monotonic() + _VALUE_SECS
-        value = bytearray(value_start)
-        while len(value) < length:
-            value += self._receive(end)
-        return store.put(key, bytes(value[:length]))
-
-    def _read_head(self) -> tuple[bytes, bytes]:
-        """Returns the request's head, and the part of the body that has arrived."""
-        end = time.monotonic() + _HEAD_SECS
-        text = b""
-        while b"\r\n\r\n" not in text:
-            if len(text) > _HEAD_BYTES:
-                raise ValueError("the head of the request is too long")
-            text += self._receive(end)
-        head, _, rest = text.partition(b"\r\n\r\n")
-        return head, rest
-
-    def _receive(self, deadline: float) -> bytes:
-        """Returns the next bytes; raises an error after the deadline `deadline`."""
-        self._request.settimeout(max(deadline - time.monotonic(), 0.001))
-        text = self._request.recv(65536)
-        if not text or time.monotonic() > deadline:
-            raise socket.timeout("the request is incomplete")
-        return text
+        value = await asyncio.wait_for(reader.readexactly(length), _VALUE_SECS)
+        others = sum(len(name) + len(kept) for name, kept in self._values.items() if name != key)
+        if others + len(key) + length > _STORE_BYTES:
+            return False
+        self._values[key] = value
+        return True
