@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 # C0 except tab and newline, DEL, C1, characters that change the writing direction, those that some terminals take for a
 # newline, and halves of surrogate pairs, which no file and no terminal accepts.
@@ -51,7 +51,16 @@ def write_escaped(stream: TextIO | None, text: str, before: str = "", after: str
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(before + escape_controls(text).encode(encoding, "backslashreplace").decode(encoding) + after)
-    stream.flush()
+    if hasattr(stream, "flush"):
+        stream.flush()
+
+
+def is_terminal(stream: Any) -> bool:
+    """Returns whether a stream is a terminal; False for a closed one, and for a script's object with `write` alone."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, OSError, ValueError):
+        return False
 
 
 def echo(text: str, err: bool = False) -> None:

@@ -8,7 +8,7 @@ import shutil
 import sys
 from typing import TextIO
 
-from npu_bridge.base.terminal import escape_in_line, write_escaped
+from npu_bridge.base.terminal import escape_in_line, is_terminal, write_escaped
 
 
 class TerminalOutput:
@@ -89,7 +89,7 @@ def choose_output(stream: TextIO | None, is_printing: bool = True):
         return PlainOutput()
     if type(stream).__module__.partition(".")[0] == "ipykernel":
         return NotebookOutput(sys.stdout)  # a notebook paints standard error red
-    return TerminalOutput(stream) if stream.isatty() else PlainOutput(stream)
+    return TerminalOutput(stream) if is_terminal(stream) else PlainOutput(stream)
 
 
 def _write_to_stream(stream: TextIO | None, text: str, before: str = "", after: str = "") -> None:

@@ -25,6 +25,18 @@ class Closed(Broken):
         raise ValueError("I/O operation on closed file.")
 
 
+def test_a_scripts_object_with_write_alone_gets_whole_lines():
+    class Logger:
+        lines: list = []
+        write = lines.append
+
+    closed = io.StringIO()
+    closed.close()
+    for stream in (Logger(), closed):
+        choose_output(stream).show("step 1")
+    assert Logger.lines == ["step 1\n"]
+
+
 @pytest.mark.parametrize("make_stream", [Broken, Closed, lambda is_terminal: None])
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_line_that_cannot_be_written_ends_nothing(make_stream, is_terminal):
