@@ -63,10 +63,12 @@ class SessionEngine:
     Attributes:
       place: the place among the engines of one session; an engine added later to the same place is outside of the
         earlier one.
+      needs_all_runs: whether callables without `feed_list` call `run`, too, instead of passing by all engines.
       inner: the next engine towards TensorFlow; set by `add_engine`.
     """
 
     place = EnginePlace.ALL_SESSIONS
+    needs_all_runs = False
     inner: SessionEngine
 
     def run(self, session: Any, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
@@ -79,6 +81,8 @@ class SessionEngine:
 
     def make_callable(self, session: Any, fetches: Any, feed_list: Any, accept_options: bool) -> Callable:
         """Replaces `Session.make_callable`. With `feed_list`, the result calls `run`; without, no engine."""
+        if self.needs_all_runs and feed_list is None:
+            feed_list = []
         return self.inner.make_callable(session, fetches, feed_list, accept_options)
 
     def prepare_call(self, session: Any, callable_options: Any) -> Callable:

@@ -101,6 +101,7 @@ class _LoopEngine(SessionEngine):
     """A layer around session runs of several steps: trains all but the last step, then makes the run for the last."""
 
     place = EnginePlace.LOOPS
+    needs_all_runs = True
 
     def __init__(self):
         self.steps_per_run = 1

@@ -105,8 +105,10 @@ def test_what_is_loaded_wins_over_the_session_key(graph, count, monkeypatch, cap
     config = with_optimizer_entry(None, {"iterations_per_loop": option})
     with tf1.Session(config=config) as session:
         session.run(count.initializer)
-        session.run(util.set_iteration_per_loop(session, count.assign_add(1).op, 5))
-        assert session.run(count) == 5
+        loop_op = util.set_iteration_per_loop(session, count.assign_add(1).op, 5)
+        session.run(loop_op)
+        session.make_callable(loop_op)()
+        assert session.run(count) == 10
     assert ("4 in the options of the session and 5 in the variable" in caplog.text) == warns
 
 

@@ -120,6 +120,7 @@ class _PrecisionEngine(SessionEngine):
     """A layer around the runs of a session (a session engine): builds executors, and chooses one for each run."""
 
     place = EnginePlace.PRECISION
+    needs_all_runs = True
 
     def __init__(self, graph: tf.Graph, precision: Precision):
         self.builds: list[Build] = []
@@ -163,10 +164,6 @@ class _PrecisionEngine(SessionEngine):
             results = self.inner.execute(session, request)
         self._built.add(key)
         return results
-
-    def make_callable(self, session, fetches, feed_list, accept_options):
-        # A callable without a list of feeds would bypass `execute`.
-        return self.inner.make_callable(session, fetches, [] if feed_list is None else feed_list, accept_options)
 
     def set_up_partial_run(self, session, fetches, feeds):
         self.round_new_operators()
