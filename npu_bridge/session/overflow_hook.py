@@ -69,7 +69,8 @@ class OverflowHook(TensorWatch):
     def _report(self, run, step, finding, values):
         op, name = finding.origin, self.graph_name_of(run)
         folder = self.write_tensors_of_step(run, step, find_tensor_places([op], ("input", "output"), values), values)
-        about = {"op": op.name, "type": op.type, "made_at": _script_line(op), "graph": name, "step": step}
+        place = _script_line(rounding.operator_rounded_by(op))
+        about = {"op": op.name, "type": op.type, "made_at": place, "graph": name, "step": step}
         with new_file(os.path.join(folder, "overflow.json")) as file:
             json.dump({**about, "operators_with_nan_or_inf": finding.non_finite_ops}, file, indent=1)
         _LOG.warning(
