@@ -41,7 +41,7 @@ def open_file(
       within_folder: the folder that must contain the file, for a path that was read from a file or a listing. Links
         below this folder, and paths that lead out of the folder, are refused. None for a path from the user, even a
         link.
-      **text_options: passed to `open`: `encoding` (by default UTF-8), `errors`, `newline`.
+      **text_options: passed to `open`: `encoding` (by default UTF-8, also with a byte-order mark), `errors`, `newline`.
     Raises:
       RefusedFileError: the file is not regular, or outside of the folder.
       OSError: the file cannot be opened.
@@ -49,7 +49,7 @@ def open_file(
     name = os.fspath(path)
     file = _open_regular(name) if within_folder is None else _open_below(name, os.fspath(within_folder))
     if "b" not in mode:
-        text_options.setdefault("encoding", "utf-8")
+        text_options.setdefault("encoding", "utf-8-sig")
     with os.fdopen(file, mode, **text_options) as opened:
         yield opened
 
@@ -91,7 +91,7 @@ def read_text(path: str | os.PathLike, within_folder: str | os.PathLike | None =
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise RefusedFileError(f"{escape_in_line(str(path))} has more than {max_bytes} bytes")
-    return content.decode("utf-8")
+    return content.decode("utf-8-sig")
 
 
 def read_json(path: str | os.PathLike, within_folder: str | os.PathLike | None = None) -> Any:

@@ -72,7 +72,13 @@ def read_toml(path: str | os.PathLike, owner: str = "TOML file") -> tuple[dict[s
     if len(content) > _MOST_BYTES:
         bound = f"at most {_MOST_BYTES >> 10} KiB"
         raise ValueError(f"{path}: the file is too large. Expected {bound}; got more.")
-    text = content.decode("utf-8", "replace")
+    try:
+        text = content.decode("utf-8-sig")  # some editors put a mark first
+    except UnicodeDecodeError as error:
+        line, got = content.count(b"\n", 0, error.start) + 1, f"the byte 0x{content[error.start]:02X}"
+        raise ValueError(
+            f"{path}:{line}: the line is not UTF-8. Expected UTF-8; got {got}. Save the file as UTF-8."
+        ) from None
     for number, line in enumerate(text.splitlines(), start=1):
         dots = _BEGINNING.match(line).group().count(".")
         if len(line) > LONGEST_LINE or dots > _MOST_DOTS:

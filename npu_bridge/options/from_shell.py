@@ -18,10 +18,12 @@ from npu_bridge.base.errors import say_on_terminal, shortened
 from npu_bridge.base.terminal import escape_in_line
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.config_file import LONGEST_LINE, TomlReader, parse_toml
-from npu_bridge.options.kinds import HelperObject
+from npu_bridge.options.kinds import Directory, HelperObject, StringifiedValue, Text
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG
 
 _PYTHON_WORDS = {"True": True, "False": False}
+# Options whose values are texts, also if these look like numbers or JSON.
+_TEXT_OPTIONS = {option.name for option in OPTIONS if isinstance(option.kind, (Directory, StringifiedValue, Text))}
 
 
 def pass_settings_to_ranks(assignments: Sequence[str]) -> None:
@@ -106,12 +108,15 @@ def _parse_assignment(assignment: str) -> dict[str, Any]:
         raise ValueError(
             f"{_error_prefix(assignment)}: None cannot be set here. Leave {name} out, or change it in the script."
         )
+    is_of_texts = name.rpartition(".")[2] in _TEXT_OPTIONS
     try:
-        return parse_toml(f"{name} = {text}", _error_prefix(assignment))
+        if not is_of_texts or text[:1] in ("", '"', "'"):
+            return parse_toml(f"{name} = {text}", _error_prefix(assignment))
     except ValueError:
-        if text[:1] in ("", '"', "'", "[", "{", "#"):
+        if is_of_texts or text[:1] in ("", '"', "'", "[", "{", "#"):
             raise
-    value = _PYTHON_WORDS.get(text, text)  # the shell removes quotes, and users write Python's words
+    # The shell removes quotes, and users write Python's words.
+    value = text if is_of_texts else _PYTHON_WORDS.get(text, text)
     return parse_toml(f"{name} = {json.dumps(value, ensure_ascii=False)}", _error_prefix(assignment))
 
 

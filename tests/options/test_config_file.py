@@ -36,6 +36,15 @@ def test_file_gives_the_same_as_code(tmp_path):
     assert options.accelerate_train_mode == "fast|step|0.5"
 
 
+def test_a_mark_of_windows_is_no_text_and_another_encoding_is_named(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("model_dir = '模型'\n", encoding="utf-8-sig")
+    assert NPURunConfig.from_file(path).model_dir == "模型"
+    path.write_text("tf_random_seed = 1\nmodel_dir = '模型'\n", encoding="gbk")
+    with pytest.raises(ValueError, match=r"run\.toml:2: the line is not UTF-8\. .*got the byte 0xD0\. Save the file"):
+        NPURunConfig.from_file(path)
+
+
 def test_overrides_win(tmp_path):
     config = _load(tmp_path, "hccl_timeout = 5\niterations_per_loop = 0\n", iterations_per_loop=1)
     assert (config._hccl_timeout, config.iterations_per_loop) == (5, 1)

@@ -35,7 +35,8 @@ def test_texts_need_no_quotes_and_the_last_of_two_counts():
         from_shell.pass_settings_to_ranks([f"precision_mode_v2={text}"])
         assert NPURunConfig()._precision_mode_v2 == "origin"
     from_shell.pass_settings_to_ranks(
-        ["hcom_parallel=False", "horovod_mode=true", "tf_random_seed=1", "tf_random_seed=2"]
+        ["hcom_parallel=False", "horovod_mode=true", "tf_random_seed=1", "tf_random_seed=2", "model_dir=2026-12-01"]
+        + ["dump_config.dump_step=3", "jit_compile=true", 'profiling_config.profiling_options={"output": "prof"}']
     )
     config = NPURunConfig()
     assert (config._hcom_parallel, config.horovod_mode, config._tf_random_seed) == (False, True, 2)
@@ -52,7 +53,7 @@ def test_texts_need_no_quotes_and_the_last_of_two_counts():
         ("save_checkpoints_steps=x", TypeError, "--set save_checkpoints_steps=x: .*got 'x' .str.. Pass a number"),
         ("enable_dump=true", ValueError, "--set enable_dump=true: .*It belongs to DumpConfig"),
         ("dump_config=1", ValueError, "--set dump_config=1: .*Write a table"),
-        ("dump_config.dump_mode=5", TypeError, "--set dump_config.dump_mode=5: .*'all'"),
+        ("dump_config.enable_dump=5", ValueError, "--set dump_config.enable_dump=5: .*True or False"),
         ("session_config=x", ValueError, "--set session_config=x: key session_config: a file cannot hold"),
         ("tf_random_seed=None", ValueError, "--set tf_random_seed=None: None cannot be set here"),
         ("tf_random_seed=", ValueError, "--set tf_random_seed=:1: .*not TOML"),

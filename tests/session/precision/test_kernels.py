@@ -226,7 +226,7 @@ def test_customize_dtypes(tmp_path):
     path = tmp_path / "dtypes.txt"
 
     def executed(text, **keys):
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8-sig")
         graph, total, init = three_products(contextlib.nullcontext)
         with session_of(graph, precision_of(customize_dtypes=str(path), **keys)) as session:
             session.run(init)
