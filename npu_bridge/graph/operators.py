@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import did_you_mean, message, say_once
 from npu_bridge.base.search import dependency_order, search
 
 # Operators that lead back to the entrance of a TF 1 loop.
@@ -14,6 +16,14 @@ BACK_EDGES = ("NextIteration", "RefNextIteration")
 NOTHING_FED: frozenset[str] = frozenset()
 # Operators that read a resource variable, which is their first input.
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+
+
+def warn_of_unknown_operators(owner: str, names: Iterable[str], graph: tf.Graph, expected: str, fix: str) -> None:
+    """Warns, once for each name, of operators that a graph does not have; `owner` is the option with the names."""
+    known = [op.name for op in graph.get_operations()]
+    for name in sorted({*names}.difference(known)):
+        problem, fix_of_name = f"the graph has no operator {name!r}", did_you_mean(name, known, fix)
+        say_once(logging.WARNING, message(owner, problem, expected, repr(name), fix_of_name))
 
 
 def list_elements(graph: tf.Graph, structure: Any) -> list:

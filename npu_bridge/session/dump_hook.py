@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
-from npu_bridge.base.errors import did_you_mean, say_once
+from npu_bridge.graph.operators import warn_of_unknown_operators
 from npu_bridge.graph.run import SessionRun
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.grammar import parse_dump_step
@@ -54,13 +52,6 @@ class DumpHook(TensorWatch):
         return find_tensor_places(ops, self._sides, run.values)
 
     def _check_layers(self, run: SessionRun):
-        if not run.ops:
-            return
-        graph = run.ops[0].graph
-        names = [op.name for op in graph.get_operations()]
-        for layer in sorted(self._layers.difference(names)):
-            say_once(
-                logging.WARNING,
-                f"dump_layer: the graph has no operator {layer!r}. Expected names of operators separated by "
-                f"spaces; got {layer!r}. " + did_you_mean(layer, names, "Find the name in a dump of all operators."),
-            )
+        if run.ops:
+            expected, fix = "names of operators separated by spaces", "Find the name in a dump of all operators."
+            warn_of_unknown_operators("dump_layer", self._layers, run.ops[0].graph, expected, fix)

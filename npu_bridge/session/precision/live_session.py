@@ -285,6 +285,8 @@ class _PrecisionEngine(SessionEngine):
         if policy is None:
             policy = decided[run.trained_variable_names] = self.precision.policy_of_run(run.trained_variable_names)
         if run.trained_variable_names:
+            if self.last_training is None:
+                self.precision.warn_of_unknown_operators(self.graph)
             self.last_training = policy
         return policy
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.machine import missing_cpu_units
+from npu_bridge.graph.operators import warn_of_unknown_operators
 from npu_bridge.options import AccelerateTrainMode, TrainingOptions, parse_accelerate_train_mode
 from npu_bridge.session.precision import exemptions, rewriter, rounding
 from npu_bridge.session.precision.executed import OperatorCounts
@@ -176,6 +177,14 @@ class Precision:
     def has_rules_for_single_ops(self) -> bool:
         """Whether rules of `customize_dtypes` name single operators, or round single inputs or outputs."""
         return bool(self._dtypes.by_name) or self._dtypes.has_rounding
+
+    def warn_of_unknown_operators(self, graph: tf.Graph) -> None:
+        """Warns of rules of `customize_dtypes` for operators that a graph does not have."""
+        names, fix = (
+            {*self._dtypes.by_name, *self._dtypes.rounding_by_name},
+            "Operators in functions have no name here.",
+        )
+        warn_of_unknown_operators("customize_dtypes", names, graph, "names of operators of the graph", fix)
 
     def round_new_operators(self, graph: tf.Graph) -> None:
         """Adds rounding to a graph's new operators, if `customize_dtypes` asks for it or a dtype is imitated."""

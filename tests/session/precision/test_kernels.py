@@ -249,6 +249,17 @@ def rule_file(tmp_path, *lines):
     return str(path)
 
 
+def test_a_rule_for_no_operator_of_a_training_is_named(tmp_path, caplog):
+    model, rules = Dense(), [f"{name}:InputDtype:float32,float32,OutputDtype:float32" for name in ("first:", "secnod:")]
+    precision = precision_of(precision_mode_v2="mixed_float16", customize_dtypes=rule_file(tmp_path, *rules))
+    with session_of(model.graph, precision) as session:
+        session.run(model.init)
+        assert "has no operator" not in caplog.text
+        session.run(model.train_op, model.batch(0))
+    assert caplog.text.count("customize_dtypes: the graph has no operator 'secnod'. ") == 1
+    assert "Did you mean 'second'?" in caplog.text and "'first'" not in caplog.text
+
+
 @pytest.mark.parametrize("mode", ["origin", "mixed_float16", "mixed_bfloat16"])
 def test_single_inputs_and_outputs_are_rounded(tmp_path, mode):
     """A product of float16 values, added up and given in float32: what rule files ask for most."""
