@@ -65,6 +65,39 @@ class FittedSteps:
         return numbers._replace(step=self._latest)
 
 
+class FirstEpochCallback(tf.keras.callbacks.Callback):
+    """Base class of callbacks that read the optimizer's step when `fit` begins: they begin with its first epoch.
+
+    Before, in `on_train_begin`, another callback such as Keras' `BackupAndRestore` can still restore the model.
+    """
+
+    _has_begun = False
+
+    def begin(self) -> None:
+        """Begins a `fit`, in which no batch has been trained yet."""
+
+    def on_train_begin(self, logs=None):
+        """Makes the first epoch begin this `fit`."""
+        self._has_begun = False
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Begins the `fit` in its first epoch."""
+        self._begin_once()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Begins the `fit` in a loop of the script's own that calls no hook of epochs."""
+        self._begin_once()
+
+    def on_train_end(self, logs=None):
+        """Begins a `fit` without an epoch, so that it can end."""
+        self._begin_once()
+
+    def _begin_once(self):
+        if not self._has_begun:
+            self._has_begun = True
+            self.begin()
+
+
 def numbers_in(logs: Mapping[str, Any] | None) -> dict[str, float]:
     """Returns the metrics that are single numbers; others, such as the F1 score of each class, cannot be drawn."""
     return {name: value for name, value in (logs or {}).items() if is_number(value)}

@@ -15,7 +15,7 @@ from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.train_functions import TrainedBatches
 from npu_bridge.gradients.arithmetic import gradient_values, sum_in_order
 from npu_bridge.gradients.collections import gradients_of
-from npu_bridge.reporting.keras_numbers import FittedSteps, numbers_in
+from npu_bridge.reporting.keras_numbers import FirstEpochCallback, FittedSteps, numbers_in
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.straggler_hook import latest_comparison
 from npu_bridge.reporting.stragglers import slowest_rank_metrics
@@ -150,7 +150,7 @@ class MetricsHook(StepHook):
         self._entries.close()
 
 
-class MetricsCallback(tf.keras.callbacks.Callback):
+class MetricsCallback(FirstEpochCallback):
     """A callback that passes to a writer the metrics of `model.fit` and the numbers of `MetricsHook`.
 
     The gradient norm is not passed.
@@ -171,7 +171,7 @@ class MetricsCallback(tf.keras.callbacks.Callback):
         self._entries = _EntryCollector(type(self).__name__, writer, every_n_steps, clock)
         self._steps, self._batches = FittedSteps(), TrainedBatches()
 
-    def on_train_begin(self, logs=None):
+    def begin(self):
         self._batches.begin_fit(self.model)
         self._entries.begin()
         if self._entries.writes:
@@ -198,6 +198,7 @@ class MetricsCallback(tf.keras.callbacks.Callback):
         self._entries.resume_timing()
 
     def on_train_end(self, logs=None):
+        super().on_train_end(logs)
         if self._entries.writes:
             step, values = self._read_numbers()
             self._entries.set_step(step)

@@ -25,7 +25,7 @@ from npu_bridge.reporting import page  # its modules are loaded when a page is m
 from npu_bridge.reporting.failure_hook import FailureHook, report_failure, stops_training
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.history_hook import HistoryHook
-from npu_bridge.reporting.keras_numbers import FittedSteps, split_training_and_validation
+from npu_bridge.reporting.keras_numbers import FirstEpochCallback, FittedSteps, split_training_and_validation
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.run_size import count_parameters, peak_gpu_memory, peak_memory_of_ranks
 from npu_bridge.reporting.step_hook import Observation, StepHook
@@ -134,7 +134,7 @@ class ReportHook(tf.estimator.SessionRunHook):
             self._page.note_memory(step or 0)
 
 
-class ReportCallback(tf.keras.callbacks.Callback):
+class ReportCallback(FirstEpochCallback):
     """A callback for `model.fit` that records each batch, and makes `report.html` at the end of `fit`.
 
     The loss is the one that Keras shows: the mean since the epoch began. With `verbose=0`, the path is not printed. If
@@ -158,7 +158,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._skips, self._steps, self._batches = SkipsInARow(), FittedSteps(), TrainedBatches()
         self._compared: Any = None  # the comparison of ranks noted last
 
-    def on_train_begin(self, logs=None):
+    def begin(self):
         ranks = collective.current()
         self._batches.begin_fit(self.model)
         self._writes = ranks.rank == 0
@@ -167,7 +167,8 @@ class ReportCallback(tf.keras.callbacks.Callback):
             self._history.begin_session(self._before.step, ranks=ranks.size)
             self._thinning = HistoryThinner(self._before.step)
         self._curves.set_model(self.model)
-        self._curves.on_train_begin(logs)
+        self._curves.on_train_begin()
+        self._curves.on_epoch_begin(0)
         self._page.write_facts(None)
         trained = self.model.trainable_weights if self.model.built else ()
         self._page.begin(self._before.step if self._writes else 0, None, trained)
@@ -198,6 +199,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         return sys.stdout if (self.params or {}).get("verbose", 1) else None
 
     def on_train_batch_begin(self, batch, logs=None):
+        super().on_train_batch_begin(batch, logs)
         self._page.begin_run()
 
     def on_train_batch_end(self, batch, logs=None):
@@ -236,6 +238,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._curves.on_test_end(logs)
 
     def on_train_end(self, logs=None):
+        super().on_train_end(logs)
         self._curves.on_train_end(logs)
         if self._writes:
             self._thinning.write(self._history, self._before.step, is_training_over=True)

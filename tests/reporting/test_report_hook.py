@@ -27,6 +27,7 @@ from npu_bridge.reporting import CsvWriter, History, HistoryHook, MetricsCallbac
 from npu_bridge.reporting.keras_numbers import OptimizerNumbers
 from npu_bridge.reporting.report_hook import places_of_ranks
 from npu_bridge.reporting.summary import StepTimes
+from npu_bridge.session.precision import AccelerateTrainCallback
 from tests.reporting.stepping import run_steps
 
 tf1 = tf.compat.v1
@@ -132,6 +133,21 @@ def test_a_second_fit_after_another_compile_continues_the_report(tmp_path):
         assert [row.step for row in history.rows] == [*range(1, steps + 1)], "another model is another training"
         assert [each.step for each in history.evaluations] == [*range(3, steps + 1, 3)]
         assert (tmp_path / "numbers.csv").read_text().count("\n") == steps + 1
+
+
+def test_what_keras_restores_after_callbacks_have_begun_goes_on(tmp_path):
+    ones = np.ones([4, 1])
+    for epochs in (2, 3):
+        model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        callbacks = [ReportCallback(str(tmp_path)), MetricsCallback(CsvWriter(tmp_path / "numbers.csv"), 1)]
+        callbacks += [AccelerateTrainCallback("fast|step|0.5")]
+        callbacks += [tf.keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), delete_checkpoint=False)]
+        model.fit(ones, ones, batch_size=1, epochs=epochs, verbose=0, callbacks=callbacks)
+    assert [row.step for row in History(str(tmp_path / "history.jsonl")).rows] == [*range(1, 13)]
+    assert os.environ["TOTAL_STEP"] == os.environ["STEP_NOW"] == "12"
+    lines = (tmp_path / "numbers.csv").read_text().splitlines()[1:]
+    assert [int(line.split(",")[0]) for line in lines] == [*range(1, 13)]
 
 
 def test_a_file_of_options_that_is_somebody_elses_stays(tmp_path, caplog):

@@ -85,7 +85,6 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         if self._plan is None:
             return
         self._restore_train_function()
-        self._steps_before_fit, self._batches_done = _count_updates(self.model), 0
         self._batches_per_step = batches_per_update(self.model.optimizer)
         self._has_begun = False
         if not tf.compat.v1.executing_eagerly_outside_functions():
@@ -104,6 +103,8 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         if self._plan is None or self._has_begun:
             return
         self._has_begun = True
+        # Not in `on_train_begin`: later callbacks, such as Keras' `BackupAndRestore`, restore the model there.
+        self._steps_before_fit, self._batches_done = _count_updates(self.model), 0
         if self._plan.trigger == "loss":
             environment.write_variable("TARGET_LOSS", self._final_loss)
             environment.write_variable("LOSS_NOW", "0.0")
