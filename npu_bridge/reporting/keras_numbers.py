@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.reporting.history import is_number
 
 
@@ -43,7 +44,8 @@ class OptimizerNumbers(NamedTuple):
 class FittedSteps:
     """Reads the numbers of a model's optimizer in several calls of `fit`.
 
-    A model that is compiled again has a new optimizer, whose steps are counted on: it is the same training.
+    A model that is compiled again has a new optimizer, whose steps are counted on: it is the same training. Of a model
+    with optimizers of its own, such as a GAN, the optimizer with most updates counts.
     """
 
     def __init__(self):
@@ -52,17 +54,27 @@ class FittedSteps:
 
     def begin(self, model) -> OptimizerNumbers:
         """Begins a call of `fit` and returns the numbers. An optimizer with steps was restored, and keeps them."""
-        if model.optimizer is not self._optimizer:
-            is_next = model is self._model and OptimizerNumbers.of(model.optimizer).step == 0
+        optimizer = _most_used_optimizer(model)
+        if optimizer is not self._optimizer:
+            is_next = model is self._model and OptimizerNumbers.of(optimizer).step == 0
             self._before = self._latest if is_next else 0
-        self._model, self._optimizer = model, model.optimizer
+        self._model, self._optimizer = model, optimizer
         return self.read()
 
     def read(self) -> OptimizerNumbers:
         """Returns the optimizer's numbers, with the steps of earlier optimizers of the model."""
         numbers = OptimizerNumbers.of(self._optimizer)
+        if not numbers.step:  # perhaps another optimizer makes the updates
+            self._optimizer = _most_used_optimizer(self._model)
+            numbers = OptimizerNumbers.of(self._optimizer)
         self._latest = self._before + numbers.step
         return numbers._replace(step=self._latest)
+
+
+def _most_used_optimizer(model):
+    kinds = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
+    own = [each for each in vars(model).values() if isinstance(each, kinds) or keras3.is_optimizer(each)]
+    return max([model.optimizer, *own], key=lambda each: int(tf.keras.backend.get_value(each.iterations)))
 
 
 class FirstEpochCallback(tf.keras.callbacks.Callback):

@@ -135,6 +135,23 @@ def test_a_second_fit_after_another_compile_continues_the_report(tmp_path):
         assert (tmp_path / "numbers.csv").read_text().count("\n") == steps + 1
 
 
+def test_steps_of_a_model_with_optimizers_of_its_own_are_their_updates(tmp_path):
+    class Gan(tf.keras.Model):
+        def compile(self, optimizer):
+            super().compile()
+            self.own, self.weight = optimizer, tf.Variable(1.0)
+
+        def train_step(self, data):
+            self.own.apply_gradients([(tf.constant(1.0), self.weight)])
+            return {"loss": self.weight}
+
+    gan, report = Gan(), ReportCallback(str(tmp_path))
+    gan.compile(tf.keras.optimizers.SGD())
+    for _ in range(2):
+        gan.fit(np.ones([4, 1]), batch_size=1, verbose=0, callbacks=[report])
+    assert [row.step for row in History(str(tmp_path / "history.jsonl")).rows] == [*range(1, 9)]
+
+
 def test_what_keras_restores_after_callbacks_have_begun_goes_on(tmp_path):
     ones = np.ones([4, 1])
     for epochs in (2, 3):
