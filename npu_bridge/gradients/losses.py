@@ -22,8 +22,8 @@ class Losses:
       scales: float32 scalars, the loss scales of all losses, or of all groups of variables; empty without loss scaling.
       common_scale: the scale of sums of gradients of several losses; None without loss scaling.
       numbers: positions in `scales` of the losses, in the order of `values`.
-      usable: dict from the number of a loss or group to whether its gradients are finite on this rank, or, after the
-        ranks have agreed, on all ranks. Empty if gradients are checked only all together.
+      usable: by number of the loss or group: whether its gradients are finite, on this rank until
+        `OverflowCheck.each_batch`, from then on on all ranks. Empty if gradients are checked only all together.
       sums_usable: whether the unscaled sums of an accumulation window are finite: not if a batch of it overflowed. Set
         in the last batch only, and only with `usable`; else None.
       is_backward_by_optimizer: whether the optimizer itself computed the gradients, so no other code has used them.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import contexts_around
 from npu_bridge.gradients.graph_mode import current_context, current_graph, enclosing_graphs
-from npu_bridge.gradients.step import Step, merge_steps
+from npu_bridge.gradients.step import RankCheck, Step
 from npu_bridge.graph.operators import ops_that_hold, sources_among, variable_ops_behind
 
 
@@ -58,7 +60,7 @@ class UnappliedSteps:
           owner: name of the optimizer, for messages.
         """
         found = self._find_steps(grads_and_vars) or self._open_steps_with(grads_and_vars)[:1]
-        return merge_steps([kept.step for kept in found], owner) if found else None
+        return _merge_steps([kept.step for kept in found], owner) if found else None
 
     def note_applied(self, grads_and_vars: Sequence) -> None:
         """Notes an update of these variables: in eager execution, later gradients of them belong to another step."""
@@ -100,7 +102,7 @@ class UnappliedSteps:
         """
         found = self._find_steps(grads_and_vars)
         self._unapplied = [kept for kept in self._unapplied if kept not in found]
-        return merge_steps([kept.step for kept in found], owner) if found else None
+        return _merge_steps([kept.step for kept in found], owner) if found else None
 
     def _find_steps(self, grads_and_vars):
         """Returns the steps, newest first, that returned these gradients, or are assumed to have."""
@@ -158,3 +160,42 @@ def _are_kept_in_variables(grads_and_vars):
         return False
     read = variable_ops_behind([grad for grad, _ in grads_and_vars if grad is not None])
     return bool(read) and not read & ops_that_hold([variable for _, variable in grads_and_vars])
+
+
+def _merge_steps(steps: Sequence[Step], owner: str) -> Step:
+    """Returns one step for the gradients of several steps that are applied together, newest step first.
+
+    Each loss scale changes by the gradients of its losses. Notes of stages are joined. Raises a ValueError if a stage
+    has a note under the same key in two steps, or chooses the variables that a step trains.
+    """
+    if len(steps) == 1:
+        return dataclasses.replace(steps[0], notes=dict(steps[0].notes), kept=dataclasses.replace(steps[0].kept))
+    earlier_first = list(reversed(steps))
+    merged = Step(losses=dataclasses.replace(steps[0].losses, usable={}))
+    for name in ("values", "scaled", "numbers"):
+        setattr(merged.losses, name, [each for step in earlier_first for each in getattr(step.losses, name)])
+    for name in ("awaited", "in_float32", "state_updates"):
+        setattr(merged.kept, name, [each for step in earlier_first for each in getattr(step.kept, name)])
+    checks = [step.check for step in steps if step.check is not None]
+    if len(checks) == len(steps):
+        merged.check = RankCheck(
+            functools.reduce(tf.logical_and, [each for check in checks for each in check.verdicts])
+        )
+    for step in earlier_first:
+        merged.delivered += step.delivered
+        if step.group is not None:
+            raise _separate_steps_error(owner, "a stage that freezes variables")
+        for key, note in step.notes.items():
+            if key in merged.notes:
+                raise _separate_steps_error(owner, type(key[0] if isinstance(key, tuple) else key).__name__)
+            merged.notes[key] = note
+        for number, usable in step.losses.usable.items():
+            earlier = merged.losses.usable.get(number)
+            merged.losses.usable[number] = usable if earlier is None else tf.logical_and(earlier, usable)
+    return merged
+
+
+def _separate_steps_error(owner, stage):
+    problem, got = f"{stage} needs the gradients of each step apart", "gradients of several compute_gradients"
+    fix = "Pass the losses as a list to one compute_gradients, or call apply_gradients for each."
+    return ValueError(message(owner, problem, "gradients of one compute_gradients", got, fix))

@@ -16,12 +16,11 @@ from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import initialise_with_keras
-from npu_bridge.gradients.inner import is_distributed, mark_as_distributed
+from npu_bridge.gradients.inner import mark_as_distributed
 from npu_bridge.gradients.keras.in_graphs import reject_in_eager_fit
 from npu_bridge.gradients.losses import check_loss_id, manager_positions
+from npu_bridge.gradients.nesting import check_nesting
 from npu_bridge.gradients.open_steps import UnappliedSteps
-from npu_bridge.gradients.optimizer_families import adapt_optimizer
-from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.scaled_steps import ScaledSteps
 from npu_bridge.gradients.stage import changes_gradients
@@ -50,9 +49,9 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
 
     def __init__(self, optimizer, pipeline: Pipeline, name: str):
         super().__init__(use_locking=False, name=name)
-        _check_nesting(optimizer, pipeline, type(self).__name__)
-        self._pipeline = pipeline
-        self._inner = adapt_optimizer(optimizer, type(self).__name__) if pipeline.inner is None else pipeline.inner
+        within = optimizer._pipeline if isinstance(optimizer, PipelineOptimizer) else None
+        check_nesting(type(self).__name__, pipeline, optimizer, within)
+        self._pipeline, self._inner = pipeline, pipeline.inner
         track_part(self, optimizer, "optimizer")
         for name, state in pipeline.state().items():
             track_part(self, state, name)
@@ -170,20 +169,8 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         is_foreign = self._open_steps.are_of_caller(grads_and_vars)
         trained = [variable for grad, variable in grads_and_vars if grad is not None]
         foreign = [each.name for each in trained if is_foreign or id(each) not in self._averaged_by_id]
-        averages = self._pipeline.reduces_gradients and collective.current().size > 1
         if foreign:
-            is_passed_by = averages or self._pipeline.scales_loss or any(map(changes_gradients, self._pipeline.stages))
-            if is_passed_by and is_called_by_keras():
-                reject_in_eager_fit(type(self).__name__)
-            self._pipeline.warn_of_unscaled_loss(self.get_name(), "Call minimize or compute_gradients.")
-            self._pipeline.warn_of_missing_changes(self.get_name())
-        if averages and foreign:
-            _LOG.warning(
-                "%s: the gradients of %s were not averaged over the ranks, because they did not come from "
-                "compute_gradients of this optimizer. Call compute_gradients or minimize.",
-                self.get_name(),
-                listed(foreign),
-            )
+            self._warn_of_foreign_gradients(foreign)
         if global_step is not None:
             hide_global_step_warning()
         self._last_step = step
@@ -223,6 +210,22 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         wrapped = repr(inner.optimizer) if is_wrapper else type(inner.optimizer).__name__
         return f"{type(self).__name__}({wrapped}, stages={list(self._pipeline.stages)!r})"
 
+    def _warn_of_foreign_gradients(self, names):
+        """Warns of the gradients of these variables, which other code has computed; rejects those of an eager `fit`."""
+        averages = self._pipeline.reduces_gradients and collective.current().size > 1
+        is_passed_by = averages or self._pipeline.scales_loss or any(map(changes_gradients, self._pipeline.stages))
+        if is_passed_by and is_called_by_keras():
+            reject_in_eager_fit(type(self).__name__)
+        self._pipeline.warn_of_unscaled_loss(self.get_name(), "Call minimize or compute_gradients.")
+        self._pipeline.warn_of_missing_changes(self.get_name())
+        if averages:
+            _LOG.warning(
+                "%s: the gradients of %s were not averaged over the ranks, because they did not come from "
+                "compute_gradients of this optimizer. Call compute_gradients or minimize.",
+                self.get_name(),
+                listed(names),
+            )
+
     def __getattr__(self, name):
         # `_inner` is missing while an object is copied; `_self_...` and dunder names are bookkeeping of checkpoints and
         # of Python, which must not be shared with the inner optimizer.
@@ -252,54 +255,3 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
 
 def _scale_loss_of_function(scale, loss):
     return scale(loss())
-
-
-def _check_nesting(optimizer, pipeline, owner):
-    within = optimizer._pipeline if isinstance(optimizer, PipelineOptimizer) else None
-    if pipeline.scales_gradients and within is not None and within.needs_unscaled_gradients:
-        names = ", ".join(map(name_of_stage, within.stages))
-        problem = "the stages of the inner optimizer would get gradients that are still multiplied by the loss scale"
-        fix = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[...])."
-        expected = "the order scale, accumulate, reduce, unscale, verdict, clip, update"
-        raise ValueError(message(owner, problem, expected, f"{names} inside this optimizer", fix))
-    if pipeline.scales_gradients and within is not None and within.decides_about_steps:
-        pipeline.check_scaled_gradients()
-    updating = optimizer
-    while isinstance(updating, PipelineOptimizer):
-        updating = updating._inner.optimizer
-    if isinstance(updating, tf.compat.v1.train.SyncReplicasOptimizer) and pipeline.can_skip_updates:
-        problem = "SyncReplicasOptimizer updates in a separate thread, where no step can be skipped"
-        expected = "the optimizer inside SyncReplicasOptimizer"
-        fix = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True) without SyncReplicasOptimizer."
-        raise ValueError(message(owner, problem, expected, "SyncReplicasOptimizer", fix))
-    if not pipeline.communicates:
-        return
-    if is_distributed(optimizer):
-        raise ValueError(
-            f"{owner}: the gradients would be averaged over the ranks twice. Expected one distributed optimizer; got "
-            f"{type(optimizer).__name__} inside {owner}. Pass the optimizer that {type(optimizer).__name__} wraps."
-        )
-    if within is None:
-        return
-    check_can_average_results(within, owner)
-    if within.scales_gradients and not pipeline.only_communicates:
-        raise ValueError(
-            f"{owner}: loss scaling must be outside the reduction. Expected the order loss scale, reduce, unscale, "
-            f"check, update; got {type(optimizer).__name__} inside {owner}. Write "
-            f"NPULossScaleOptimizer(NPUDistributedOptimizer(opt), manager, is_distributed=True), or one NPUOptimizer."
-        )
-    within.skip_steps_together()
-
-
-def check_can_average_results(pipeline: Pipeline, owner: str) -> None:
-    """Checks that no stage of an optimizer changes gradients that `owner` averages only afterwards.
-
-    Raises:
-      ValueError: a stage would change the gradients of each rank.
-    """
-    changing = [name_of_stage(stage) for stage in pipeline.stages if changes_gradients(stage, ["after_reduce"])]
-    if changing:
-        problem = f"{changing[0]} would change the gradients of each rank, and not their mean"
-        expected, got = "the stages of the optimizer that averages gradients", f"stages of the optimizer inside {owner}"
-        fix = "Write NPUOptimizer(opt, is_distributed=True, stages=[...])."
-        raise ValueError(message(owner, problem, expected, got, fix))

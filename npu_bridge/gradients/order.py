@@ -20,8 +20,8 @@ from npu_bridge.gradients.stage import (
 
 _PLACES_OF_ROLES = PLACES[: PLACES.index("verdict") + 1]  # later ones come after this rank's gradients
 _SHARED_PLACES = ("transform", "guard", "record")
-# Hooks that change the gradients of this rank: the first place whose stages use the changed gradients, and the places
-# at which a stage without a role can have the hook. At any other place its change would be lost.
+# For each hook that changes the gradients of this rank: the place before which a stage runs the hook if its own place
+# is too late, and the places at which a stage without a role runs it in turn.
 _OWN_GRADIENTS = {
     "each_batch": ("accumulate", PLACES[: PLACES.index("accumulate")]),
     "before_reduce": ("local clip", ("local clip",)),

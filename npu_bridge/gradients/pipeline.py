@@ -255,7 +255,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _keep_unusable(self, stage, hook, step):
-        """Makes gradients NaN after the block, a hook of a custom stage, if one was Inf or NaN before."""
+        """Makes all gradients NaN after a custom stage's hook (the block) that could hide an Inf or NaN from before."""
         can_hide = not (has_role(stage) or stage.keeps_usable) and changes_gradients(stage, [hook])
         if not (can_hide and self.decides_about_steps and step.gradients):
             yield

@@ -90,7 +90,7 @@ class Stage(KeywordChecksMixin):
       keeps_usable: True for a stage that makes no NaN or Inf from finite gradients, and hides no NaN or Inf. Its
         results are not checked again.
       needs_variables: True for a stage that needs the variable of each gradient.
-      needs_unscaled_gradients: True for a stage that rejects gradients scaled by the loss scale of another optimizer.
+      needs_unscaled_gradients: True for a stage that cannot be inside another optimizer that scales the loss.
     """
 
     place = "transform"
@@ -297,8 +297,8 @@ class DecidingStage(Stage):
     Attributes:
       transfer_name: prefix of the names of the stage's collectives; empty if each rank decides alone.
       is_joint: whether all ranks decide together, instead of each rank alone.
-      checks_scaled_gradients: True around an inner optimizer that skips steps by its own check of still scaled
-        gradients. This stage then checks them scaled, too, so that both skip the same steps and the loss scale shrinks.
+      checks_scaled_gradients: True if the inner optimizer itself checks gradients before they are divided by the loss
+        scale. This stage then makes the same check, so that both skip the same steps and the loss scale shrinks.
       stages: all stages of the pipeline, which sets them.
     """
 

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from npu_bridge.base.errors import message
 from npu_bridge.base.flat_tensors import map_elementwise
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import (
@@ -222,50 +221,6 @@ def widen_again(step: Step, rounded: Sequence) -> None:
     if wide:
         step.delivered = [wide.get(id(grad), grad) for grad in step.delivered]
         step.grads_and_vars = [(wide.get(id(grad), grad), variable) for grad, variable in step.grads_and_vars]
-
-
-def merge_steps(steps: Sequence[Step], owner: str) -> Step:
-    """Returns one step for the gradients of several steps that are applied together, newest step first.
-
-    Each loss scale changes by the gradients of its losses. Notes of stages are joined.
-
-    Args:
-      steps: the steps.
-      owner: name of the optimizer, for messages.
-    Raises:
-      ValueError: a stage has a note under the same key in two steps, or chooses the variables that a step trains.
-    """
-    if len(steps) == 1:
-        return dataclasses.replace(steps[0], notes=dict(steps[0].notes), kept=dataclasses.replace(steps[0].kept))
-    earlier_first = list(reversed(steps))
-    merged = Step(losses=dataclasses.replace(steps[0].losses, usable={}))
-    for name in ("values", "scaled", "numbers"):
-        setattr(merged.losses, name, [each for step in earlier_first for each in getattr(step.losses, name)])
-    for name in ("awaited", "in_float32", "state_updates"):
-        setattr(merged.kept, name, [each for step in earlier_first for each in getattr(step.kept, name)])
-    checks = [step.check for step in steps if step.check is not None]
-    if len(checks) == len(steps):
-        merged.check = RankCheck(
-            functools.reduce(tf.logical_and, [each for check in checks for each in check.verdicts])
-        )
-    for step in earlier_first:
-        merged.delivered += step.delivered
-        if step.group is not None:
-            raise _separate_steps_error(owner, "a stage that freezes variables")
-        for key, note in step.notes.items():
-            if key in merged.notes:
-                raise _separate_steps_error(owner, type(key[0] if isinstance(key, tuple) else key).__name__)
-            merged.notes[key] = note
-        for number, usable in step.losses.usable.items():
-            earlier = merged.losses.usable.get(number)
-            merged.losses.usable[number] = usable if earlier is None else tf.logical_and(earlier, usable)
-    return merged
-
-
-def _separate_steps_error(owner, stage):
-    problem, got = f"{stage} needs the gradients of each step apart", "gradients of several compute_gradients"
-    fix = "Pass the losses as a list to one compute_gradients, or call apply_gradients for each."
-    return ValueError(message(owner, problem, "gradients of one compute_gradients", got, fix))
 
 
 @dataclasses.dataclass(frozen=True)

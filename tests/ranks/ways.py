@@ -21,6 +21,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
 from npu_bridge.gradients import Pipeline, PipelineOptimizer
 from npu_bridge.gradients.graph_mode import classic_control_flow
+from npu_bridge.gradients.optimizer_families import adapt_optimizer
 from tests.once import forget_what_was_said
 
 tf1 = tf.compat.v1
@@ -76,7 +77,7 @@ def _of_tf1(optimizer, name):
     """Makes an optimizer one of TF 1: in a graph, stock wrappers refuse Keras optimizers."""
     if isinstance(optimizer, tf1.train.Optimizer):
         return optimizer
-    return PipelineOptimizer(optimizer, Pipeline([]), f"{name}_inner")
+    return PipelineOptimizer(optimizer, Pipeline([], adapt_optimizer(optimizer, name)), f"{name}_inner")
 
 
 def horovod(optimizer, wire, name):

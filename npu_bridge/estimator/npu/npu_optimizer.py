@@ -60,7 +60,8 @@ class NPUOptimizer(PipelineOptimizer):
       name: name of this optimizer; "NPUOptimizer" and the type name of `opt` by default.
       wire: format in which float gradients are sent between the ranks. "none" keeps their dtype. "float16" or
         "bfloat16" rounds gradients to 16 bits, which halves the bytes, and averages them in float32. A step whose
-        scaled gradients do not fit float16 is skipped as an overflow; bfloat16 has the range of float32.
+        scaled gradients do not fit float16 is skipped as an overflow; bfloat16 has the range of float32. Gradients
+        that already have 16 bits keep their dtype.
       stages: further stages for gradients, of `npu_bridge.stages`, in any order.
       gradient_split_groups: positions at which a new fragment of gradients begins: ascending, from 1, counted over the
         parameters in the order of the forward pass. None for the split that `hccl.split.api` has set before this

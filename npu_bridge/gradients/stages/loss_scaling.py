@@ -1,4 +1,4 @@
-"""Multiplies the loss by the loss scale, by which the pipeline divides the reduced gradients."""
+"""Multiplies the loss by the loss scale; the pipeline later divides the reduced gradients by it."""
 
 from __future__ import annotations
 
