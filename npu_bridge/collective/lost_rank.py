@@ -6,14 +6,18 @@ from __future__ import annotations
 _PHRASES = (
     "HorovodInternalError",
     "Horovod has been shut down",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Timed out waiting",
     "gloo/transport/tcp",
     "Collective ops is aborted",
     "collective ops already aborted",
+)
+# In an error of another library, these are about a connection of the script itself.
+_PHRASES_OF_CONNECTIONS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Timed out waiting",
     "Socket closed",
 )
+_LIBRARIES = ("horovod", "tensorflow")
 
 
 def tells_of_lost_rank(error: BaseException) -> bool:
@@ -22,8 +26,11 @@ def tells_of_lost_rank(error: BaseException) -> bool:
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
         seen.append(cause)
-        names = " ".join(base.__name__ for base in type(cause).__mro__)
-        if any(words in f"{names} {cause}" for words in _PHRASES):
+        classes = type(cause).__mro__
+        is_of_library = any(each.__module__.partition(".")[0] in _LIBRARIES for each in classes)
+        phrases = _PHRASES + (_PHRASES_OF_CONNECTIONS if is_of_library else ())
+        text = " ".join([*(each.__name__ for each in classes), str(cause)])
+        if any(words in text for words in phrases):
             return True
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return False

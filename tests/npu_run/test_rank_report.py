@@ -56,6 +56,10 @@ class UnknownError(Exception):
     pass
 
 
+class UnknownErrorOfTensorFlow(UnknownError):
+    __module__ = "tensorflow.python.framework.errors_impl"
+
+
 class HorovodInternalError(RuntimeError):
     pass
 
@@ -93,6 +97,9 @@ def report(error):
         (ValueError("in user code:"), "ValueError: in user code:", "", False),
         (UnknownError("[/gloo/transport/tcp/pair.cc] Connection closed by peer"), None, "", True),
         (HorovodInternalError("a peer is gone"), None, "", True),
+        (UnknownErrorOfTensorFlow("Socket closed"), None, "", True),
+        (ConnectionResetError(104, "Connection reset by peer"), None, "", False),
+        (TimeoutError("Timed out waiting for the lock of cache.db"), None, "", False),
     ],
 )
 def test_reason_in_one_line(error, summary, tensor, secondary):
