@@ -306,9 +306,8 @@ def fill_rank_variables(placement: Placement | None) -> None:
     replaced = {"RANK_ID", "RANK_SIZE"} if (read_variable("RANK_SIZE") or "").strip() == "1" else set()
     replaced |= {"DEVICE_INDEX"} if placement.size > 1 else set()  # the rank under another name
     for name, value in values.items():
-        if name in replaced:
+        if name in replaced or not read_variable(name):
             os.environ[name] = str(value)
-        os.environ.setdefault(name, str(value))
 
 
 def check_cluster_variables() -> None:
