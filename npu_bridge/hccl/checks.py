@@ -68,7 +68,7 @@ class CollectiveCall:
         The error is a ValueError. If only the run shows the dimension, the run raises an InvalidArgumentError.
         """
         self.check_has_rows(tensor)
-        rows, size = tensor.shape.as_list()[0], self.communicator.size
+        rows, size = first_dimension(tensor), self.communicator.size
         if rows is not None and rows % size:
             problem, got = "the first dimension does not divide among the ranks", f"{rows} in shape {tensor.shape}"
             raise self.error(problem, f"a multiple of rank_size={size}", got, "Pad the tensor.")
@@ -174,3 +174,13 @@ class CollectiveCall:
 def device_address_error(op: str, alternative: str) -> NotImplementedError:
     """Returns the error of a collective that needs raw device addresses."""
     return not_available_error(f"hccl_ops.{op}", "an access by raw device address", alternative)
+
+
+def first_dimension(tensor: tf.Tensor) -> int | None:
+    """Returns the static size of the first dimension; None if it is unknown, or the number of dimensions is."""
+    return tensor.shape[0] if tensor.shape.rank is not None else None
+
+
+def shape_with_rows(tensor: tf.Tensor, rows: int | None) -> tf.TensorShape:
+    """Returns the static shape of a tensor with another size of the first dimension."""
+    return tf.TensorShape([rows]).concatenate(tensor.shape[1:])

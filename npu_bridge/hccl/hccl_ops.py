@@ -21,7 +21,15 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.collective.composed import exchange_blocks, receive_from, send_to, sum_over_ranks
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.collective.plan_of_transfers import announce_collective
-from npu_bridge.hccl.checks import BROADCASTABLE, MOVABLE, REDUCIBLE, CollectiveCall, device_address_error
+from npu_bridge.hccl.checks import (
+    BROADCASTABLE,
+    MOVABLE,
+    REDUCIBLE,
+    CollectiveCall,
+    device_address_error,
+    first_dimension,
+    shape_with_rows,
+)
 
 __all__ = [
     "all_to_all_v",
@@ -106,9 +114,8 @@ def allgather(tensor, rank_size, group=WORLD, fusion=0, fusion_id=-1):
     value = call.dense_tensor(tensor, MOVABLE)
     call.check_has_rows(value)
     gathered = call.communicator.all_gather(value, announce_collective(call.communicator, "allgather", value))
-    rows, *others = value.shape.as_list()
-    gathered = tf.ensure_shape(gathered, [rows and rows * rank_size, *others])
-    return call.finish(gathered)
+    rows = first_dimension(value)
+    return call.finish(tf.ensure_shape(gathered, shape_with_rows(value, rows and rows * rank_size)))
 
 
 def broadcast(tensor, root_rank, fusion=2, fusion_id=0, group=WORLD):
@@ -151,11 +158,10 @@ def reduce_scatter(tensor, reduction, rank_size, group=WORLD, fusion=0, fusion_i
     call.check_fusion(fusion, fusion_id)
     value = call.dense_tensor(tensor, REDUCIBLE)
     value = call.check_divisible(value)
-    rows, *others = value.shape.as_list()
+    rows = first_dimension(value)
     name = announce_collective(call.communicator, f"reduce_scatter with {reduction!r}", value)
     part = call.communicator.reduce_scatter(value, reduction, name)
-    part = tf.ensure_shape(part, [rows and rows // rank_size, *others])
-    return call.finish(part)
+    return call.finish(tf.ensure_shape(part, shape_with_rows(value, rows and rows // rank_size)))
 
 
 def send(tensor, sr_tag, dest_rank, group=WORLD):

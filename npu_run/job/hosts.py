@@ -210,6 +210,7 @@ def _check_devices(size: int) -> None:
 def _check_environment(size: int) -> None:
     """Raises LaunchError if environment variables contradict the plan, unless another launcher has set them."""
     try:
+        environment.collective_engine()
         placed = environment.launcher_placement()
         environment.check_cluster_variables()
         if placed is not None:

@@ -104,6 +104,7 @@ ONE_RANK = [("127.0.0.1", [(0, 0)])]
         ({"RANK_SIZE": "8"}, {}, None, "npu-run -np 8"),
         ({"CM_WORKER_SIZE": "8"}, {"size": 2}, None, "npu-run -np 8"),
         ({"RANK_ID": "1"}, {"size": 2}, None, "RANK_ID=1 is set"),
+        ({"NPU_COLLECTIVES": "gloo"}, {"size": 2}, None, "NPU_COLLECTIVES names no engine"),
         ({"RANK_ID": "one"}, {"size": 2}, None, "RANK_ID is not a whole number"),
         ({"CM_CHIEF_IP": "192.0.2.1"}, {"size": 2}, None, "the chief is not fully described"),
         ({"RANK_SIZE": "2", "CM_WORKER_SIZE": "2"}, {"size": 2}, None, "describe the cluster twice"),

@@ -148,8 +148,9 @@ def test_large_sums_blocks_of_any_length_and_rows_that_do_not_divide():
         "all_to_all_v": hccl_ops.all_to_all_v(data, counts[rank], starts[0], counts[:, rank], starts[1]),
         "all_to_all_v_c": hccl_ops.all_to_all_v_c(data, tf.constant(counts), rank),
     }
-    rows = tf.compat.v1.placeholder(tf.float32, [None])
+    rows = tf.compat.v1.placeholder(tf.float32, [None] if rank else None)
     scattered = hccl_ops.reduce_scatter(rows, "sum", 2)
+    assert hccl_ops.allgather(rows, 2).shape.rank == (1 if rank else None)
     with tf.compat.v1.Session() as session:
         results = {name: value.astype(float).tolist() for name, value in session.run(fetches).items()}
         with pytest.raises(tf.errors.InvalidArgumentError, match="the first dimension must be a multiple of 2"):
