@@ -170,7 +170,7 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         trained = [variable for grad, variable in grads_and_vars if grad is not None]
         foreign = [each.name for each in trained if is_foreign or id(each) not in self._averaged_by_id]
         if foreign:
-            self._warn_of_foreign_gradients(foreign)
+            self._warn_of_foreign_gradients(foreign, is_called_by_keras())
         if global_step is not None:
             hide_global_step_warning()
         self._last_step = step
@@ -210,11 +210,11 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         wrapped = repr(inner.optimizer) if is_wrapper else type(inner.optimizer).__name__
         return f"{type(self).__name__}({wrapped}, stages={list(self._pipeline.stages)!r})"
 
-    def _warn_of_foreign_gradients(self, names):
+    def _warn_of_foreign_gradients(self, names, is_in_fit):
         """Warns of the gradients of these variables, which other code has computed; rejects those of an eager `fit`."""
         averages = self._pipeline.reduces_gradients and collective.current().size > 1
         is_passed_by = averages or self._pipeline.scales_loss or any(map(changes_gradients, self._pipeline.stages))
-        if is_passed_by and is_called_by_keras():
+        if is_passed_by and is_in_fit:
             reject_in_eager_fit(type(self).__name__)
         self._pipeline.warn_of_unscaled_loss(self.get_name(), "Call minimize or compute_gradients.")
         self._pipeline.warn_of_missing_changes(self.get_name())
