@@ -29,7 +29,8 @@ def checkpoints_in(path: str) -> dict[int, str]:
       path: a folder, whose subfolders are searched too, or a checkpoint, without `.index`. A checkpoint of the folder
         itself goes before one of a subfolder with the same number.
     Raises:
-      NotComparableError: two checkpoints of the folder itself, or two of its subfolders, have the same number.
+      NotComparableError: two checkpoints of the folder itself have the same number, or two of its subfolders have one
+        that the folder itself lacks.
     """
     if not os.path.isdir(path):
         return {_find_last_number(path): path} if os.path.isfile(f"{path}.index") else {}
@@ -42,7 +43,8 @@ def checkpoints_in(path: str) -> dict[int, str]:
     for folders in ([path], sorted(below)):
         of_level: dict[int, str] = {}
         for prefix in (name.removesuffix(".index") for folder in folders for name in _list_index_files(folder)):
-            other = of_level.setdefault(_find_last_number(prefix), prefix)
+            number = _find_last_number(prefix)
+            other = prefix if number in found else of_level.setdefault(number, prefix)
             if other != prefix:
                 raise NotComparableError(
                     f"{other} and {prefix} have the same number, or none, in their names; name one checkpoint or its "

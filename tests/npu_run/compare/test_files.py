@@ -96,6 +96,7 @@ def test_a_checkpoint_is_what_tensorflow_reads(tmp_path):
         (["cp-0001.ckpt", "cp-0002.ckpt"], [1, 2]),
         (["weights.01-0.55", "weights.02-0.5"], [1, 2]),
         (["model_v1.5.ckpt-7", "best.ckpt", "2/model.ckpt-7", "2/model.ckpt-8"], [-1, 7, 8]),
+        (["model.ckpt-100", "2/model.ckpt-100", "3/model.ckpt-100"], [100]),
         (["G/model.ckpt-100", "D/model.ckpt-100"], "D/model.ckpt-100 and .*/G/model.ckpt-100 have the same number"),
         (["best.ckpt", "last.ckpt"], "best.ckpt and .*last.ckpt have the same number, or none"),
     ],
