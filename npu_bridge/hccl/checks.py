@@ -178,7 +178,7 @@ def device_address_error(op: str, alternative: str) -> NotImplementedError:
 
 def first_dimension(tensor: tf.Tensor) -> int | None:
     """Returns the static size of the first dimension; None if it is unknown, or the number of dimensions is."""
-    return tensor.shape[0] if tensor.shape.rank is not None else None
+    return tensor.shape.as_list()[0] if tensor.shape.rank is not None else None
 
 
 def shape_with_rows(tensor: tf.Tensor, rows: int | None) -> tf.TensorShape:

@@ -152,7 +152,9 @@ def test_steps_of_a_model_with_optimizers_of_its_own_are_their_updates(tmp_path)
     assert [row.step for row in History(str(tmp_path / "history.jsonl")).rows] == [*range(1, 9)]
 
 
-def test_what_keras_restores_after_callbacks_have_begun_goes_on(tmp_path):
+def test_what_keras_restores_after_callbacks_have_begun_goes_on(tmp_path, monkeypatch):
+    for name in ("TOTAL_STEP", "STEP_NOW"):
+        monkeypatch.setenv(name, "")  # afterwards unset again
     ones = np.ones([4, 1])
     for epochs in (2, 3):
         model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
