@@ -340,7 +340,7 @@ class MovingScale(tf.Module):
         state = ScaleState(*state)
         for name, steps in zip(state._fields[1:], state[1:]):
             for number in np.ravel(steps):
-                check_count(owner, name, number.item(), at_least=0)
+                check_count(owner, name, number.item(), at_least=0, at_most=MOST_COUNTED_STEPS)
         return state._replace(scale=self._checked_scale(owner, state.scale))
 
     def _checked_scale(self, owner, loss_scale):

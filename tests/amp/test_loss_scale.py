@@ -201,6 +201,7 @@ def test_the_scale_is_set_between_eager_steps_and_those_of_functions():
     (lambda: Dynamic.apex().set_loss_scale(2**25), ValueError, ["set_loss_scale", "1.67772e+07"]),
     (lambda: Dynamic.apex().set_loss_scale(float("nan")), ValueError, ["set_loss_scale", "nan"]),
     (lambda: Dynamic.apex().set_state((8.0, -1, 0)), ValueError, ["good_steps", "-1", "at least 0"]),
+    (lambda: Dynamic.apex().set_state((8.0, 0, 2**31)), ValueError, ["bad_steps", "at most 2147483647"]),
 )
 def test_bad_arguments_are_refused_by_name(make):
     make()
