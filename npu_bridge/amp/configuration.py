@@ -222,7 +222,8 @@ class Configuration:
 
     def _new_manager(self, number: int) -> LossScaleManager | None:
         if self.properties.loss_scale == DYNAMIC:
-            return DynamicLossScaleManager.apex(**self._scale_arguments)
+            arguments = {_SCALE_ARGUMENTS[name]: value for name, value in self._scale_arguments.items()}
+            return DynamicLossScaleManager.apex(**arguments)
         return None if self.properties.loss_scale == 1.0 else FixedLossScaleManager(self.properties.loss_scale)
 
     def _precision(self) -> Precision:
@@ -266,8 +267,8 @@ def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **ove
         if name not in _OVERRIDES:
             raise unknown_keyword(_OWNER, name, _OVERRIDES)
     given = {name: value for name, value in overrides.items() if value is not None}
-    scale_arguments = {_SCALE_ARGUMENTS[name]: given.pop(name) for name in list(given) if name in _SCALE_ARGUMENTS}
-    check_apex_arguments(_OWNER, {own: name for name, own in _SCALE_ARGUMENTS.items()}, **scale_arguments)
+    scale_arguments = {name: given.pop(name) for name in list(given) if name in _SCALE_ARGUMENTS}
+    check_apex_arguments(_OWNER, scale_arguments, "dynamic_init_scale")
     optimizer_arguments = {name: given.pop(name) for name in list(given) if name in _OPTIMIZER_ARGUMENTS}
     num_losses = check_count(_OWNER, "num_losses", given.pop("num_losses", 1))
     user_cast = given.pop("user_cast_preferred", None)

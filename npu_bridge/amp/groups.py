@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.amp.loss_scale import scale_rule
 from npu_bridge.base.arguments import check_count, check_number, check_pattern
 from npu_bridge.base.errors import message, shown
 from npu_bridge.base.tf_internals import keras3
-from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager
-from npu_bridge.gradients.loss_scale import LARGEST_SCALE, SMALLEST_SCALE
+from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager, checked_rule
 
 __all__ = ["GroupLossScaleManager", "scale_boundary"]
 
@@ -62,25 +60,21 @@ class GroupLossScaleManager(MovingLossScaleManager):
     ):
         owner = "GroupLossScaleManager"
         members = _checked_groups(owner, groups)
-        rule = scale_rule(
-            owner, growth_factor, backoff_factor, growth_interval, 1, False, min_loss_scale, max_loss_scale
+        rule, constants = checked_rule(
+            owner,
+            growth_factor=growth_factor,
+            backoff_factor=backoff_factor,
+            growth_interval=growth_interval,
+            min_loss_scale=min_loss_scale,
+            max_loss_scale=max_loss_scale,
         )
         scales = list(init) if isinstance(init, (list, tuple, np.ndarray)) else [init] * len(members)
         if len(scales) != len(members):
             problem, expected = "init does not fit the groups", f"one number, or {len(members)} numbers"
             raise ValueError(message(owner, problem, expected, shown(init), "Give one scale for each group."))
-        lowest, highest = rule.min_scale or SMALLEST_SCALE, rule.max_scale or LARGEST_SCALE
+        lowest, highest = rule.bounds
         scales = [check_number(owner, "init", scale, at_least=lowest, at_most=highest) for scale in scales]
-        constants = {
-            "groups": len(members),
-            "init": scales,
-            "growth_factor": rule.growth_factor,
-            "backoff_factor": rule.backoff_factor,
-            "growth_interval": rule.growth_interval,
-            "min_loss_scale": rule.min_scale,
-            "max_loss_scale": rule.max_scale,
-        }
-        super().__init__("group_loss_scale", rule, scales, constants)
+        super().__init__("group_loss_scale", rule, scales, {"groups": len(members), "init": scales, **constants})
         self._members = lambda: members  # TensorFlow would save a list of layers in checkpoints
         self.use_at_boundaries()
 

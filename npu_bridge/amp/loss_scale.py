@@ -7,16 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.base.arguments import check_count, check_number, check_switch
-from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager
-from npu_bridge.gradients.loss_scale import (
-    LARGEST_SCALE,
-    SMALLEST_SCALE,
-    ScaleRule,
-    check_backoff,
-    check_growth,
-    check_scale,
-)
+from npu_bridge.base.arguments import check_count, check_number
+from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager, check_growth, checked_rule
+from npu_bridge.gradients.loss_scale import LARGEST_SCALE, check_scale
 
 __all__ = ["DynamicLossScaleManager"]
 
@@ -58,29 +51,19 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         max_loss_scale: float | None = 2.0**24,
     ):
         owner = "DynamicLossScaleManager"
-        rule = scale_rule(
+        rule, constants = checked_rule(
             owner,
-            growth_factor,
-            backoff_factor,
-            growth_interval,
-            bad_steps,
-            consecutive_bad_steps,
-            min_loss_scale,
-            max_loss_scale,
+            growth_factor=growth_factor,
+            backoff_factor=backoff_factor,
+            growth_interval=growth_interval,
+            bad_steps=bad_steps,
+            consecutive_bad_steps=consecutive_bad_steps,
+            min_loss_scale=min_loss_scale,
+            max_loss_scale=max_loss_scale,
         )
-        lowest, highest = rule.min_scale or SMALLEST_SCALE, rule.max_scale or LARGEST_SCALE
+        lowest, highest = rule.bounds
         first = check_number(owner, "init_loss_scale", init_loss_scale, at_least=lowest, at_most=highest)
-        constants = {
-            "init_loss_scale": first,
-            "growth_factor": rule.growth_factor,
-            "backoff_factor": rule.backoff_factor,
-            "growth_interval": rule.growth_interval,
-            "bad_steps": rule.bad_steps,
-            "consecutive_bad_steps": rule.counts_in_a_row,
-            "min_loss_scale": rule.min_scale,
-            "max_loss_scale": rule.max_scale,
-        }
-        super().__init__("dynamic_loss_scale", rule, first, constants)
+        super().__init__("dynamic_loss_scale", rule, first, {"init_loss_scale": first, **constants})
 
     @classmethod
     def apex(
@@ -102,16 +85,15 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         Raises:
           TypeError, ValueError: as for the constructor.
         """
-        check_apex_arguments(
-            "DynamicLossScaleManager.apex",
-            {},
-            init_scale,
-            growth_factor,
-            backoff_factor,
-            scale_window,
-            min_loss_scale,
-            max_loss_scale,
-        )
+        arguments = {
+            "init_scale": init_scale,
+            "growth_factor": growth_factor,
+            "backoff_factor": backoff_factor,
+            "scale_window": scale_window,
+            "min_loss_scale": min_loss_scale,
+            "max_loss_scale": max_loss_scale,
+        }
+        check_apex_arguments("DynamicLossScaleManager.apex", arguments)
         first, bounds = min(init_scale, max_loss_scale), (min_loss_scale, max_loss_scale)
         return cls(first, growth_factor, backoff_factor, scale_window, 1, False, *bounds)
 
@@ -161,62 +143,19 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         return cls(loss_scale, 1.0, 1.0, 1, 1, False, None, None)
 
 
-def check_apex_arguments(
-    owner: str,
-    names: Mapping[str, str],
-    init_scale: Any = 2.0**16,
-    growth_factor: Any = 2.0,
-    backoff_factor: Any = 0.5,
-    scale_window: Any = 2000,
-    min_loss_scale: Any = None,
-    max_loss_scale: Any = 2.0**24,
-) -> None:
-    """Checks arguments of `DynamicLossScaleManager.apex`; errors use the names under which the script gave them.
+def check_apex_arguments(owner: str, arguments: Mapping[str, Any], first_name: str = "init_scale") -> None:
+    """Checks arguments of `DynamicLossScaleManager.apex`, of which some can be missing.
 
+    Args:
+      owner: name of the caller.
+      arguments: the arguments by the names under which the script gave them.
+      first_name: the name of the scale of the first step.
     Raises:
       TypeError: an argument has the wrong type.
       ValueError: an argument is out of its range.
     """
-    check_growth(owner, names.get("growth_factor", "growth_factor"), growth_factor)
-    check_backoff(owner, names.get("backoff_factor", "backoff_factor"), backoff_factor)
-    check_count(owner, names.get("scale_window", "scale_window"), scale_window)
-    lowest, _ = _check_bounds(owner, min_loss_scale, max_loss_scale)
-    check_scale(owner, "max_loss_scale", max_loss_scale)
-    check_scale(owner, names.get("init_scale", "init_scale"), init_scale, at_least=lowest or SMALLEST_SCALE)
-
-
-def _check_bounds(owner, lowest, highest):
-    if lowest is not None:
-        lowest = check_scale(owner, "min_loss_scale", lowest)
-    if highest is not None:
-        highest = check_scale(owner, "max_loss_scale", highest, at_least=lowest or SMALLEST_SCALE)
-    return lowest, highest
-
-
-def scale_rule(
-    owner: str,
-    growth_factor: Any,
-    backoff_factor: Any,
-    growth_interval: Any,
-    bad_steps: Any,
-    consecutive_bad_steps: Any,
-    min_loss_scale: Any,
-    max_loss_scale: Any,
-) -> ScaleRule:
-    """Checks the arguments of a manager and returns them as a `ScaleRule`.
-
-    Raises:
-      TypeError: an argument has the wrong type.
-      ValueError: an argument is out of its range.
-    """
-    fix = "Pass the arguments by name."
-    lowest, highest = _check_bounds(owner, min_loss_scale, max_loss_scale)
-    return ScaleRule(
-        growth_interval=check_count(owner, "growth_interval", growth_interval),
-        bad_steps=check_count(owner, "bad_steps", bad_steps),
-        growth_factor=check_growth(owner, "growth_factor", growth_factor),
-        backoff_factor=check_backoff(owner, "backoff_factor", backoff_factor),
-        min_scale=lowest,
-        max_scale=highest,
-        counts_in_a_row=check_switch(owner, "consecutive_bad_steps", consecutive_bad_steps, fix),
-    )
+    arguments = {"min_loss_scale": None, "max_loss_scale": 2.0**24, **arguments}
+    first = arguments.pop(first_name, 2.0**16)
+    rule, _ = checked_rule(owner, **arguments)
+    check_scale(owner, "max_loss_scale", arguments["max_loss_scale"])  # not None
+    check_scale(owner, first_name, first, at_least=rule.bounds[0])

@@ -20,10 +20,7 @@ from npu_bridge.gradients import collections
 LARGEST_SCALE = 3.4e38  # a little below the largest float32; no scale grows beyond
 SMALLEST_SCALE = 1e-37  # a little above the smallest normal float32; below it a scale would be 0 or lose bits
 MOST_COUNTED_STEPS = 2**31 - 1  # the counters are int32 in every existing checkpoint
-# Checks for numbers of each kind, whatever the argument is called.
 check_scale = functools.partial(check_number, at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
-check_growth = functools.partial(check_number, at_least=1, at_most=LARGEST_SCALE)
-check_backoff = functools.partial(check_number, above=0, at_most=1)
 
 
 class ScaleState(NamedTuple):
@@ -53,10 +50,10 @@ class ScaleRule:
       counts_in_a_row: whether a good step sets the count of bad steps to 0.
     """
 
-    growth_interval: int
-    bad_steps: int
-    growth_factor: float
-    backoff_factor: float
+    growth_interval: int = 2000
+    bad_steps: int = 1
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
     min_scale: float | None = None
     max_scale: float | None = None
     counts_in_a_row: bool = False
@@ -81,10 +78,14 @@ class ScaleRule:
             bad_steps=_where(is_settled, none, bad_steps),
         )
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest scale."""
+        return self.min_scale or SMALLEST_SCALE, self.max_scale or LARGEST_SCALE
+
     def can_lower(self, scale: float) -> bool:
         """Returns whether steps with an overflow can ever lower this scale."""
-        lowered = max(SMALLEST_SCALE if self.min_scale is None else self.min_scale, scale * self.backoff_factor)
-        return self.bad_steps <= MOST_COUNTED_STEPS and lowered < scale
+        return self.bad_steps <= MOST_COUNTED_STEPS and max(self.bounds[0], scale * self.backoff_factor) < scale
 
     def _grow(self, scale):
         grown = scale * self.growth_factor
@@ -93,7 +94,7 @@ class ScaleRule:
         return _where(scale < tf.constant(LARGEST_SCALE / self.growth_factor, tf.float32), grown, scale)
 
     def _shrink(self, scale):
-        return tf.maximum(SMALLEST_SCALE if self.min_scale is None else self.min_scale, scale * self.backoff_factor)
+        return tf.maximum(self.bounds[0], scale * self.backoff_factor)
 
 
 # `tf.where` broadcasts, which takes three times as long for scalars: a noticeable part of a step in small models.
@@ -359,8 +360,8 @@ class MovingScale(tf.Module):
         return np.broadcast_to(scale.reshape(shape if scale.size > 1 else ()), shape)
 
     def _bounds(self):
-        lowest = SMALLEST_SCALE if self._may_start_below_lowest else self._rule.min_scale
-        return lowest or SMALLEST_SCALE, self._rule.max_scale or LARGEST_SCALE
+        lowest, highest = self._rule.bounds
+        return SMALLEST_SCALE if self._may_start_below_lowest else lowest, highest
 
     def _state_variables(self, session):
         session = session or tf.compat.v1.get_default_session()

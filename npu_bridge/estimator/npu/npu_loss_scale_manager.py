@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -15,12 +17,23 @@ from npu_bridge.gradients.loss_scale import (
     LARGEST_SCALE,
     MovingScale,
     ScaleRule,
-    check_backoff,
-    check_growth,
     check_scale,
 )
 
 __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"]
+
+check_growth = functools.partial(check_number, at_least=1, at_most=LARGEST_SCALE)
+_check_backoff = functools.partial(check_number, above=0, at_most=1)
+# By argument of a dynamic manager or a level: the attribute of `ScaleRule` that it sets, and its check.
+_RULE_ARGUMENTS: dict[str, tuple[str, Any]] = {
+    **dict.fromkeys(("growth_interval", "incr_every_n_steps", "scale_window"), ("growth_interval", check_count)),
+    **dict.fromkeys(("bad_steps", "decr_every_n_nan_or_inf"), ("bad_steps", check_count)),
+    **dict.fromkeys(("growth_factor", "incr_ratio", "scale_growth_factor"), ("growth_factor", check_growth)),
+    **dict.fromkeys(("backoff_factor", "decr_ratio", "scale_backoff_factor"), ("backoff_factor", _check_backoff)),
+    "consecutive_bad_steps": ("counts_in_a_row", functools.partial(check_switch, fix="Pass the arguments by name.")),
+    "min_loss_scale": ("min_scale", check_scale),
+    "max_loss_scale": ("max_scale", check_scale),
+}
 
 
 class LossScaleManager(KeywordChecksMixin, tf.Module, abc.ABC):
@@ -122,6 +135,25 @@ class MovingLossScaleManager(MovingScale, _SerializableManager):
     """Base class of the managers whose scale changes."""
 
 
+def checked_rule(owner: str, **arguments: Any) -> tuple[ScaleRule, dict[str, Any]]:
+    """Checks arguments of a manager; `min_loss_scale` comes before `max_loss_scale`.
+
+    Returns:
+      The rule of these arguments, and the arguments as plain Python objects.
+    Raises:
+      TypeError: an argument has the wrong type.
+      ValueError: an argument is out of its range.
+    """
+    rule = ScaleRule()
+    for name, value in arguments.items():
+        attribute, check = _RULE_ARGUMENTS[name]
+        limits = {"at_least": rule.bounds[0]} if attribute == "max_scale" else {}
+        if value is not None or attribute not in ("min_scale", "max_scale"):
+            arguments[name] = check(owner, name, value, **limits)
+        rule = dataclasses.replace(rule, **{attribute: arguments[name]})
+    return rule, arguments
+
+
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class ExponentialUpdateLossScaleManager(MovingLossScaleManager):
     """A loss scale that grows while gradients stay usable and shrinks when they overflow.
@@ -153,21 +185,15 @@ class ExponentialUpdateLossScaleManager(MovingLossScaleManager):
     def __init__(self, init_loss_scale, incr_every_n_steps, decr_every_n_nan_or_inf=2, incr_ratio=2, decr_ratio=0.8):
         owner = "ExponentialUpdateLossScaleManager"
         first = check_scale(owner, "init_loss_scale", init_loss_scale)
-        rule = ScaleRule(
-            growth_interval=check_count(owner, "incr_every_n_steps", incr_every_n_steps),
-            bad_steps=check_count(owner, "decr_every_n_nan_or_inf", decr_every_n_nan_or_inf),
-            growth_factor=check_growth(owner, "incr_ratio", incr_ratio),
-            backoff_factor=check_backoff(owner, "decr_ratio", decr_ratio),
-            min_scale=1.0,
+        rule, constants = checked_rule(
+            owner,
+            incr_every_n_steps=incr_every_n_steps,
+            decr_every_n_nan_or_inf=decr_every_n_nan_or_inf,
+            incr_ratio=incr_ratio,
+            decr_ratio=decr_ratio,
         )
-        constants = {
-            "init_loss_scale": first,
-            "incr_every_n_steps": rule.growth_interval,
-            "decr_every_n_nan_or_inf": rule.bad_steps,
-            "incr_ratio": rule.growth_factor,
-            "decr_ratio": rule.backoff_factor,
-        }
-        super().__init__("exponential_update_loss_scale", rule, first, constants)
+        rule = dataclasses.replace(rule, min_scale=1.0)
+        super().__init__("exponential_update_loss_scale", rule, first, {"init_loss_scale": first, **constants})
 
 
 def manager_code_for_scale(scale: Any) -> str:
