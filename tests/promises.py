@@ -101,7 +101,7 @@ PROMISES = {
         "Matrix products are computed in bfloat16": "session/precision/test_kernels.py::test_matrix_products_in_bfloat16",
         "Mixed lists decide about single operators": "session/precision/test_kernels.py::test_mixlist",
         "A training switches its precision in the middle": "session/precision/test_switch.py::test_dtypes_before_and_after",
-        "The reported precision is the one that TensorFlow has executed": "session/precision/test_executed.py::test_a_graph_that_is_lowered_is_said_to_be",
+        "The reported precision is that of the step's operators": "session/precision/test_reported.py::test_a_graph_that_is_lowered_is_said_to_be",
         "Levels O0 to O3 for Keras": "amp/test_levels.py::test_a_keras_model",
         "Levels O0 to O3 for a session": "amp/test_levels.py::test_a_session",
         "Loss scales of amp move as their rule says": "amp/test_loss_scale.py::test_the_scale_moves_as_the_rule_says",

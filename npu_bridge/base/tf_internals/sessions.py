@@ -85,42 +85,24 @@ def empty_buffer() -> Iterator[Any]:
         pywrap_tf_session.TF_DeleteBuffer(buffer)
 
 
-_COLLECTIONS: list[tf.compat.v1.RunMetadata] = []  # the open ones, the innermost last
-
-
 @contextlib.contextmanager
 def collected_function_graphs() -> Iterator[tf.compat.v1.RunMetadata]:
     """Yields a RunMetadata; after the block it holds the graphs of functions that were first called inside.
 
-    With nested blocks, each RunMetadata gets the functions called in its own block. Checked in TF 2.15:
-    `context.enable_graph_collection`, `export_run_metadata` and `disable_graph_collection`.
+    Blocks cannot be nested. Checked in TF 2.15: `context.enable_graph_collection`, `export_run_metadata` and
+    `disable_graph_collection`.
     """
     import tensorflow as tf
     from tensorflow.python.eager import context
 
-    def merge_latest():
-        latest = context.export_run_metadata()
-        for each in _COLLECTIONS:
-            each.MergeFrom(latest or tf.compat.v1.RunMetadata())
-
     context.enable_graph_collection()
-    merge_latest()
+    context.export_run_metadata()  # discards graphs of earlier calls
     metadata = tf.compat.v1.RunMetadata()
-    _COLLECTIONS.append(metadata)
     try:
         yield metadata
-        merge_latest()
+        metadata.MergeFrom(context.export_run_metadata() or tf.compat.v1.RunMetadata())
     finally:
-        _COLLECTIONS[:] = [each for each in _COLLECTIONS if each is not metadata]
-        if not _COLLECTIONS:
-            context.disable_graph_collection()
-
-
-def is_graph_trace_on() -> bool:
-    """Returns whether the script has called `tf.summary.trace_on` (`_current_trace_context`, TF 2.15)."""
-    from tensorflow.python.ops import summary_ops_v2
-
-    return summary_ops_v2._current_trace_context is not None
+        context.disable_graph_collection()
 
 
 def read_content(buffer: Any) -> bytes:

@@ -15,52 +15,67 @@ from typing import Any, Callable
 
 from npu_bridge.base import environment
 from npu_bridge.base.errors import say_once
-from npu_bridge.base.tf_internals.functions import redirect_calls, redirect_calls_in_block
+from npu_bridge.base.tf_internals.functions import (
+    eager_function_definition,
+    redirect_calls,
+    redirect_calls_in_block,
+)
 from npu_bridge.base.tf_internals.sessions import (
     copy_with_changed_config,
     function_call_settings,
     set_function_call_settings,
 )
-from npu_bridge.session.precision import executed
 from npu_bridge.session.precision.modes import Policy
 from npu_bridge.session.precision.policy import Precision
+from npu_bridge.session.precision.rounded_functions import count_float32_operators
 
 _FOLLOWS = "_npu_bridge_precision"  # attribute of a function: the precision that it follows
 
 
 @contextlib.contextmanager
-def apply_policy_to_functions(precision: Precision, policy: Policy) -> Iterator[None]:
-    """Applies a policy (`precision.configured` or `precision.low`) to functions that this thread calls in a block."""
-    if precision.imitation is not None:
-        with redirect_calls_in_block(functools.partial(precision.imitation.rounded_function_name, policy)):
-            yield
-        return
-    before = function_call_settings()
-    # An executor may be built in any step: the last batch of an epoch can have another shape.
-    with environment.set_variables_temporarily(functools.partial(precision.make_rewriter_environment, policy, None)):
-        set_function_call_settings(copy_with_changed_config(before, precision.prepare))
-        try:
-            yield
-        finally:
-            set_function_call_settings(before)
+def apply_policy_to_functions(precision: Precision, policy: Policy) -> Iterator[dict[str, str]]:
+    """Applies a policy (`precision.configured` or `precision.low`) to functions that this thread calls in a block.
+
+    Yields a dict that collects the names of these functions, and of the functions that are called in their place.
+    """
+    called: dict[str, str] = {}
+
+    def replacement_name(name):
+        imitation = precision.imitation
+        called[name] = name if imitation is None else imitation.rounded_function_name(policy, name)
+        return called[name]
+
+    with redirect_calls_in_block(replacement_name):
+        if precision.imitation is not None:
+            yield called
+            return
+        before = function_call_settings()
+        # An executor may be built in any step: the last batch of an epoch can have another shape.
+        with environment.set_variables_temporarily(
+            functools.partial(precision.make_rewriter_environment, policy, None)
+        ):
+            set_function_call_settings(copy_with_changed_config(before, precision.prepare))
+            try:
+                yield called
+            finally:
+                set_function_call_settings(before)
 
 
 def call_under_policy(
     precision: Precision, policy: Policy, function: Callable, *inputs: Any, trains: bool = True
 ) -> Any:
-    """Calls a function under a precision policy; counts the lowered operators if this is the first call that trains."""
-    with apply_policy_to_functions(precision, policy):
-        if not trains or not precision.needs_operator_count(policy):
-            precision.log_plan()
-            return function(*inputs)
-        if precision.imitation is not None:
-            results = function(*inputs)
-            precision.record_operator_counts(policy, precision.imitation.count_rounded_functions())
-            return results
-        with executed.collect_executed_graphs() as answer:
-            results = function(*inputs)
-        precision.record_operator_counts(policy, answer.count(policy.low_dtype))
-        return results
+    """Calls a function under a precision policy; notes whether anything is lowered in the first call that trains."""
+    with apply_policy_to_functions(precision, policy) as called:
+        results = function(*inputs)
+
+    def count():
+        definitions = filter(None, map(eager_function_definition, called))
+        nodes = [node for definition in definitions for node in definition.node_def]
+        return count_float32_operators(nodes, eager_function_definition)
+
+    if trains:
+        precision.note_training_step(policy, None, count, lambda: any(name != other for name, other in called.items()))
+    return results
 
 
 def apply_precision_to_model(model: Any, precision: Precision) -> None:

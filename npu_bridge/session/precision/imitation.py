@@ -6,7 +6,6 @@ of sessions (`rounding.py`) and in copies of functions (`rounded_functions.py`).
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +19,6 @@ from npu_bridge.base.tf_internals.functions import add_function, eager_function_
 from npu_bridge.base.tf_internals.graphs import function_definition
 from npu_bridge.graph.loop import mark_shared_by_copies
 from npu_bridge.session.precision import rounding
-from npu_bridge.session.precision.executed import PASSING_TYPES, OperatorCounts
 from npu_bridge.session.precision.exemptions import is_exempt_node
 from npu_bridge.session.precision.lowering import find_lowered_ops, node_of_op
 from npu_bridge.session.precision.modes import Policy
@@ -55,7 +53,6 @@ class Imitation:
         number = next(_numbers)
         self._layers = {policy: f"{low_dtype}_{number}_{place}" for place, policy in enumerate(dict.fromkeys(policies))}
         self._functions: dict[Policy, RoundedFunctions] = {}
-        self._called: dict[str, OperatorCounts] = {}  # by name of the function called eagerly
         self._lock = threading.RLock()
 
     def round_new_operators(self, graph: tf.Graph) -> None:
@@ -80,18 +77,12 @@ class Imitation:
             return list(tensors_and_ops)
         return [layer.replaced_calls.get(each.ref() if tf.is_tensor(each) else each, each) for each in tensors_and_ops]
 
-    def count_rounded_ops(self, policy: Policy, ops: Iterable[tf.Operation]) -> OperatorCounts:
-        """Counts a run's floating-point operators: those rounded under a policy, and all."""
-        ops = [op for op in ops if not rounding.is_rounding_op(op)]
-        layer = self._make_rounding_layer(policy, ops[0].graph) if ops else None
-        if layer is None:
-            return OperatorCounts(0, 0)
-        computing = [op for op in ops if op.type not in PASSING_TYPES and any(map(_is_float32, op.inputs))]
-        total = OperatorCounts(sum(op.name in layer.rounded_ops for op in ops), len(computing))
-        for op in ops:
-            for name in rounding.functions_run_by(op):
-                total = total.add(self._functions_of_graph(policy, op.graph).count_operators(name))
-        return total
+    def is_rounding(self, policy: Policy, ops: Iterable[tf.Operation]) -> bool:
+        """Returns whether any of a run's operators, or of their functions, is rounded under a policy."""
+        layers = ((self._make_rounding_layer(policy, op.graph), op) for op in ops)
+        return any(
+            layer is not None and (op.name in layer.rounded_ops or op in layer.replaced_calls) for layer, op in layers
+        )
 
     def rounded_function_name(self, policy: Policy, name: str) -> str:
         """Returns the name of the rounded copy of a function that is called eagerly; creates the copy if necessary."""
@@ -102,12 +93,7 @@ class Imitation:
             other = functions.rounded_name(name)
             for definition in functions.take_new_definitions():
                 add_function(definition)
-            self._called[name] = functions.count_operators(name)
         return other
-
-    def count_rounded_functions(self) -> OperatorCounts:
-        """Returns the operator counts of all functions called eagerly so far, added up."""
-        return functools.reduce(OperatorCounts.add, self._called.values(), OperatorCounts(0, 0))
 
     def _round_ops(self, policy, layer, ops, graph):
         # The decision searches the whole graph: too slow for a script that adds an assignment in each step.

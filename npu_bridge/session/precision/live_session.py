@@ -22,13 +22,14 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.session_wrapper import EnginePlace, SessionEngine, add_engine, find_engine
-from npu_bridge.base.tf_internals.graphs import allow_graph_changes
+from npu_bridge.base.tf_internals.graphs import allow_graph_changes, function_definition
 from npu_bridge.base.tf_internals.sessions import can_build_without_running, is_remote, read_content, run_options_buffer
 from npu_bridge.gradients.collections import LOSS_SCALE
 from npu_bridge.graph.run import SessionRun, run_of, run_of_call
-from npu_bridge.session.precision import executed
 from npu_bridge.session.precision.modes import FLOAT16, Policy
 from npu_bridge.session.precision.policy import Precision
+from npu_bridge.session.precision.rounded_functions import count_float32_operators
+from npu_bridge.session.precision.rounding import is_rounding_op
 
 MARKER = "npu_bridge_original_precision"
 # No session has so many thread pools. A direct session of TensorFlow 2.15 builds the executor of a run, keeps it, and
@@ -138,21 +139,21 @@ class _PrecisionEngine(SessionEngine):
     def execute(self, session, request):
         self.round_new_operators()
         request, policy, run = self._adapt_request(session, request)
-        if not run.trained_variable_names:
-            return self._execute_or_build(session, request, policy)
-        imitation = self.precision.imitation
-        if not self.precision.needs_operator_count(policy):
-            self.precision.log_plan()
-            results = self._execute_or_build(session, request, policy)
-        elif imitation is not None:
-            self.precision.record_operator_counts(policy, imitation.count_rounded_ops(policy, run.ops))
-            results = self._execute_or_build(session, request, policy)
-        else:
-            with executed.request_executed_graphs(request.options, request.metadata) as (options, metadata, answer):
-                results = self._execute_or_build(session, request._replace(options=options, metadata=metadata), policy)
-            self.precision.record_operator_counts(policy, answer.count(policy.low_dtype))
-        self._warn_if_unscaled(policy, _SCALED_OPTIMIZER)
+        if run.trained_variable_names:
+            self._note_training_step(policy, run)
+        results = self._execute_or_build(session, request, policy)
+        if run.trained_variable_names:
+            self._warn_if_unscaled(policy, _SCALED_OPTIMIZER)
         return results
+
+    def _note_training_step(self, policy, run):
+        def count():
+            kept = {*self.precision.ops_keeping_dtype(policy, run.ops), *filter(is_rounding_op, run.ops)}
+            nodes = [op.node_def for op in run.ops if op not in kept and op.type != "Const"]
+            return count_float32_operators(nodes, functools.partial(function_definition, self.graph))
+
+        imitation = self.precision.imitation
+        self.precision.note_training_step(policy, self.graph, count, lambda: imitation.is_rounding(policy, run.ops))
 
     def _execute_or_build(self, session, request, policy):
         """Executes a run; if the executor cannot be built ahead, it is built in this run."""
@@ -182,10 +183,8 @@ class _PrecisionEngine(SessionEngine):
 
         def current_call():
             policy = self.policy_of(run)
-            imitation = self.precision.imitation
-            if imitation is not None and run.trained_variable_names and self.precision.needs_operator_count(policy):
-                self.precision.record_operator_counts(policy, imitation.count_rounded_ops(policy, run.ops))
-            self.precision.log_plan()
+            if run.trained_variable_names:
+                self._note_training_step(policy, run)
             with self.lock:
                 if policy not in made:
                     made[policy] = self._prepare_call_for_policy(session, callable_options, run, policy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +14,6 @@ from npu_bridge.base.machine import missing_cpu_units
 from npu_bridge.graph.operators import warn_of_unknown_operators
 from npu_bridge.options import AccelerateTrainMode, TrainingOptions, parse_accelerate_train_mode
 from npu_bridge.session.precision import exemptions, rewriter, rounding
-from npu_bridge.session.precision.executed import OperatorCounts
 from npu_bridge.session.precision.imitation import Imitation
 from npu_bridge.session.precision.mixlist import Mixlist, read_mixlist
 from npu_bridge.session.precision.modes import (
@@ -28,6 +27,7 @@ from npu_bridge.session.precision.modes import (
 from npu_bridge.session.precision.op_lists import OpLists, registered_lists
 from npu_bridge.session.precision.operator_dtypes import OperatorDtypes, read_operator_dtypes
 from npu_bridge.session.precision.switch import Switch
+from npu_bridge.session.precision.type_lists import type_lists_for
 
 # Step times of BERT tiny relative to float32: medians of `benchmarks/precision_switch.py --model bert`.
 _COSTS = {FLOAT16: 1.6, BFLOAT16: 1.4}
@@ -71,7 +71,7 @@ class Precision:
         self._op_lists = op_lists or OpLists()
         self._fetching_options = [name for name in ("enable_dump", "enable_dump_debug") if getattr(options, name)]
         self._mixlist, self._dtypes = Mixlist(), OperatorDtypes({}, {}, {}, {})
-        self._executed: OperatorCounts | None = None
+        self._lowers: bool | None = None  # whether training steps compute in the low dtype, once one has begun
         plan = self._read_options(options) if options.use_off_line else None
         self.low_dtype = self._single_low_dtype()
         self.imitation = self._make_imitation()
@@ -129,30 +129,41 @@ class Precision:
             say_once(logging.WARNING, "precision: float16 in all operators is meant for inference, not for training.")
         return self.configured
 
-    def needs_operator_count(self, policy: Policy) -> bool:
-        """Returns whether to count the lowered operators: in the first training step under a low-precision policy."""
-        return policy.low_dtype is not None and self._executed is None
+    def note_training_step(
+        self,
+        policy: Policy,
+        graph: tf.Graph | None,
+        count: Callable[[], Mapping[str, int]],
+        is_rounding: Callable[[], bool],
+    ) -> None:
+        """Finds in the first training step whether any operator is lowered, warns if not, and logs the plan.
 
-    def record_operator_counts(self, policy: Policy, executed: OperatorCounts | None) -> None:
-        """Stores the count of lowered operators in the first training step, and warns if no operator is lowered."""
-        self._executed = executed or OperatorCounts(1, 1)  # without a count, assume that operators are lowered
-        if self.has_no_effect and environment.probable_rank() == 0:
-            text = (
-                f"precision: {policy.low_dtype} was asked for, and none of the {self._executed.total} operators of "
-                f"this training step is lowered: all of them compute in float32."
-            )
-            say_once(logging.WARNING, text)
-        self.log_plan()
-
-    def log_plan(self) -> None:
-        """Logs the plan of an accelerated training, once, when the training has begun."""
+        Args:
+          policy: the policy of the step.
+          graph: the step's graph; None for functions.
+          count: returns the numbers of the step's float32 operators by type.
+          is_rounding: for an imitated dtype, returns whether any operator of the step is rounded.
+        """
+        if policy.low_dtype is not None and self._lowers is None:
+            types = count()
+            if self.imitation is not None:
+                self._lowers = is_rounding()
+            else:
+                lists = type_lists_for(policy.low_dtype, self.make_rewriter_environment(policy, graph))
+                self._lowers = not lists.allow.isdisjoint(types)
+            if not self._lowers and environment.probable_rank() == 0:
+                text = (
+                    f"precision: {policy.low_dtype} was asked for, and none of the {sum(types.values())} operators of "
+                    f"this training step is lowered: all of them compute in float32."
+                )
+                say_once(logging.WARNING, text)
         if self.switch is not None:
             self.switch.log_plan(self.has_no_effect)
 
     @property
     def has_no_effect(self) -> bool:
-        """Whether the operators of a training step were counted, and no operator computes in the low dtype."""
-        return self._executed is not None and not self._executed.lowered
+        """Whether a training step has begun that should compute in the low dtype, and no operator of it does."""
+        return self._lowers is False
 
     def policy_followed_by_steps(self, policy: Policy | None) -> Policy | None:
         """Returns the policy that training steps really follow: the original precision if no operator is lowered."""

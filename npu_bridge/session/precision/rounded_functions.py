@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -11,9 +13,10 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from npu_bridge.base.errors import say_once
+from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import operator_definition
 from npu_bridge.graph.functions import called_functions
-from npu_bridge.session.precision.executed import PASSING_TYPES, OperatorCounts
+from npu_bridge.session.precision.exemptions import is_exempt_node
 from npu_bridge.session.precision.lowering import (
     OperatorNode,
     find_lowerable_attributes,
@@ -27,6 +30,8 @@ _FLOAT32 = tf.float32.as_datatype_enum
 _CALLING = frozenset(
     {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf"}
 ) | frozenset({"StatelessWhile", "While"})
+# Operator types that have a dtype but compute nothing.
+_PASSING_TYPES = frozenset({"Cast", "Const", "Identity", "IdentityN", "Switch", "Merge"})
 _COMPILED = ("_XlaMustCompile", "_tf_compile")
 # With these attributes TensorFlow finds another implementation of the same layer, which would not be rounded.
 _IMPLEMENTATION = ("api_implements", "api_preferred_device")
@@ -35,6 +40,25 @@ _IMPLEMENTATION = ("api_implements", "api_preferred_device")
 def functions_run_by(op: tf.Operation) -> list[str]:
     """Returns the names of the functions that an operator runs within a step; none for operators of datasets."""
     return called_functions(op.node_def) if op.type in _CALLING else []
+
+
+def count_float32_operators(nodes: Sequence[Any], find: Callable[[str], Any]) -> collections.Counter[str]:
+    """Counts operators of a step that compute in float32, by type, in `NodeDef`s and in the functions that they run.
+
+    Leaves out exempt operators, and functions that XLA compiles, because these are never lowered.
+
+    Args:
+      find: returns the FunctionDef of a function by name, or None.
+    """
+
+    def functions_of(nodes):
+        names = (name for node in nodes if node.op in _CALLING for name in called_functions(node))
+        return [name for name in names if find(name) is not None and not _is_compiled(find(name))]
+
+    functions = search(functions_of(nodes), lambda name: functions_of(find(name).node_def))
+    every = itertools.chain(nodes, *(find(name).node_def for name in functions))
+    computing = (node for node in every if node.op not in _PASSING_TYPES and not is_exempt_node(node))
+    return collections.Counter(node.op for node in computing if "T" in node.attr and node.attr["T"].type == _FLOAT32)
 
 
 class _FunctionNode(NamedTuple):
@@ -66,7 +90,6 @@ class RoundedFunctions:
         self._find, self._lists, self._low_dtype, self._is_exempt = find, lists, low_dtype, is_exempt
         self._suffix = suffix
         self._names: dict[str, str] = {}
-        self._counts: dict[str, OperatorCounts] = {}
         self._new: list[Any] = []  # definitions made since the last `take_new_definitions`
 
     def rounded_name(self, name: str) -> str:
@@ -74,13 +97,15 @@ class RoundedFunctions:
         if name not in self._names:
             self._names[name] = name  # a recursive call stays unrounded
             definition = self._find(name)
-            if definition is not None and not _is_compiled(definition):
+            if definition is not None and _is_compiled(definition):
+                say_once(
+                    logging.WARNING,
+                    "precision: XLA removes pairs of casts, so functions that it compiles stay in float32. "
+                    "Expected jit_compile=False; got jit_compile=True. Leave it out.",
+                )
+            elif definition is not None:
                 self._names[name] = self._copy_rounded(name, definition)
         return self._names[name]
-
-    def count_operators(self, name: str) -> OperatorCounts:
-        """Counts the floating-point operators of a function and its callees: the rounded operators, and all of them."""
-        return self._counts.get(name, OperatorCounts(0, 0))
 
     def take_new_definitions(self) -> list[Any]:
         """Returns the copies made since the last call of this method; a function comes before its callers."""
@@ -101,18 +126,14 @@ class RoundedFunctions:
         copy = type(definition)()
         copy.CopyFrom(definition)
         calls_rounded = False
-        total = OperatorCounts(0, 0)
         for node in copy.node_def:
             for attribute in node.attr.values() if node.op in _CALLING else ():
                 for function in [attribute.func] if attribute.HasField("func") else attribute.list.func:
                     other = self.rounded_name(function.name)
-                    total = total.add(self.count_operators(function.name))
                     calls_rounded |= other != function.name
                     function.name = other
         places = _nodes_by_name(copy.node_def, self._is_exempt)
         found = find_lowered_ops({key: place.node for key, place in places.items()}, self._lists, self._low_dtype)
-        computing = [place for place in places.values() if place.node.inputs and place.node.type not in PASSING_TYPES]
-        self._counts[name] = total.add(OperatorCounts(len(found), len(computing)))
         if not found and not calls_rounded:
             return name
         _CastInserter(copy, places, found, self._low_dtype).insert_casts()
@@ -239,11 +260,4 @@ def _attribute_reader(node: Any, definition: Any) -> Callable[[str], Any]:
 
 
 def _is_compiled(definition: Any) -> bool:
-    is_compiled = any(definition.attr[name].b for name in _COMPILED if name in definition.attr)
-    if is_compiled:
-        say_once(
-            logging.WARNING,
-            "precision: XLA removes pairs of casts, so functions that it compiles stay in float32. "
-            "Expected jit_compile=False; got jit_compile=True. Leave it out.",
-        )
-    return is_compiled
+    return any(definition.attr[name].b for name in _COMPILED if name in definition.attr)

@@ -5,9 +5,9 @@
 - *clear*: types that choose, move or compare values; lowered if their neighbours are lowered.
 - *deny*: never lowered; an operator of the infer list that follows is not lowered either.
 
-Source: the lists that TensorFlow 2.15 writes to `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LOG_PATH`, without the types
-that only GPUs have. Later versions have moved a few types. These lists are used with later versions too, so that an
-imitated training gives the same numbers.
+Source: the lists that TensorFlow 2.15 writes to `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LOG_PATH`. Of the types that
+only GPUs have, only those of the allow list are here. Later versions have moved a few types. These lists are used with
+later versions too, so that an imitated training gives the same numbers.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ _BOTH = TypeLists(
 _ALSO = {
     FLOAT16: TypeLists(
         allow=_split_type_names("""
-            BlockLSTM BlockLSTMGrad BlockLSTMGradV2 BlockLSTMV2 Conv3DBackpropFilter Conv3DBackpropInput GRUBlockCell
-            GRUBlockCellGrad LSTMBlockCell LSTMBlockCellGrad
+            BlockLSTM BlockLSTMGrad BlockLSTMGradV2 BlockLSTMV2 Conv3DBackpropFilter Conv3DBackpropInput CudnnRNN
+            CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 CudnnRNNV2 CudnnRNNV3 GRUBlockCell GRUBlockCellGrad
+            LSTMBlockCell LSTMBlockCellGrad
         """),
         infer=_split_type_names("Erfc Inv Tanh"),
         clear=_split_type_names("MaxPool3DGradGrad OneHot"),

@@ -1,4 +1,4 @@
-"""The reported precision is that of the executed graph, also where TensorFlow lowers nothing."""
+"""The reported precision is that of the step, also where the lists of mixed precision have none of its operators."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManage
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.session.precision import modes, policy_of_last_step
 from npu_bridge.session.precision.functions import apply_precision_to_model
+from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import Dense, precision_of, session_of, started
 
 tf1 = tf.compat.v1
 
 
-def test_a_graph_without_operators_of_the_lists_is_said_to_be_in_float32(caplog):
+@pytest.mark.parametrize("imitates", ["0", "1"])
+def test_a_graph_without_operators_of_the_lists_is_said_to_be_in_float32(imitates, monkeypatch, caplog):
+    monkeypatch.setenv(IMITATION, imitates)
     graph = tf.Graph()
     with graph.as_default():
         weight = tf.compat.v1.get_variable("weight", [3], initializer=tf.compat.v1.ones_initializer())
@@ -27,6 +30,22 @@ def test_a_graph_without_operators_of_the_lists_is_said_to_be_in_float32(caplog)
         assert policy_of_last_step(session) == modes.ORIGINAL
     assert "float16 was asked for, and none of the" in caplog.text
     assert "small gradients become zero" not in caplog.text
+
+
+@pytest.mark.parametrize("imitates", ["0", "1"])
+@pytest.mark.parametrize(
+    ("layer", "is_lowered"), [("Dense", True), ("compiled Dense", False), ("LSTM", True), ("PReLU", False)]
+)
+def test_a_fit_that_lowers_nothing_is_said_to_be_in_float32(layer, is_lowered, imitates, monkeypatch, caplog):
+    monkeypatch.setenv(IMITATION, imitates)
+    made = {"LSTM": tf.keras.layers.LSTM(1), "PReLU": tf.keras.layers.PReLU()}.get(layer, tf.keras.layers.Dense(1))
+    model = tf.keras.Sequential([made])
+    model.compile("sgd", "mse", jit_compile="compiled" in layer)
+    precision = precision_of(precision_mode_v2="mixed_float16")
+    apply_precision_to_model(model, precision)
+    model.fit(np.ones([4, 4, 1]), np.ones([4, 1]), verbose=0)
+    assert precision.has_no_effect is not is_lowered
+    assert ("float16 was asked for, and none of the" in caplog.text) is not is_lowered
 
 
 @pytest.mark.parametrize(
@@ -65,23 +84,3 @@ def test_a_graph_that_is_lowered_is_said_to_be(caplog):
         session.run(model.init)
         assert policy_of_last_step(session).low_dtype == "float16"
     assert "was asked for" not in caplog.text
-
-
-def test_a_trace_of_the_script_keeps_its_graphs(tmp_path):
-    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(4,))])
-    model.compile("sgd", "mse")
-    writer = tf.summary.create_file_writer(str(tmp_path))
-    with writer.as_default():
-        tf.summary.trace_on(graph=True)
-        apply_precision_to_model(model, precision_of(precision_mode_v2="mixed_float16"))
-        model.fit(np.ones([4, 4]), np.ones([4, 1]), verbose=0)
-        tf.summary.trace_export("fit", step=0)
-    writer.close()
-    (file,) = tmp_path.iterdir()
-    texts = [
-        value.tensor.string_val[0]
-        for event in tf.compat.v1.train.summary_iterator(str(file))
-        for value in event.summary.value
-    ]
-    graphs = [graph for text in texts for graph in tf.compat.v1.RunMetadata.FromString(text).function_graphs]
-    assert any(len(graph.pre_optimization_graph.node) > 10 for graph in graphs)
