@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import weakref
 
@@ -28,18 +29,8 @@ class NPUSaver(tf.compat.v1.train.Saver):
     on, a saver locks the folder for as long as the saver exists: another job cannot save there.
     """
 
-    def save(
-        self,
-        sess,
-        save_path,
-        global_step=None,
-        latest_filename=None,
-        meta_graph_suffix="meta",
-        write_meta_graph=True,
-        write_state=True,
-        strip_default_attrs=False,
-        save_debug_info=False,
-    ):
+    @functools.wraps(tf.compat.v1.train.Saver.save, assigned=())
+    def save(self, sess, save_path, *arguments, **keywords):
         """Saves variables like `tf.compat.v1.train.Saver.save`.
 
         Returns:
@@ -55,17 +46,7 @@ class NPUSaver(tf.compat.v1.train.Saver):
             return None
         self._hold_folder(os.path.dirname(save_path) or ".")
         with contextlib.nullcontext() if slots is None else slots.allow_remote_reads(sess):
-            return super().save(
-                sess,
-                save_path,
-                global_step,
-                latest_filename,
-                meta_graph_suffix,
-                write_meta_graph,
-                write_state,
-                strip_default_attrs,
-                save_debug_info,
-            )
+            return super().save(sess, save_path, *arguments, **keywords)
 
     @staticmethod
     def from_proto(saver_def, import_scope=None):
