@@ -94,7 +94,8 @@ class Precision:
                 logging.INFO, f"{text}, which takes longer than float32: {_COSTS[self.low_dtype]} times on BERT tiny."
             )
             return
-        rewriter.turn_on_rewriter(session_config, self.low_dtype)
+        if not rewriter.turn_on_rewriter(session_config, self.low_dtype):
+            self._lowers = False
         is_on_cpu = rewriter.main_device_kind() == "CPU"
         if self.low_dtype == FLOAT16 and is_on_cpu:
             text = "precision: float16 kernels are used, which take many times as long on a CPU as float32 kernels on"

@@ -113,8 +113,12 @@ def _lowers_bfloat16() -> bool:
     return any(node.name == product.op.name and node.attr["T"].type == tf.bfloat16.as_datatype_enum for node in nodes)
 
 
-def turn_on_rewriter(session_config: Any, low_dtype: str) -> None:
-    """Turns the rewriter on in session settings, for a dtype to which it can lower on this machine."""
+def turn_on_rewriter(session_config: Any, low_dtype: str) -> bool:
+    """Turns the rewriter on in session settings, for a dtype to which it can lower on this machine.
+
+    Returns:
+      False, after a warning, if other settings keep it from running.
+    """
     rewrites = session_config.graph_options.rewrite_options
     name = _SWITCHES[main_device_kind(), low_dtype]
     setattr(rewrites, name, RewriterConfig.ON)
@@ -125,6 +129,7 @@ def turn_on_rewriter(session_config: Any, low_dtype: str) -> None:
         say_once(
             logging.WARNING, message("precision_mode", problem, "disable_meta_optimizer=False", got, "Leave it out.")
         )
+    return not rewrites.disable_meta_optimizer
 
 
 def make_rewriter_lists(

@@ -84,3 +84,14 @@ def test_a_graph_that_is_lowered_is_said_to_be(caplog):
         session.run(model.init)
         assert policy_of_last_step(session).low_dtype == "float16"
     assert "was asked for" not in caplog.text
+
+
+def test_a_session_whose_settings_keep_the_dtypes_is_said_to_be_in_float32(monkeypatch, caplog):
+    monkeypatch.setenv(IMITATION, "0")
+    model, config = Dense(), tf1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    with session_of(model.graph, precision_of(precision_mode_v2="mixed_float16"), config) as session:
+        session.run(model.init)
+        session.run(model.train_op, model.batch(0))
+        assert policy_of_last_step(session) == modes.ORIGINAL
+    assert "nothing will run in" in caplog.text
