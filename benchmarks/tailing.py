@@ -142,7 +142,7 @@ def contenders(optimizer_name):
     """Returns a dict from contender to a function that makes its optimizer."""
     import tensorflow as tf
 
-    from npu_bridge.collective.engine_of_ranks import choose_engine
+    from npu_bridge.collective.engines.engine_of_ranks import choose_engine
     from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
     from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 
@@ -185,7 +185,7 @@ def build_steps(options):
 
     from npu_bridge import collective
     from npu_bridge.base.environment import set_variables_temporarily
-    from npu_bridge.collective.engine_of_ranks import choose_engine
+    from npu_bridge.collective.engines.engine_of_ranks import choose_engine
     from npu_bridge.collective.fragments import all_reduce_bytes
     from npu_bridge.session.iterations import name_step
 
@@ -247,7 +247,7 @@ def measure(options):
 
 
 def _timed(session, name, step, barrier):
-    from npu_bridge.collective import thread_priority
+    from npu_bridge.collective.engines import thread_priority
 
     runs, steps = (1, STEPS_IN_A_ROW) if name == OVERLAPPED else (2, 2)
     thread_priority.set_real_time(name not in STOCK)

@@ -40,7 +40,7 @@ SHARE = 0.01
 def contenders(threshold):
     """Returns a dict from contender to a function that wraps an optimizer."""
     from npu_bridge import stages
-    from npu_bridge.collective.engine_of_ranks import choose_engine
+    from npu_bridge.collective.engines.engine_of_ranks import choose_engine
     from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 
     def horovod(optimizer, name, is_half=False):

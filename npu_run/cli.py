@@ -21,7 +21,7 @@ from npu_bridge.base import environment, memory_folders
 from npu_bridge.base.files import NotOursError
 from npu_bridge.base.output_folders import OutputFolder
 from npu_bridge.base.terminal import echo, escape_in_line
-from npu_bridge.collective import engine_of_ranks
+from npu_bridge.collective.engines import engine_of_ranks
 from npu_bridge.options.rank_table import MOST_RANKS
 from npu_run.command_line import (
     ScriptCommand,

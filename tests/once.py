@@ -9,7 +9,7 @@ import sys
 _SAID_ONCE = (
     ("npu_bridge.base.errors", "say_on_terminal"),
     ("npu_bridge.base.errors", "say_once"),
-    ("npu_bridge.collective.exchanges", "_warn_ranks_train_apart_once"),
+    ("npu_bridge.collective.checks.exchanges", "_warn_ranks_train_apart_once"),
 )
 
 

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.collective.horovod_ranks import HorovodCommunicator
+from npu_bridge.collective.engines.horovod_ranks import HorovodCommunicator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients import stages

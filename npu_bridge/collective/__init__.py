@@ -13,8 +13,8 @@ __all__ = ["Communicator", "SingleProcess", "current", "group"]
 __getattr__ = lazy_getattr(
     __name__,
     {
-        "Communicator": "npu_bridge.collective.communicator:Communicator",
-        "SingleProcess": "npu_bridge.collective.single_process:SingleProcess",
+        "Communicator": "npu_bridge.collective.engines.communicator:Communicator",
+        "SingleProcess": "npu_bridge.collective.engines.single_process:SingleProcess",
         "current": "npu_bridge.collective.this_process:current",
         "group": "npu_bridge.collective.groups:find_group",
     },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective.engines.communicator import Communicator
 
 # The square root of the smallest normal float64: a vector with a smaller squared norm counts as zero.
 _LEAST_SQUARED_NORM = 1.5e-154

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.base.tf_internals.graphs import is_branch_or_body, run_in_any_order
-from npu_bridge.collective.communicator import Communicator
-from npu_bridge.collective.transfer_tensors import move_as_bits, prevent_pruning
+from npu_bridge.collective.engines.communicator import Communicator
+from npu_bridge.collective.engines.transfer_tensors import move_as_bits, prevent_pruning
 
 
 def keep_in_function(communicator: Communicator, result: tf.Tensor) -> tf.Tensor:

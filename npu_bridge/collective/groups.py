@@ -16,9 +16,9 @@ import zlib
 from collections.abc import Sequence
 
 from npu_bridge.base import environment
-from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective.engines.communicator import Communicator
+from npu_bridge.collective.engines.single_process import SingleProcess
 from npu_bridge.collective.fragments import SplitStrategies
-from npu_bridge.collective.single_process import SingleProcess
 from npu_bridge.collective.this_process import current
 
 WORLD = "hccl_world_group"

@@ -10,7 +10,7 @@ import numpy as np
 
 from npu_bridge.collective import wire_names
 from npu_bridge.collective.apart import run_in_separate_graph
-from npu_bridge.collective.exchanges import disable_exchange_count
+from npu_bridge.collective.checks.exchanges import disable_exchange_count
 from npu_bridge.collective.this_process import current
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from npu_bridge.base import environment
-from npu_bridge.collective.communicator import Communicator
-from npu_bridge.collective.engine_of_ranks import choose_engine
-from npu_bridge.collective.single_process import SingleProcess
+from npu_bridge.collective.engines.communicator import Communicator
+from npu_bridge.collective.engines.engine_of_ranks import choose_engine
+from npu_bridge.collective.engines.single_process import SingleProcess
 
 
 def current() -> Communicator:
@@ -27,11 +27,11 @@ def current() -> Communicator:
     are_several = launched is not None and launched.size > 1
     communicator: Communicator
     if are_several and choose_engine() == "tensorflow":
-        from npu_bridge.collective.tensorflow_ranks import TensorFlowCommunicator
+        from npu_bridge.collective.engines.tensorflow_ranks import TensorFlowCommunicator
 
         communicator = TensorFlowCommunicator()
     elif are_several or _script_started_horovod():
-        from npu_bridge.collective.horovod_ranks import HorovodCommunicator
+        from npu_bridge.collective.engines.horovod_ranks import HorovodCommunicator
 
         communicator = HorovodCommunicator()
     else:

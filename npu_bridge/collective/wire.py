@@ -19,8 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.collective import transfer_tensors
-from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective.engines import transfer_tensors
+from npu_bridge.collective.engines.communicator import Communicator
 from npu_bridge.collective.fragments import lossless_prescale
 
 FORMATS = ("none", "float16", "bfloat16")

@@ -9,9 +9,10 @@ from typing import Any
 from npu_bridge import collective
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.collective import agreement, groups, wire_names
-from npu_bridge.collective.communicator import REDUCTIONS, Communicator
+from npu_bridge.collective import groups, wire_names
+from npu_bridge.collective.checks import agreement
 from npu_bridge.collective.composed import forbid_gradient, keep_in_function, sum_over_ranks, sum_together
+from npu_bridge.collective.engines.communicator import REDUCTIONS, Communicator
 from npu_bridge.gradients.arithmetic import gather_sparse_rows, map_values
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import is_building_graph

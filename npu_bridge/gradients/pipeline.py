@@ -12,7 +12,8 @@ from typing import Any, Callable, TypeVar
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import keras3
-from npu_bridge.collective import exchanges, wire_names
+from npu_bridge.collective import wire_names
+from npu_bridge.collective.checks import exchanges
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import are_elements_finite, map_values, unscale_in_float32
 from npu_bridge.gradients.graph_mode import choose_tensors

@@ -12,7 +12,8 @@ from typing import Any, Callable
 from npu_bridge import collective
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.collective import exchanges, wire_names
+from npu_bridge.collective import wire_names
+from npu_bridge.collective.checks import exchanges
 from npu_bridge.gradients.checkpoints import object_restores
 from npu_bridge.gradients.checkpoints.rank_values import RankValues, RestoreOwnValues, gather_and_restore
 from npu_bridge.gradients.checkpoints.resuming import watch_savers

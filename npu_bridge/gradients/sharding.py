@@ -5,8 +5,8 @@ from __future__ import annotations
 from npu_bridge import collective
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.collective.engines.transfer_tensors import prevent_pruning
 from npu_bridge.collective.ownership import fair_division
-from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients.arithmetic import gradient_parts
 from npu_bridge.gradients.checkpoints import remote_slots
 from npu_bridge.gradients.graph_mode import is_building_graph

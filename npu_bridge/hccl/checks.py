@@ -11,8 +11,8 @@ from npu_bridge import collective
 from npu_bridge.base.arguments import is_integer
 from npu_bridge.base.errors import did_you_mean, message
 from npu_bridge.collective import groups
-from npu_bridge.collective.communicator import REDUCTIONS, Communicator
 from npu_bridge.collective.composed import forbid_gradient, keep_in_function
+from npu_bridge.collective.engines.communicator import REDUCTIONS, Communicator
 from npu_bridge.operators.unavailable import not_available_error
 
 REDUCIBLE = (tf.int8, tf.int16, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64)

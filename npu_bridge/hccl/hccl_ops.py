@@ -18,9 +18,9 @@ import tensorflow as tf
 
 from npu_bridge.base.arguments import is_integer
 from npu_bridge.base.tf_internals import keras3
+from npu_bridge.collective.checks.plan_of_transfers import announce_collective
 from npu_bridge.collective.composed import exchange_blocks, receive_from, send_to, sum_over_ranks
 from npu_bridge.collective.groups import WORLD
-from npu_bridge.collective.plan_of_transfers import announce_collective
 from npu_bridge.hccl.checks import (
     BROADCASTABLE,
     MOVABLE,

@@ -11,7 +11,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import to_python_numbers
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
-from npu_bridge.collective.exchanges import watch_updates
+from npu_bridge.collective.checks.exchanges import watch_updates
 from npu_bridge.optimizers import states
 from npu_bridge.optimizers.fused import PendingUpdate, check_fused_argument, fused_batch_key, update_variables_together
 from npu_bridge.optimizers.groups import ParameterGroups, distinct_names

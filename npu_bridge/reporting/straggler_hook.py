@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.collective.apart import SeparateGraph
-from npu_bridge.collective.exchanges import disable_exchange_count
+from npu_bridge.collective.checks.exchanges import disable_exchange_count
 from npu_bridge.graph.run import SessionRun, run_of_context
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.history import Comparison

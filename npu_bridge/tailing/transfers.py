@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import control_flow_context
-from npu_bridge.collective.transfer_tensors import start_of_exchange
+from npu_bridge.collective.engines.transfer_tensors import start_of_exchange
 from npu_bridge.tailing import branches
 from npu_bridge.tailing.branches import CHANGES_OF_DTYPE, JOINS, SUMS
 

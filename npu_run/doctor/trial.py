@@ -12,7 +12,7 @@ import time
 from typing import Any, Callable
 
 from npu_bridge.base.environment import probable_rank
-from npu_bridge.collective.engine_of_ranks import choose_engine
+from npu_bridge.collective.engines.engine_of_ranks import choose_engine
 
 MARK = "npu-run doctor: "
 _LARGE_BYTES, _RUNS = 4 * 2**20, 20

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from npu_bridge.base import environment
 from npu_bridge.base.address import address_towards, find_interface
 from npu_bridge.base.install import FIX_HOROVOD, INSTALL_HOROVOD
-from npu_bridge.collective import engine_of_ranks
-from npu_bridge.collective.key_value_server import KeyValueServer
+from npu_bridge.collective.engines import engine_of_ranks
+from npu_bridge.collective.rendezvous.key_value_server import KeyValueServer
 from npu_run.errors import LaunchError
 from npu_run.job.hosts import JobPlan, has_address_here, is_this_machine
 from npu_run.remote.tasks import ConnectedTasks

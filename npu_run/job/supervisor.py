@@ -17,7 +17,7 @@ from typing import Callable
 
 from npu_bridge.base.environment import VERBOSE, is_flag_on
 from npu_bridge.base.terminal import discard_unwritten_output, escape_controls
-from npu_bridge.collective.key_value_server import KeyValueServer
+from npu_bridge.collective.rendezvous.key_value_server import KeyValueServer
 from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
 from npu_run.errors import check_is_main_thread
 from npu_run.job.first_failure import (

@@ -32,7 +32,7 @@ from npu_bridge.base.environment import (
 )
 from npu_bridge.base.gpus import describe_gpu_shortage, gpu_of_rank
 from npu_bridge.base.terminal import echo
-from npu_bridge.collective import tensorflow_server
+from npu_bridge.collective.engines import tensorflow_server
 from npu_run.rank.input_end import watch_input
 from npu_run.rank.link import RankLink
 from npu_run.rank.report import describe_exception
@@ -134,7 +134,7 @@ def _without_garbage_collection(is_sampled: bool) -> Iterator[None]:
 def _watch_updates(tensorflow: types.ModuleType) -> None:
     """Watches updates of Keras optimizers. This loads npu_bridge before the script imports it."""
     with contextlib.suppress(ImportError):  # an unsupported TensorFlow
-        from npu_bridge.collective.exchanges import watch_updates
+        from npu_bridge.collective.checks.exchanges import watch_updates
 
         watch_updates()
 

@@ -36,7 +36,7 @@ _BLOCKED_SAMPLES = 4
 _RUNTIMES = ("tensorflow", "horovod", "tensorflow_estimator")
 _LOCKS = ("threading", "queue")  # where Python waits for another thread of the process
 # Where a rank waits for others in this package's own code.
-_MEETINGS = ("npu_bridge.collective.rendezvous", "npu_bridge.collective.horovod_restart")
+_MEETINGS = ("npu_bridge.collective.rendezvous.barrier", "npu_bridge.collective.engines.horovod_restart")
 # The file name of the functions that TensorFlow generates for operators of other libraries, such as Horovod's.
 _GENERATED = "<string>"
 _CODE_CHARACTERS = 60

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from npu_bridge.collective.agreement import AgreementChecks, AllReducePlan, PlannedGradient, RanksDisagreeError
-from npu_bridge.collective.key_value_store import ADDRESS_VARIABLE, PORT_VARIABLE
+from npu_bridge.collective.checks.agreement import AgreementChecks, AllReducePlan, PlannedGradient, RanksDisagreeError
+from npu_bridge.collective.rendezvous.key_value_store import ADDRESS_VARIABLE, PORT_VARIABLE
 
 DENSE, SPARSE = "a dense gradient", "a sparse gradient"
 KERNEL = PlannedGradient("dense/kernel:0", "(3, 4)", DENSE, "float32")

@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from npu_bridge.collective import groups, rendezvous
+from npu_bridge.collective import groups
+from npu_bridge.collective.engines.single_process import SingleProcess
 from npu_bridge.collective.groups import WORLD, RankGroups
-from npu_bridge.collective.key_value_server import KeyValueServer
-from npu_bridge.collective.single_process import SingleProcess
+from npu_bridge.collective.rendezvous import barrier
+from npu_bridge.collective.rendezvous.key_value_server import KeyValueServer
 
 
 class Job:
@@ -134,10 +135,10 @@ def test_a_name_is_free_again_after_a_failed_meeting(alone):
     own, world = alone
 
     def fail(numbers, meeting, what):
-        raise rendezvous.RanksMissingError("nobody came")
+        raise barrier.RanksMissingError("nobody came")
 
     world.exchange_integers = fail
-    with pytest.raises(rendezvous.RanksMissingError):
+    with pytest.raises(barrier.RanksMissingError):
         own.create("a", [0], world)
     with pytest.raises(ValueError, match="no group 'a'"):
         own.find("a", world)
@@ -173,8 +174,8 @@ def test_ranks_that_do_not_come_are_spoken_of_and_waited_for_no_longer_than_the_
     monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
     never = threading.Event()
     text = "not every rank takes part in making group 'pair'.*got no call from some rank within 1 seconds"
-    with pytest.raises(rendezvous.RanksMissingError, match=text):
-        rendezvous.run_barrier(never.wait, "test", 0, 2, give_up=never.set, group_text="group 'pair'")
+    with pytest.raises(barrier.RanksMissingError, match=text):
+        barrier.run_barrier(never.wait, "test", 0, 2, give_up=never.set, group_text="group 'pair'")
     never.set()
     (said,) = caplog.messages
     assert "making group 'pair'" in said and "no call from some rank for 0.5 of 1 seconds. Add the missing call" in said
@@ -185,11 +186,11 @@ def test_a_rank_whose_store_has_ended_is_told_that_ranks_are_missing(monkeypatch
     location = server.listen("127.0.0.1")
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", location.address)
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(location.port))
-    assert rendezvous.run_barrier(lambda: 5, "first", 0, 2, give_up=lambda: None) == 5
+    assert barrier.run_barrier(lambda: 5, "first", 0, 2, give_up=lambda: None) == 5
     server.stop()
     text = "got no call from some rank before the job's key-value store ended"
-    with pytest.raises(rendezvous.RanksMissingError, match=text):
-        rendezvous.run_barrier(lambda: 5, "second", 0, 2, give_up=lambda: None)
+    with pytest.raises(barrier.RanksMissingError, match=text):
+        barrier.run_barrier(lambda: 5, "second", 0, 2, give_up=lambda: None)
 
 
 def test_what_fails_at_a_meeting_is_raised(monkeypatch):
@@ -199,17 +200,17 @@ def test_what_fails_at_a_meeting_is_raised(monkeypatch):
         raise KeyError("shut down")
 
     with pytest.raises(KeyError, match="shut down"):
-        rendezvous.run_barrier(fail, "test", 0, 2, give_up=fail)
+        barrier.run_barrier(fail, "test", 0, 2, give_up=fail)
 
 
 def test_the_longest_time_limit_is_none_at_all(monkeypatch):
     monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", str(2**63 - 1))
     monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
-    assert rendezvous.run_barrier(lambda: 5, "test", 0, 2, give_up=lambda: None) == 5
+    assert barrier.run_barrier(lambda: 5, "test", 0, 2, give_up=lambda: None) == 5
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3"])
 def test_a_time_limit_is_a_positive_number(monkeypatch, text):
     monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", text)
     with pytest.raises(ValueError, match="HCCL_CONNECT_TIMEOUT"):
-        rendezvous.max_wait_secs()
+        barrier.max_wait_secs()

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.collective import engine_of_ranks
-from npu_bridge.collective.key_value_store import KeyValueStore
+from npu_bridge.collective.engines import engine_of_ranks
+from npu_bridge.collective.rendezvous.key_value_store import KeyValueStore
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from npu_bridge.hccl import hccl_ops
 from tests.npu_run.launching import ONE, OTHER, npu_run, write_script, write_ssh
@@ -175,7 +175,7 @@ def test_two_hosts_meet_and_other_machines_and_proxies_stay_out(tmp_path):
         import socket
         import tensorflow as tf
         from npu_bridge import collective
-        from npu_bridge.collective.key_value_store import KeyValueStore
+        from npu_bridge.collective.rendezvous.key_value_store import KeyValueStore
         ranks = collective.current()
         total = ranks.reduce(tf.constant([1.0 + ranks.rank]), "sum", "sum").numpy()
         host, _, port = KeyValueStore("tensorflow_servers").get(1 - ranks.rank).rpartition(":")

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from npu_bridge.base import environment
-from npu_bridge.collective import thread_priority
-from npu_bridge.collective.thread_priority import give_new_threads_real_time_priority
+from npu_bridge.collective.engines import thread_priority
+from npu_bridge.collective.engines.thread_priority import give_new_threads_real_time_priority
 from tests.npu_run.launching import needs_horovod, npu_run, write_script
 
 REAL_TIME = os.SCHED_RR | os.SCHED_RESET_ON_FORK
@@ -27,7 +27,7 @@ JOB = """
 import os
 import npu_bridge.npu_init
 from npu_bridge import collective
-from npu_bridge.collective import thread_priority
+from npu_bridge.collective.engines import thread_priority
 
 assert collective.current().size == 2
 

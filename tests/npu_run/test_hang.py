@@ -22,7 +22,7 @@ import weakref
 import pytest
 
 from npu_bridge.base.machine import is_installed_code
-from npu_bridge.collective import rendezvous
+from npu_bridge.collective.rendezvous import barrier
 from npu_run.job.first_failure import InputEnd, RankEnding
 from npu_run.job.hang import (
     SHORT_LIMIT_SECS,
@@ -313,10 +313,10 @@ def test_waiting_for_ranks_that_make_no_group_is_recognised(monkeypatch):
     come = threading.Event()
 
     def make_group():
-        rendezvous.run_barrier(come.wait, "create_group_0", 0, 2, give_up=come.set)
+        barrier.run_barrier(come.wait, "create_group_0", 0, 2, give_up=come.set)
 
     with running(make_group, release=come.set) as thread:
-        assert sampled_twice(thread, "rendezvous.run_barrier(come.wait", 105.0)[1]["waits"]
+        assert sampled_twice(thread, "barrier.run_barrier(come.wait", 105.0)[1]["waits"]
 
 
 def compute(secs):

@@ -13,9 +13,9 @@ from concurrent import futures
 
 import pytest
 
-from npu_bridge.collective import key_value_server
-from npu_bridge.collective.key_value_server import KeyValueServer, read_host, read_secret
-from npu_bridge.collective.key_value_store import KeyValueStore
+from npu_bridge.collective.rendezvous import key_value_server
+from npu_bridge.collective.rendezvous.key_value_server import KeyValueServer, read_host, read_secret
+from npu_bridge.collective.rendezvous.key_value_store import KeyValueStore
 from tests.npu_run.launching import needs_horovod, npu_run, wait_for, write_script
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.collective import groups
-from npu_bridge.collective.agreement import RanksDisagreeError
+from npu_bridge.collective.checks.agreement import RanksDisagreeError
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from hccl.manage import api
 from npu_bridge.collective import current
-from npu_bridge.collective.communicator import REDUCTIONS
+from npu_bridge.collective.engines.communicator import REDUCTIONS
 from npu_bridge.estimator.npu import npu_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, npu_allreduce
 from npu_bridge.graph.control_flow import classic_control_flow

@@ -10,7 +10,7 @@ import tensorflow as tf
 import npu_device
 from npu_bridge import collective
 from npu_bridge.base import errors
-from npu_bridge.collective import exchanges
+from npu_bridge.collective.checks import exchanges
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager

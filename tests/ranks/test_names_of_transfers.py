@@ -37,7 +37,7 @@ def _trained(trainer, value):
 @on_each_rank(2, gives=(3, list(range(10))))
 def test_functions_of_eager_transfers_do_not_add_up():
     """Returns how many functions of eager transfers are kept after five, and the values that arrived."""
-    from npu_bridge.collective import horovod_ranks
+    from npu_bridge.collective.engines import horovod_ranks
 
     horovod_ranks._FUNCTIONS.clear()
     ranks, few = collective.current(), mock.patch.object(horovod_ranks, "_MOST_FUNCTIONS", 3)

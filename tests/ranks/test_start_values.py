@@ -12,7 +12,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import HAS_ESTIMATORS
-from npu_bridge.collective.agreement import RanksDisagreeError
+from npu_bridge.collective.checks.agreement import RanksDisagreeError
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, broadcast_global_variables
 from npu_bridge.estimator.npu.npu_optimizer import (
     KerasDistributeOptimizer,

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.collective import exchanges
+from npu_bridge.collective.checks import exchanges
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook

@@ -8,7 +8,7 @@ import logging
 
 import tensorflow as tf
 
-from npu_bridge.collective.agreement import RanksDisagreeError
+from npu_bridge.collective.checks.agreement import RanksDisagreeError
 from npu_bridge.estimator.npu.npu_helpers import npu_config_proto
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer

@@ -18,9 +18,10 @@ from npu_bridge import collective
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.base.tf_internals.sessions import run_without_engines
-from npu_bridge.collective import first_run, wire_names
+from npu_bridge.collective import wire_names
+from npu_bridge.collective.checks import first_run
+from npu_bridge.collective.engines.transfer_tensors import prevent_pruning
 from npu_bridge.collective.packing import pack_tensors, unpack_tensors
-from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients.checkpoints.kept_state import OF_RANKS
 from npu_bridge.gradients.graph_mode import (
     check_made_in_this_graph,

@@ -22,9 +22,9 @@ from npu_bridge.base import kept_in_graph
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import add_control_inputs, set_read_tensor
-from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective.engines.communicator import Communicator
+from npu_bridge.collective.engines.transfer_tensors import prevent_pruning
 from npu_bridge.collective.packing import pack_tensors, unpack_tensors
-from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients.graph_mode import classic_control_flow
 from npu_bridge.gradients.inner import InnerOptimizer
 

@@ -24,8 +24,9 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.callers import is_building_evaluation
 from npu_bridge.base.tf_internals.sessions import run_without_engines
-from npu_bridge.collective import agreement, first_run, wire_names
+from npu_bridge.collective import wire_names
 from npu_bridge.collective.apart import run_in_separate_graph
+from npu_bridge.collective.checks import agreement, first_run
 from npu_bridge.collective.small_values import gather_values
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.checkpoints import remote_slots

@@ -3,7 +3,7 @@
 Such a job trains a separate model on each rank. This goes unnoticed, as every loss falls. Training is detected in two
 places. TF 1 graphs are trained by runs of sessions: the first run that trains must update variables with values that
 depend on a collective. Functions and eager steps are trained by `Pipeline.apply` or a Keras optimizer, which
-`collective/exchanges.py` watches.
+`collective/checks/exchanges.py` watches.
 
 The check adds nothing to graphs and does not start Horovod. Only rank 0 checks and warns.
 """
@@ -17,7 +17,7 @@ import weakref
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.training import call_after_gradients
-from npu_bridge.collective import exchanges, first_run
+from npu_bridge.collective.checks import exchanges, first_run
 from npu_bridge.gradients import collections
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.graph.operators import producers

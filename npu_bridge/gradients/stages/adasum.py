@@ -11,7 +11,7 @@ from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import fragments, wire_names
 from npu_bridge.collective.adasum_tree import AdasumTree
-from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective.engines.communicator import Communicator
 from npu_bridge.gradients.arithmetic import average_sparse_rows, gradient_values, unscale_in_float32
 from npu_bridge.gradients.first_step.start_values import compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import (

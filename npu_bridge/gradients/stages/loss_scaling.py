@@ -9,7 +9,7 @@ from npu_bridge import collective
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import current_control_flow_context
-from npu_bridge.collective import first_run
+from npu_bridge.collective.checks import first_run
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.graph_mode import group_in_graph, is_building_graph, value_before_update
 from npu_bridge.gradients.losses import smallest_scale

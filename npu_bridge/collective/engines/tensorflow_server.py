@@ -25,9 +25,10 @@ from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.session_wrapper import change_session_settings
 from npu_bridge.base.tf_internals.servers import serve_from_first_use, start_serving
 from npu_bridge.base.tf_internals.sessions import default_session_config, has_eager_context
-from npu_bridge.collective import engine_of_ranks, rendezvous
-from npu_bridge.collective.key_value_server import read_host
-from npu_bridge.collective.key_value_store import KeyValueStore
+from npu_bridge.collective.engines import engine_of_ranks
+from npu_bridge.collective.rendezvous import barrier
+from npu_bridge.collective.rendezvous.key_value_server import read_host
+from npu_bridge.collective.rendezvous.key_value_store import KeyValueStore
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -76,11 +77,11 @@ class TensorFlowServer:
     def _describe_cluster(self, settings: tf.compat.v1.ConfigProto) -> Any:
         from tensorflow.core.protobuf import cluster_pb2, tensorflow_server_pb2
 
-        missing = self._addresses.wait(self._size, rendezvous.max_wait_secs())
+        missing = self._addresses.wait(self._size, barrier.max_wait_secs())
         if missing:
             raise NoServerError(
                 f"npu_bridge.collective: some ranks have not announced a port. Expected the ports of {self._size} "
-                f"ranks within {rendezvous.max_wait_secs()} seconds; got none from rank "
+                f"ranks within {barrier.max_wait_secs()} seconds; got none from rank "
                 f"{', '.join(map(str, missing))}. Raise HCCL_CONNECT_TIMEOUT, or find out why these ranks "
                 f"did not start."
             )

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base import environment
-from npu_bridge.collective import rendezvous
-from npu_bridge.collective.key_value_server import KeyValueServer, read_host, read_secret
-from npu_bridge.collective.key_value_store import ADDRESS_VARIABLE, PORT_VARIABLE, KeyValueStore
-from npu_bridge.collective.thread_priority import give_new_threads_real_time_priority
+from npu_bridge.collective.engines.thread_priority import give_new_threads_real_time_priority
+from npu_bridge.collective.rendezvous import barrier
+from npu_bridge.collective.rendezvous.key_value_server import KeyValueServer, read_host, read_secret
+from npu_bridge.collective.rendezvous.key_value_store import ADDRESS_VARIABLE, PORT_VARIABLE, KeyValueStore
 
 
 def can_restart() -> bool:
@@ -35,13 +35,13 @@ def restart_horovod(hvd: Any, rank: int, size: int, process_sets: Sequence[list[
       RanksMissingError: some ranks did not restart in time.
     Ranks: collective over the whole job; no other collective may be running.
     """
-    limit, store = rendezvous.max_wait_secs(), KeyValueStore(exchange_name)
+    limit, store = barrier.max_wait_secs(), KeyValueStore(exchange_name)
     hvd.shutdown()
     store.put(rank, _start_key_value_server(store) if rank == 0 else "down")
     missing = store.wait(size, limit)
     if missing:
-        text = rendezvous.describe_missing_ranks(missing, "the groups that were agreed upon", f"within {limit} seconds")
-        raise rendezvous.RanksMissingError(text)
+        text = barrier.describe_missing_ranks(missing, "the groups that were agreed upon", f"within {limit} seconds")
+        raise barrier.RanksMissingError(text)
     address, port = store.get(0).split()
     environment.write_variable(ADDRESS_VARIABLE, address)
     environment.write_variable(PORT_VARIABLE, port)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective.engines.communicator import Communicator
 
 
 class SingleProcess(Communicator):

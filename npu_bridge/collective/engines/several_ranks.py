@@ -6,8 +6,8 @@ import abc
 
 import tensorflow as tf
 
-from npu_bridge.collective.communicator import Communicator
-from npu_bridge.collective.transfer_tensors import (
+from npu_bridge.collective.engines.communicator import Communicator
+from npu_bridge.collective.engines.transfer_tensors import (
     all_reduce_dtype,
     broadcast_strings,
     concatenate,

@@ -10,15 +10,17 @@ import tensorflow as tf
 
 from npu_bridge.base import environment, horovod_internals
 from npu_bridge.base.install import INSTALL_HOROVOD
-from npu_bridge.collective import horovod_restart, rendezvous, thread_priority, wire_names
+from npu_bridge.collective import wire_names
 from npu_bridge.collective.apart import run_in_separate_graph
-from npu_bridge.collective.several_ranks import SeveralRanks
-from npu_bridge.collective.transfer_tensors import (
+from npu_bridge.collective.engines import horovod_restart, thread_priority
+from npu_bridge.collective.engines.several_ranks import SeveralRanks
+from npu_bridge.collective.engines.transfer_tensors import (
     move_as_bits,
     prevent_folding,
     prevent_op_merging,
     reduce_scatter_dtype,
 )
+from npu_bridge.collective.rendezvous import barrier
 from npu_bridge.collective.wire_names import name_collective
 
 # Functions that run eager collectives, for all trainings except the first one; the oldest ones are dropped.
@@ -113,7 +115,7 @@ class HorovodCommunicator(SeveralRanks):
         # Read before the exchange: afterwards another rank can already be restarting Horovod.
         self._known_sets = horovod_internals.declared_process_sets(self._hvd)
         gather, give_up = (lambda: self._gather_lists(numbers, exchange_name)), self._hvd.shutdown
-        return rendezvous.run_barrier(gather, exchange_name, self.rank, self.size, give_up, group_text)
+        return barrier.run_barrier(gather, exchange_name, self.rank, self.size, give_up, group_text)
 
     def open_groups(self, groups, exchange_name):
         known = self._known_sets

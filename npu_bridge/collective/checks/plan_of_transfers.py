@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge.collective import agreement, first_run, groups, wire_names
-from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective import groups, wire_names
+from npu_bridge.collective.checks import agreement, first_run
+from npu_bridge.collective.engines.communicator import Communicator
 
 # How long a rank waits at its first run for the plans of others. Then it continues, and the last rank compares the
 # plans. The rank would wait in the collective anyway, but could no longer report the cause there.

@@ -20,11 +20,13 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.base.session_wrapper import SessionEngine, add_engine
 from npu_bridge.base.tf_internals.sessions import read_content, run_options_buffer
-from npu_bridge.collective import rendezvous, tensorflow_server, wire_names
-from npu_bridge.collective.first_run import collectives_in
-from npu_bridge.collective.key_value_store import KeyValueStore
-from npu_bridge.collective.several_ranks import SeveralRanks
-from npu_bridge.collective.transfer_tensors import element_count, move_as_bits, prevent_op_merging
+from npu_bridge.collective import wire_names
+from npu_bridge.collective.checks.first_run import collectives_in
+from npu_bridge.collective.engines import tensorflow_server
+from npu_bridge.collective.engines.several_ranks import SeveralRanks
+from npu_bridge.collective.engines.transfer_tensors import element_count, move_as_bits, prevent_op_merging
+from npu_bridge.collective.rendezvous import barrier
+from npu_bridge.collective.rendezvous.key_value_store import KeyValueStore
 from npu_bridge.collective.wire_names import name_collective
 from npu_bridge.graph.run import run_of, run_of_call
 
@@ -133,7 +135,7 @@ class TensorFlowCommunicator(SeveralRanks):
                 pass
             return [json.loads(store.get(rank) or "[]") for rank in range(self.size)]
 
-        return rendezvous.run_barrier(gather, exchange_name, self.rank, self.size, is_over.set, group_text)
+        return barrier.run_barrier(gather, exchange_name, self.rank, self.size, is_over.set, group_text)
 
     def open_groups(self, groups, exchange_name):
         _OPENED.update(map(tuple, groups))

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator
 
 from npu_bridge.base import environment
-from npu_bridge.collective.key_value_store import KeyValueStore
+from npu_bridge.collective.rendezvous.key_value_store import KeyValueStore
 
 _TASKS = "/proc/self/task"
 _LOWEST_REAL_TIME = 1

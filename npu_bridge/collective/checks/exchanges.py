@@ -25,7 +25,7 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import call_when_function_is_built
 from npu_bridge.base.tf_internals.training import watch_keras_optimizers
 from npu_bridge.collective import wire_names
-from npu_bridge.collective.tensorflow_ranks import call_before_collectives
+from npu_bridge.collective.engines.tensorflow_ranks import call_before_collectives
 from npu_bridge.collective.this_process import rank_and_size_of_job
 
 _LOG = logger(__name__)

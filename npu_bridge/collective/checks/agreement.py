@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from npu_bridge.base import environment
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.callers import is_building_evaluation
-from npu_bridge.collective.key_value_store import KeyValueStore
+from npu_bridge.collective.rendezvous.key_value_store import KeyValueStore
 
 _LOG = logger(__name__)
 _POLL_SECS = 0.02

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from npu_bridge.base import environment
 from npu_bridge.base.terminal import logger
-from npu_bridge.collective.key_value_store import KeyValueStore
+from npu_bridge.collective.rendezvous.key_value_store import KeyValueStore
 
 DEFAULT_LIMIT_SECS = 120
 # When to warn about missing ranks, as `npu-run` does for all waits: after this time, or half of the limit.
