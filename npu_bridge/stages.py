@@ -15,7 +15,6 @@ from npu_bridge.base.files import write_atomically
 from npu_bridge.base.lazy import import_module_or_object
 from npu_bridge.gradients.checkpoints.sync import SyncBeforeSavingHook, sync_all
 from npu_bridge.gradients.explanation import format_stage_rows, list_stages
-from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.from_config import make_stages
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
@@ -24,6 +23,7 @@ from npu_bridge.gradients.stages.accumulation import Accumulate
 from npu_bridge.gradients.stages.adasum import Adasum
 from npu_bridge.gradients.stages.centralisation import CentralizeGradients
 from npu_bridge.gradients.stages.clipping import ClipByGlobalNorm, ClipByValue, ClipLocally
+from npu_bridge.gradients.stages.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.stages.freezing import Freeze
 from npu_bridge.gradients.stages.partial_sync import PartialSync
 from npu_bridge.gradients.stages.sparsification import Threshold, TopK

@@ -18,7 +18,7 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, LossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.gradients.stand_ins import check_takes_stand_ins
+from npu_bridge.gradients.inner.stand_ins import check_takes_stand_ins
 from npu_bridge.options import read_session_config, with_optimizer_entry
 from npu_bridge.session.precision.functions import apply_policy_to_functions, apply_precision_to_model
 from npu_bridge.session.precision.keras_models import ModelDtypes, change_dtypes

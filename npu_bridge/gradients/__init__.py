@@ -8,9 +8,9 @@
 no stage; `recipe.py` and the wrappers import the stages.
 """
 
+from npu_bridge.gradients.inner.sharding import ShardedOptimizer
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.sharding import ShardedOptimizer
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.stages.all_reduce import AllReduce
 from npu_bridge.gradients.stages.loss_scaling import LossScaling

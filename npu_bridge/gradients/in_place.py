@@ -12,10 +12,10 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import LEGACY_AGGREGATE, LEGACY_COMPUTE
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.explanation import list_pipelines
-from npu_bridge.gradients.inner import is_distributed, mark_as_distributed
+from npu_bridge.gradients.inner.interface import is_distributed, mark_as_distributed
+from npu_bridge.gradients.inner.nesting import check_can_average_results
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.keras.shared import PipelineMixin
-from npu_bridge.gradients.nesting import check_can_average_results
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
 

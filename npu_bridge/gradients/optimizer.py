@@ -14,18 +14,18 @@ from npu_bridge.base.tf_internals.callers import is_called_by_keras
 from npu_bridge.base.tf_internals.savers import track_part
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import sum_in_order
-from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import initialise_with_keras
-from npu_bridge.gradients.inner import mark_as_distributed
+from npu_bridge.gradients.inner.interface import mark_as_distributed
+from npu_bridge.gradients.inner.nesting import check_nesting
 from npu_bridge.gradients.keras.in_graphs import reject_in_eager_fit
 from npu_bridge.gradients.losses import check_loss_id, manager_positions
-from npu_bridge.gradients.nesting import check_nesting
-from npu_bridge.gradients.open_steps import UnappliedSteps
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.scaled_steps import ScaledSteps
 from npu_bridge.gradients.stage import changes_gradients
 from npu_bridge.gradients.step import Step
-from npu_bridge.gradients.step_report import StepReport, report_of
+from npu_bridge.gradients.steps.backward_passes import BackwardPasses
+from npu_bridge.gradients.steps.open_steps import UnappliedSteps
+from npu_bridge.gradients.steps.scaled_steps import ScaledSteps
+from npu_bridge.gradients.steps.step_report import StepReport, report_of
 
 _LOG = logger(__name__)
 

@@ -17,7 +17,7 @@ from npu_bridge.collective.checks import exchanges
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import are_elements_finite, map_values, unscale_in_float32
 from npu_bridge.gradients.graph_mode import choose_tensors
-from npu_bridge.gradients.inner import InnerOptimizer
+from npu_bridge.gradients.inner.interface import InnerOptimizer
 from npu_bridge.gradients.order import name_of_stage, order_for_hook, sort_stages
 from npu_bridge.gradients.rank_state import RankState
 from npu_bridge.gradients.stage import (
@@ -36,7 +36,7 @@ from npu_bridge.gradients.stage import (
     variables_of,
 )
 from npu_bridge.gradients.step import Step, StepUpdate, narrow_to_dtypes_of, widen_again
-from npu_bridge.gradients.step_parts import BranchResults, make_update, run_part_if, update_states
+from npu_bridge.gradients.steps.branches import BranchResults, make_update, run_part_if, update_states
 
 _StageType = TypeVar("_StageType", bound=Stage)
 

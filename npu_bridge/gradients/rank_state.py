@@ -20,7 +20,7 @@ from npu_bridge.gradients.checkpoints.resuming import watch_savers
 from npu_bridge.gradients.first_step import training_apart
 from npu_bridge.gradients.first_step.start_values import RankComparison, compare_variables_before_first_run
 from npu_bridge.gradients.graph_mode import group_in_graph, is_building_graph
-from npu_bridge.gradients.inner import InnerOptimizer
+from npu_bridge.gradients.inner.interface import InnerOptimizer
 from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.stage import (
     ExchangingStage,

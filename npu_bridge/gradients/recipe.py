@@ -11,11 +11,11 @@ from npu_bridge.base.arguments import check_list
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.combined import CombinedGradients
-from npu_bridge.gradients.inner import InnerOptimizer
-from npu_bridge.gradients.optimizer_families import adapt_optimizer
+from npu_bridge.gradients.inner.families import adapt_optimizer
+from npu_bridge.gradients.inner.interface import InnerOptimizer
+from npu_bridge.gradients.inner.sharding import SharedUpdate
 from npu_bridge.gradients.order import check_stage
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.sharding import SharedUpdate
 from npu_bridge.gradients.stage import (
     REDUCED_GRADIENTS,
     VERDICT,

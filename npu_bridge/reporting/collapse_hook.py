@@ -10,7 +10,7 @@ from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals.graphs import allow_graph_changes
 from npu_bridge.gradients.collections import COLLAPSE_HOOKS, STEP_SKIPPED, latest_decision, pipelines_in
-from npu_bridge.gradients.skips_in_a_row import MOST_IN_A_ROW
+from npu_bridge.gradients.steps.skips_in_a_row import MOST_IN_A_ROW
 from npu_bridge.graph.operators import BACK_EDGES, needed_ops
 from npu_bridge.graph.run import run_of
 from npu_bridge.graph.variables import global_step_of

@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.gradients.checkpoints.sync import batch_counters
-from npu_bridge.gradients.skips_in_a_row import MOST_NOT_CAUSED_BY_SCALE, SkipsInARow
+from npu_bridge.gradients.steps.skips_in_a_row import MOST_NOT_CAUSED_BY_SCALE, SkipsInARow
 from npu_bridge.reporting.keras_numbers import OptimizerNumbers
 
 

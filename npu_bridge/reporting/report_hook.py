@@ -18,7 +18,7 @@ from npu_bridge.base.machine import usable_cores
 from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.train_functions import TrainedBatches, unwrap_train_function, wrap_train_function
 from npu_bridge.collective.small_values import gather_values
-from npu_bridge.gradients.skips_in_a_row import SkipsInARow
+from npu_bridge.gradients.steps.skips_in_a_row import SkipsInARow
 from npu_bridge.options import of_graph
 from npu_bridge.options.as_toml import OPTIONS_FILE
 from npu_bridge.reporting import page  # its modules are loaded when a page is made

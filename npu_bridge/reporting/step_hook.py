@@ -18,7 +18,7 @@ from npu_bridge.gradients.collections import (
     UNSCALED_LOSS,
     gradients_of,
 )
-from npu_bridge.gradients.skips_in_a_row import SkipsInARow
+from npu_bridge.gradients.steps.skips_in_a_row import SkipsInARow
 from npu_bridge.graph.operators import producers
 from npu_bridge.graph.run import SessionRun, run_of_context
 from npu_bridge.graph.variables import global_step_of

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.gradients.collections import LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS, latest_decision
-from npu_bridge.gradients.skips_in_a_row import SkipsInARow
+from npu_bridge.gradients.steps.skips_in_a_row import SkipsInARow
 from npu_bridge.graph.operators import producers
 from npu_bridge.graph.run import run_of_context
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_bridge.collective.ownership import fair_division
+from npu_bridge.gradients.inner.ownership import fair_division
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.collective.packing import pack_tensors, unpack_tensors
+from npu_bridge.gradients.checkpoints.packing import pack_tensors, unpack_tensors
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int64", "bool")
 SHAPES = ((), (3,), (0, 2), (2, 1, 5))

@@ -55,7 +55,7 @@ def names_in(path):
 # The code that makes stages for users who do not name them, and the messages of a stage's schedule.
 COMPOSERS = {
     "npu_bridge/boost/choice.py",
-    "npu_bridge/gradients/freeze_schedule.py",
+    "npu_bridge/gradients/stages/freeze_schedule.py",
     "npu_bridge/session/elastic/global_batches.py",
 }
 

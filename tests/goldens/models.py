@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npu_bridge.gradients.freeze_schedule import FreezeSchedule
+from npu_bridge.gradients.stages.freeze_schedule import FreezeSchedule
 
 
 class After(NamedTuple):

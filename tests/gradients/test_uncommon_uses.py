@@ -22,11 +22,11 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     npu_distributed_optimizer_wrapper,
 )
 from npu_bridge.gradients.arithmetic import sum_gradients_by_variable, sum_repeated_rows
-from npu_bridge.gradients.inner import InnerOptimizer
-from npu_bridge.gradients.optimizer_families import adapt_optimizer
-from npu_bridge.gradients.scaled_steps import ScaledSteps
+from npu_bridge.gradients.inner.families import adapt_optimizer
+from npu_bridge.gradients.inner.interface import InnerOptimizer
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from npu_bridge.gradients.step import Step
+from npu_bridge.gradients.steps.scaled_steps import ScaledSteps
 from npu_bridge.stages import (
     Accumulate,
     Adasum,

@@ -25,7 +25,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     NPUDistributedOptimizer,
     npu_distributed_optimizer_wrapper,
 )
-from npu_bridge.gradients.adapted_layers import renew_adapted_layers
+from npu_bridge.gradients.first_step.adapted_layers import renew_adapted_layers
 from npu_bridge.reporting import StragglerCallback
 from npu_bridge.session import AverageMetricsCallback, ResumableLoop
 from npu_bridge.stages import Accumulate

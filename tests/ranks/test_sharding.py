@@ -15,7 +15,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
-from npu_bridge.gradients import sharding
+from npu_bridge.gradients.inner import sharding
 from npu_bridge.optimizers import fused
 from npu_bridge.optimizers import tf1 as ours
 from npu_bridge.stages import ClipByGlobalNorm

@@ -21,7 +21,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
 from npu_bridge.gradients import Pipeline, PipelineOptimizer
 from npu_bridge.gradients.graph_mode import classic_control_flow
-from npu_bridge.gradients.optimizer_families import adapt_optimizer
+from npu_bridge.gradients.inner.families import adapt_optimizer
 from tests.once import forget_what_was_said
 
 tf1 = tf.compat.v1

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from npu_bridge import amp
 from npu_bridge.base.errors import LONGEST_MESSAGE
-from npu_bridge.gradients.skips_in_a_row import SkipsInARow
+from npu_bridge.gradients.steps.skips_in_a_row import SkipsInARow
 from npu_bridge.npu_init import (
     FixedLossScaleManager,
     NPUOptimizer,

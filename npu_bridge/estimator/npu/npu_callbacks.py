@@ -10,7 +10,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.collective.small_values import gather_values, share_label
 from npu_bridge.estimator.npu.checks import check_root_rank
-from npu_bridge.gradients.adapted_layers import renew_adapted_layers
+from npu_bridge.gradients.first_step.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.first_step.same_batches import FirstBatchOfFit
 from npu_bridge.gradients.first_step.start_values import broadcast_variables, variables_in_training
 from npu_bridge.reporting.fit_warnings import FitWarnings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from npu_bridge.base.arguments import check_switch
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, advice_for_scale, check_manager
 from npu_bridge.gradients import PipelineOptimizer
-from npu_bridge.gradients.optimizer_families import adapt_optimizer
+from npu_bridge.gradients.inner.families import adapt_optimizer
 from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
 
 __all__ = ["FixedLossScaleManager", "NPULossScaleOptimizer"]

@@ -16,10 +16,10 @@ from npu_bridge.collective.groups import WORLD
 from npu_bridge.estimator.npu.npu_loss_scale_manager import advice_for_scale, check_manager
 from npu_bridge.gradients import PipelineOptimizer, ShardedOptimizer
 from npu_bridge.gradients.in_place import average_gradients_in_place
+from npu_bridge.gradients.inner.families import adapt_optimizer
 from npu_bridge.gradients.keras.optimizer import keras_optimizer_from_config, wrap_keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import OptimizerMaker, PipelineMixin
-from npu_bridge.gradients.optimizer_families import adapt_optimizer
 from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
 from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
 from npu_bridge.hccl.checks import CollectiveCall

@@ -21,8 +21,8 @@ from npu_bridge.base.tf_internals.sessions import run_without_engines
 from npu_bridge.collective import wire_names
 from npu_bridge.collective.checks import first_run
 from npu_bridge.collective.engines.transfer_tensors import prevent_pruning
-from npu_bridge.collective.packing import pack_tensors, unpack_tensors
 from npu_bridge.gradients.checkpoints.kept_state import OF_RANKS
+from npu_bridge.gradients.checkpoints.packing import pack_tensors, unpack_tensors
 from npu_bridge.gradients.graph_mode import (
     check_made_in_this_graph,
     group_in_graph,

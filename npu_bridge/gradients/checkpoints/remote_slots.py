@@ -24,9 +24,9 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import add_control_inputs, set_read_tensor
 from npu_bridge.collective.engines.communicator import Communicator
 from npu_bridge.collective.engines.transfer_tensors import prevent_pruning
-from npu_bridge.collective.packing import pack_tensors, unpack_tensors
+from npu_bridge.gradients.checkpoints.packing import pack_tensors, unpack_tensors
 from npu_bridge.gradients.graph_mode import classic_control_flow
-from npu_bridge.gradients.inner import InnerOptimizer
+from npu_bridge.gradients.inner.interface import InnerOptimizer
 
 _COLLECTION = ("npu_bridge", "remote_slots")  # not a string, so TensorFlow does not export the collection
 _SCOPE = "weight_update_sharding/"  # at the root, whatever scope the optimizer is used in

@@ -28,9 +28,9 @@ from npu_bridge.collective import wire_names
 from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.collective.checks import agreement, first_run
 from npu_bridge.collective.small_values import gather_values
-from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.checkpoints import remote_slots
 from npu_bridge.gradients.first_step import same_batches
+from npu_bridge.gradients.first_step.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.keras.in_graphs import build_optimizer
 from npu_bridge.gradients.stage import DecidingStage, ExchangingStage, Stage

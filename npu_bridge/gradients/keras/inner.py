@@ -11,8 +11,8 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import keras3, training
 from npu_bridge.base.tf_internals.graphs import original_variable_of, shared_name, update_input
 from npu_bridge.gradients.graph_mode import group_in_graph, is_building_graph
-from npu_bridge.gradients.inner import InnerOptimizer, make_slots_in_two_groups
-from npu_bridge.gradients.stand_ins import SLOT
+from npu_bridge.gradients.inner.interface import InnerOptimizer, make_slots_in_two_groups
+from npu_bridge.gradients.inner.stand_ins import SLOT
 from npu_bridge.graph.control_flow import classic_control_flow
 
 

@@ -14,6 +14,7 @@ from npu_bridge.base.tf_internals.graphs import original_variable_of
 from npu_bridge.base.tf_internals.keras3 import variables_built_with
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.checkpoints.kept_state import warn_about_unloaded_optimizer
+from npu_bridge.gradients.inner.families import adapt_optimizer
 from npu_bridge.gradients.keras.own_variables import (
     CHECKPOINT_LABEL,
     NAMES_KEY,
@@ -23,7 +24,6 @@ from npu_bridge.gradients.keras.own_variables import (
 )
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, make_forwarding_method
-from npu_bridge.gradients.optimizer_families import adapt_optimizer
 
 _COUNT_BEFORE_BUILD = 2  # the step count and the learning rate
 

@@ -7,7 +7,7 @@ from typing import Any
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import keras3, training
-from npu_bridge.gradients.inner import is_distributed
+from npu_bridge.gradients.inner.interface import is_distributed
 from npu_bridge.gradients.keras.current import CurrentLossScaleOptimizer, CurrentPipelineOptimizer
 from npu_bridge.gradients.keras.legacy import LegacyLossScaleOptimizer, LegacyPipelineOptimizer
 from npu_bridge.gradients.keras.settings import KerasSettings

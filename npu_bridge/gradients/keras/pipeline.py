@@ -14,14 +14,14 @@ from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.base.tf_internals.training import steps_per_execution
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import as_gradient, gradient_values
-from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import is_building_graph
-from npu_bridge.gradients.open_steps import UnappliedSteps
 from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.scaled_steps import ScaledSteps
 from npu_bridge.gradients.stage import SUMMING_PLACES
 from npu_bridge.gradients.step import Step
+from npu_bridge.gradients.steps.backward_passes import BackwardPasses
+from npu_bridge.gradients.steps.open_steps import UnappliedSteps
+from npu_bridge.gradients.steps.scaled_steps import ScaledSteps
 
 
 class KerasPipeline:

@@ -13,7 +13,7 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.fragments import check_first_parameters
-from npu_bridge.gradients.inner import InnerOptimizer
+from npu_bridge.gradients.inner.interface import InnerOptimizer
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
 from npu_bridge.gradients.stages.skip_record import SkipRecord

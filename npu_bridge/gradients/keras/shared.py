@@ -14,16 +14,16 @@ from npu_bridge.base.plain_config import to_python_numbers
 from npu_bridge.base.tf_internals import training
 from npu_bridge.base.tf_internals.savers import delegating_trackable_class, track_part
 from npu_bridge.collective import wire_names
-from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import initialise_with_keras
-from npu_bridge.gradients.inner import mark_as_distributed
+from npu_bridge.gradients.inner.families import adapt_optimizer
+from npu_bridge.gradients.inner.interface import mark_as_distributed
 from npu_bridge.gradients.keras.own_variables import all_shapes_fit
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.keras.settings import KerasSettings
-from npu_bridge.gradients.optimizer_families import adapt_optimizer
 from npu_bridge.gradients.stage import variables_of
 from npu_bridge.gradients.stages.skip_record import SkipRecord
-from npu_bridge.gradients.step_report import LastStepReport, StepReport
+from npu_bridge.gradients.steps.backward_passes import BackwardPasses
+from npu_bridge.gradients.steps.step_report import LastStepReport, StepReport
 
 _OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_pipeline", "_state", "_averages_over_ranks")
 

@@ -1,1 +1,1 @@
-"""Holds the gradient transformations, one file for each kind. To add one, add a file with a subclass of `Stage`."""
+"""Holds the gradient transformations, a file for each kind, and parts of single stages. A new stage is a new file."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from npu_bridge.base.arguments import check_choice, check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.accumulated_sums import AccumulationWindow, GradientSums
 from npu_bridge.gradients.arithmetic import gradient_values, map_values, sum_repeated_rows, unscale_gradient
 from npu_bridge.gradients.graph_mode import group_with_update, make_tensors_if, run_if
 from npu_bridge.gradients.stage import VERDICT, SummingStage, unknown_gradients_error
+from npu_bridge.gradients.stages.accumulated_sums import AccumulationWindow, GradientSums
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

@@ -11,11 +11,11 @@ import numpy as np
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import zero_gradient_like
-from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.stage import SelectingStage, unknown_gradients_error
+from npu_bridge.gradients.stages.freeze_schedule import FreezeSchedule
+from npu_bridge.gradients.stages.stopped_backward import cut_backward_pass
 from npu_bridge.gradients.step import TrainedGroup
-from npu_bridge.gradients.stopped_backward import cut_backward_pass
-from npu_bridge.gradients.trained_apart import CountersByVariables
+from npu_bridge.gradients.steps.trained_apart import CountersByVariables
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

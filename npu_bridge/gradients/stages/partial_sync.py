@@ -19,7 +19,7 @@ from npu_bridge.gradients.graph_mode import (
     run_if,
 )
 from npu_bridge.gradients.stage import VERDICT, SynchronisingStage, synced_too_early_error
-from npu_bridge.gradients.trained_apart import CountersByVariables
+from npu_bridge.gradients.steps.trained_apart import CountersByVariables
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

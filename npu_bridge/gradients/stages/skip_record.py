@@ -11,7 +11,7 @@ from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.collective.this_process import rank_and_size_of_job
 from npu_bridge.gradients.graph_mode import group_in_graph, run_if
 from npu_bridge.gradients.stage import Stage
-from npu_bridge.gradients.step_report import LastStepReport
+from npu_bridge.gradients.steps.step_report import LastStepReport
 from npu_bridge.graph.loop import allow_copies
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.base.tf_internals.sessions import collected_function_graphs
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
-from npu_bridge.gradients.adapted_layers import renew_adapted_layers
+from npu_bridge.gradients.first_step.adapted_layers import renew_adapted_layers
 from npu_bridge.session.precision import ORIGINAL, AccelerateTrainCallback, Policy, list_builds, policy_of_last_step
 from npu_bridge.session.precision.functions import apply_precision_to_model
 from npu_bridge.stages import Accumulate

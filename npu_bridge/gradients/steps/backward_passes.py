@@ -9,8 +9,8 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.gradients.arithmetic import sum_gradients_by_variable
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.scaled_steps import ScaledSteps
 from npu_bridge.gradients.step import Step
+from npu_bridge.gradients.steps.scaled_steps import ScaledSteps
 
 
 class BackwardPasses:

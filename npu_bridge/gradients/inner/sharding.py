@@ -6,11 +6,11 @@ from npu_bridge import collective
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective.engines.transfer_tensors import prevent_pruning
-from npu_bridge.collective.ownership import fair_division
 from npu_bridge.gradients.arithmetic import gradient_parts
 from npu_bridge.gradients.checkpoints import remote_slots
 from npu_bridge.gradients.graph_mode import is_building_graph
-from npu_bridge.gradients.inner import InnerOptimizer
+from npu_bridge.gradients.inner.interface import InnerOptimizer
+from npu_bridge.gradients.inner.ownership import fair_division
 from npu_bridge.gradients.stage import Stage
 
 # Bytes a rank adds to one transfer. 120 variables of 1 MB took 82 ms as a broadcast each, and 51 to 62 ms in pieces of

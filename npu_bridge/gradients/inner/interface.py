@@ -1,6 +1,6 @@
 """Defines `InnerOptimizer`, the interface through which pipelines call optimizers; adapts optimizers of TF 1 to it.
 
-`keras/inner.py` adapts the optimizers of Keras, and `optimizer_families.py` chooses the adapter of an optimizer.
+`gradients/keras/inner.py` adapts the optimizers of Keras, and `families.py` chooses the adapter of an optimizer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Callable
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import training
 from npu_bridge.gradients.arithmetic import sum_in_order
-from npu_bridge.gradients.stand_ins import SLOT, StandIns
+from npu_bridge.gradients.inner.stand_ins import SLOT, StandIns
 
 _MARK = "_averages_over_ranks"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.inner import is_distributed
+from npu_bridge.gradients.inner.interface import is_distributed
 from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stage import changes_gradients

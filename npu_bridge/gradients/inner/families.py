@@ -10,7 +10,7 @@ from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import keras3
-from npu_bridge.gradients.inner import InnerOptimizer, Tf1Optimizer
+from npu_bridge.gradients.inner.interface import InnerOptimizer, Tf1Optimizer
 from npu_bridge.gradients.keras.inner import Keras3Optimizer, KerasLegacyOptimizer, KerasOptimizer
 
 

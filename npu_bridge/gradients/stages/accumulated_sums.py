@@ -11,7 +11,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import gradient_values, has_finite_norm, map_gradients, map_values
 from npu_bridge.gradients.graph_mode import group_in_graph, make_tensors_if, run_if, state_variable, variable_like
 from npu_bridge.gradients.step import Step
-from npu_bridge.gradients.trained_apart import CountersByVariables
+from npu_bridge.gradients.steps.trained_apart import CountersByVariables
 
 
 class GradientSums:

@@ -1,0 +1,1 @@
+"""Gives optimizers of all families one interface, through which pipelines call them; also shards their updates."""
