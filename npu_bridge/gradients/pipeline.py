@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import operator
 from collections.abc import Sequence
 from typing import Any, Callable, TypeVar
 
@@ -13,10 +14,9 @@ from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.collective import wire_names
-from npu_bridge.collective.checks import exchanges
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import are_elements_finite, map_values, unscale_in_float32
-from npu_bridge.gradients.graph_mode import choose_tensors
+from npu_bridge.gradients.graph_mode import current_context, current_graph
 from npu_bridge.gradients.inner.interface import InnerOptimizer
 from npu_bridge.gradients.order import name_of_stage, order_for_hook, sort_stages
 from npu_bridge.gradients.rank_state import RankState
@@ -36,7 +36,7 @@ from npu_bridge.gradients.stage import (
     variables_of,
 )
 from npu_bridge.gradients.step import Step, StepUpdate, narrow_to_dtypes_of, widen_again
-from npu_bridge.gradients.steps.branches import BranchResults, make_update, run_part_if, update_states
+from npu_bridge.gradients.steps.branches import make_update, reduce_trained, run_part_if
 
 _StageType = TypeVar("_StageType", bound=Stage)
 
@@ -156,11 +156,7 @@ class Pipeline:
 
     def create_variables(self, variables: Sequence, gradients: Sequence | None = None) -> None:
         """Creates the state of the stages for trained variables; arguments as in `Stage.create_variables`."""
-        for stage in self.stages:
-            stage.create_variables(variables, gradients)
-        self.rank_state.create_rows_of_stages()
-        if gradients is None:
-            self.rank_state.create_replicas(variables)
+        self.rank_state.create_variables(variables, gradients)
 
     def warn_of_unscaled_loss(self, owner: str, fix: str) -> None:
         """Warns once if the pipeline scales losses, for gradients that other code has computed."""
@@ -239,16 +235,13 @@ class Pipeline:
         """
         step.grads_and_vars = list(grads_and_vars)
         given = [grad for grad, _ in step.grads_and_vars]
-        self.rank_state.compare_planned_collectives(step.grads_and_vars)
-        with wire_names.record_collective_names() as transfers:
-            self._prepare(step)
-            with tf.control_dependencies(step.kept.awaited):
-                self._select_variables(step)
-                for stage in order_for_hook(self.stages, "each_batch"):
-                    with self._keep_unusable(stage, "each_batch", step):
-                        stage.each_batch(step)
-                self._reduce_if_due(step)
-        self.rank_state.compare_before_first_run(step, transfers)
+        keras3.reject_keras_variables("Pipeline.combine", step.variables_with_gradient)
+        with self.rank_state.reducing(step):
+            self._select_variables(step)
+            for stage in order_for_hook(self.stages, "each_batch"):
+                with self._keep_unusable(stage, "each_batch", step):
+                    stage.each_batch(step)
+            self._reduce_if_due(step)
         step.kept.state_updates = []
         step.kept.in_float32 = narrow_to_dtypes_of(step, given)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
@@ -264,13 +257,6 @@ class Pipeline:
         are_finite = are_elements_finite(step.gradients)
         yield
         step.map(lambda grad: map_values(grad, lambda values: tf.where(are_finite, values, float("nan"))))
-
-    def _prepare(self, step):
-        """Creates the state of stages, and makes later operators wait until this rank has restored its values."""
-        trained = [pair for pair in step.grads_and_vars if pair[0] is not None]
-        keras3.reject_keras_variables("Pipeline.combine", [variable for _, variable in trained])
-        self.create_variables([variable for _, variable in trained], [grad for grad, _ in trained])
-        step.kept.awaited = self.rank_state.restore_own_values()
 
     def _reduce(self, step):
         for stage in order_for_hook(self.stages, "before_reduce"):
@@ -305,27 +291,12 @@ class Pipeline:
         step.mark_as_unscaled()
 
     def _reduce_if_due(self, step):
-        """Reduces gradients only if the step is due."""
+        """Reduces the gradients of the variables that the step trains, if the step is due."""
+        reduce = self._reduce if step.group is None else functools.partial(reduce_trained, reduce=self._reduce)
         if step.is_due is None:
-            self._reduce_group(step)
+            reduce(step)
         else:
-            run_part_if(step.is_due, step, self._reduce_group)
-
-    def _reduce_group(self, step):
-        """Reduces the gradients of the variables that this step trains; other gradients become zeros."""
-        if step.group is None or not step.gradients:
-            self._reduce(step)
-            return
-        results = BranchResults(step)
-
-        def reduce(number):
-            trained = [(grad if step.group.trains(var, number) else None, var) for grad, var in step.grads_and_vars]
-            inside = dataclasses.replace(step, grads_and_vars=trained, group=None, notes=dict(step.notes))
-            self._reduce(inside)
-            return results.outputs_of(inside)
-
-        branches = [functools.partial(reduce, number) for number in range(len(step.group.frozen))]
-        results.unpack(step, choose_tensors(step.group.number, branches))
+            run_part_if(step.is_due, step, reduce)
 
     @wire_names.assign_collectives_to_owner
     def apply(self, step: Step, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
@@ -349,26 +320,45 @@ class Pipeline:
             raise ValueError(message("Pipeline.apply", problem, expected, "gradients of the scaled loss", fix))
         step.grads_and_vars = list(grads_and_vars)
         widen_again(step, step.kept.in_float32)
-        slots = self.rank_state.before_update(step)
-        update_of = StepUpdate(
-            collections.record_update_operators()(make_update(step, update)),
-            step.variables_with_gradient,
-            slots,
-        )
-        for stage in reversed(self.stages):
-            update_of = dataclasses.replace(update_of, run=functools.partial(stage.gate, step, update_of))
-        with wire_names.record_collective_names() as transfers, exchanges.disable_update_checks():
+        with self.rank_state.updating(step) as slots:
+            run = collections.record_update_operators()(make_update(step, update))
+            update_of = StepUpdate(run, step.variables_with_gradient, slots)
+            for stage in reversed(self.stages):
+                update_of = dataclasses.replace(update_of, run=functools.partial(stage.gate, step, update_of))
             updated = update_of()
-        self.rank_state.after_update(transfers)
         collections.publish_in_graph(collections.PIPELINES, self)
         # A function runs all other results by itself, such as the step count that an optimizer of Keras 3 returns.
         results = [
             each for each in tf.nest.flatten(updated) if isinstance(each, (tf.Operation, tf.Tensor, tf.Variable))
         ]
-        state_updates = update_states(self.stages, step, results)
+        state_updates = self._update_states(step, results)
         if updated is None or not state_updates or tf.executing_eagerly():
             return updated
         return tf.group(*results, *state_updates)
+
+    def _update_states(self, step, results):
+        """Calls `after_update` of the stages; returns the ops they made.
+
+        A step can be applied in parts, each with some of the gradients in `Step.delivered`. All parts share the updates
+        of the stages that do not wait for `results`, the results of the update.
+        """
+        place, of_step = [step.losses, current_graph(), current_context()], step.kept.state_updates
+        shared = next((ops for made_in, ops in of_step if all(map(operator.is_, made_in, place))), None)
+        early, late = shared or [], []
+        for stage in self.stages:
+            # The next step of a loop can begin before the update of the last fragment. So stages whose state the next
+            # step needs first do not wait for the update in a graph: they read no trained variables.
+            is_early = isinstance(stage, (ScalingStage, SelectingStage, SummingStage, ReducingStage))
+            if is_early and shared is not None:
+                continue
+            awaited = [] if is_early or tf.executing_eagerly() else results
+            with tf.control_dependencies([*step.kept.awaited, *awaited]):
+                made = stage.after_update(step)
+            if made is not None:
+                (early if is_early else late).append(made)
+        if shared is None:
+            of_step.append((place, early))
+        return early + late
 
 
 def _run_after_reduce(stages, step):

@@ -5,8 +5,9 @@ Stages can also have values that differ between ranks by design. Checkpoints of 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 from npu_bridge import collective
@@ -97,14 +98,22 @@ class RankState:
         """Returns the variables of the inner optimizer; of a TF 1 optimizer, those in the default graph."""
         return [] if self._inner is None else self._inner.variables()
 
-    def create_rows_of_stages(self) -> None:
-        """Creates missing rows for the variables of stages that differ between ranks."""
+    def create_variables(self, variables: Sequence, gradients: Sequence | None = None) -> None:
+        """Creates the state of the stages for trained variables, and missing rows for what differs between ranks.
+
+        Args:
+          variables, gradients: as in `Stage.create_variables`.
+        """
+        for stage in self._stages:
+            stage.create_variables(variables, gradients)
         if self._values is not None:
             self._values.create_row_for_each_rank(
                 [variable for stage in self._kept for variable in stage.variables_of_this_rank()]
             )
+        if gradients is None:
+            self._create_replicas(variables)
 
-    def create_replicas(self, variables: Sequence) -> None:
+    def _create_replicas(self, variables):
         """Creates missing rows for trained variables and slots that differ between ranks, and these slots."""
         # On one rank, savers of TF 1 graphs restore the mean of rows without variables for the rows.
         if self._replicas is not None and (collective.current().size > 1 or not is_building_graph()):
@@ -125,16 +134,23 @@ class RankState:
         if self._replicas is not None and not is_building_graph():  # graphs: `RestoreOwnValues`
             self._replicas.restore_from_own_rows()
 
-    def restore_own_values(self) -> list:
-        """Restores this rank's state of stages; returns the ops to await before it is read or changed."""
-        taken = None if self._values is None else self._values.restore_from_own_rows()
-        return [] if taken is None or tf.executing_eagerly() else [taken]
+    @contextlib.contextmanager
+    def reducing(self, step: Step) -> Iterator[None]:
+        """Compares between ranks what a block will reduce; creates and restores the state of stages before the block.
 
-    def compare_planned_collectives(self, grads_and_vars: Sequence) -> None:
-        """Compares between ranks the gradients that are about to be reduced, as `RankComparison` describes."""
-        self._comparison.compare_planned_collectives(self._stages, grads_and_vars)
+        Raises:
+          RanksDisagreeError: another rank is about to reduce other gradients.
+        """
+        self._comparison.compare_planned_collectives(self._stages, step.grads_and_vars)
+        with wire_names.record_collective_names() as transfers:
+            self.create_variables(step.variables_with_gradient, step.gradients)
+            restored = None if self._values is None else self._values.restore_from_own_rows()
+            step.kept.awaited = [] if restored is None or tf.executing_eagerly() else [restored]
+            with tf.control_dependencies(step.kept.awaited):
+                yield
+        self._compare_before_first_run(step, transfers)
 
-    def compare_before_first_run(self, step: Step, transfers: Iterable[str]) -> None:
+    def _compare_before_first_run(self, step, transfers):
         """Makes a session compare the variables of all ranks before the first run of the collectives in `transfers`."""
         owner = self._comparison.owner
         if owner and is_building_graph():
@@ -148,26 +164,33 @@ class RankState:
 
             compare_variables_before_first_run(owner, variables, transfers, self.variables_of_this_rank)
 
-    def before_update(self, step: Step) -> Callable[[], list]:
-        """Compares variables before the first update, and creates missing rows.
+    @contextlib.contextmanager
+    def updating(self, step: Step) -> Iterator[Callable[[], list]]:
+        """Compares variables before the first update, which the block runs, and creates missing rows.
 
-        Returns:
+        Afterwards, each step starts from this rank's own values, even after a save or restore of all ranks' values.
+
+        Yields:
           The function that creates missing slots of the updated variables and returns all of them.
         Raises:
           ValueError: a stage would combine 16-bit weights.
         """
         if is_building_graph():
             watch_savers()
-        self.compare_before_first_run(step, ())
+        self._compare_before_first_run(step, ())
         if self._exchanges_before is not None:
             exchanges.warn_of_update_without_exchange(
                 self._exchanges_before, [variable for _, variable in step.grads_and_vars]
             )
         self._check_precision(step.variables_with_gradient)
         slots = functools.partial(self._make_slots, step.variables_with_gradient)
-        self.create_replicas(step.variables_with_gradient)
+        self._create_replicas(step.variables_with_gradient)
         self.compare_start_values(step.grads_and_vars, slots)
-        return slots
+        with wire_names.record_collective_names() as transfers, exchanges.disable_update_checks():
+            yield slots
+        if self._replicas is not None and self._replicas.variables and is_building_graph():
+            self._restore_own = self._restore_own or RestoreOwnValues(self._replicas)
+            self._restore_own.add_update(transfers)
 
     def _check_precision(self, variables):
         """Rejects stages that combine weights of 16 bits: they would round the float32 copies of the weights away."""
@@ -179,16 +202,6 @@ class RankState:
             problem = f"ranks would combine the rounded weights of {narrow[0].name}, and lose small updates"
             fix = "Keep the variables in float32: O2, or master_weights=True."
             raise ValueError(message(names, problem, "float32 variables", narrow[0].dtype.name, fix))
-
-    def after_update(self, transfers: Iterable[str]) -> None:
-        """Makes each step start from this rank's own values, even after a save or restore of all ranks' values.
-
-        Args:
-          transfers: full names of the collectives of the update.
-        """
-        if self._replicas is not None and self._replicas.variables and is_building_graph():
-            self._restore_own = self._restore_own or RestoreOwnValues(self._replicas)
-            self._restore_own.add_update(transfers)
 
     def silence_start_warning(self) -> None:
         """Turns off the warning of `compare_start_values`, because the script broadcasts variables."""

@@ -1,4 +1,4 @@
-"""Runs parts of a step: branches of a condition, and the updates of the stages' state.
+"""Runs parts of a step in branches of a condition, for `Freeze` and `Accumulate`.
 
 A condition has a branch for steps that are due, or one for each trained group of variables. All branches must return
 the same kinds of gradients, dense or sparse.
@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
-from collections.abc import Sequence
 from typing import Any, Callable
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import gradient_from_parts, gradient_parts, zero_gradient_like
-from npu_bridge.gradients.graph_mode import current_context, current_graph, make_tensors_if, run_nth_function
-from npu_bridge.gradients.stage import ReducingStage, ScalingStage, SelectingStage, Stage, SummingStage
+from npu_bridge.gradients.graph_mode import choose_tensors, make_tensors_if, run_nth_function
 from npu_bridge.gradients.step import RankCheck, Step
 
 
@@ -36,7 +33,7 @@ def make_update(step: Step, update: Callable[[list], Any]) -> Callable[[], Any]:
     return lambda: run_nth_function(step.group.number, branches)
 
 
-class BranchResults:
+class _BranchResults:
     """Converts the results of a step's stages to tensors that branches of a condition can return, and back."""
 
     def __init__(self, step: Step):
@@ -97,7 +94,7 @@ def run_part_if(is_run: tf.Tensor, step: Step, run: Callable[[Step], Any]) -> No
     if not step.gradients:
         run(step)
         return
-    results = BranchResults(step)
+    results = _BranchResults(step)
 
     def branch():
         inside = dataclasses.replace(step, notes=dict(step.notes))
@@ -107,27 +104,18 @@ def run_part_if(is_run: tf.Tensor, step: Step, run: Callable[[Step], Any]) -> No
     results.unpack(step, make_tensors_if(is_run, branch, results.zero_outputs))
 
 
-def update_states(stages: Sequence[Stage], step: Step, results: Sequence) -> list[Any]:
-    """Calls `after_update` of the stages, once for all parts in which a step is applied; returns the ops they made.
+def reduce_trained(step: Step, reduce: Callable[[Step], Any]) -> None:
+    """Calls `reduce` with a copy of `step` that has the gradients of its group; other gradients become zeros."""
+    if not step.gradients:
+        reduce(step)
+        return
+    results = _BranchResults(step)
 
-    Args:
-      stages: the stages.
-      step: the step; its gradients can be all of `Step.delivered` or a part of them.
-      results: the results of the update; stages that are not needed early wait for them.
-    """
-    place, of_step = [step.losses, current_graph(), current_context()], step.kept.state_updates
-    shared = next((ops for made_in, ops in of_step if all(map(operator.is_, made_in, place))), None)
-    early, late = shared or [], []
-    for stage in stages:
-        # The next step of a loop can begin before the update of the last fragment. So stages whose state the next step
-        # needs first do not wait for the update in a graph: they read no trained variables.
-        is_early = isinstance(stage, (ScalingStage, SelectingStage, SummingStage, ReducingStage))
-        if is_early and shared is not None:
-            continue
-        with tf.control_dependencies([*step.kept.awaited, *([] if is_early or tf.executing_eagerly() else results)]):
-            made = stage.after_update(step)
-        if made is not None:
-            (early if is_early else late).append(made)
-    if shared is None:
-        of_step.append((place, early))
-    return early + late
+    def branch(number):
+        trained = [(grad if step.group.trains(var, number) else None, var) for grad, var in step.grads_and_vars]
+        inside = dataclasses.replace(step, grads_and_vars=trained, group=None, notes=dict(step.notes))
+        reduce(inside)
+        return results.outputs_of(inside)
+
+    branches = [functools.partial(branch, number) for number in range(len(step.group.frozen))]
+    results.unpack(step, choose_tensors(step.group.number, branches))
