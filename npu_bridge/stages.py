@@ -16,6 +16,7 @@ from npu_bridge.base.lazy import import_module_or_object
 from npu_bridge.gradients.checkpoints.sync import SyncBeforeSavingHook, sync_all
 from npu_bridge.gradients.explanation import format_stage_rows, list_stages
 from npu_bridge.gradients.from_config import make_stages
+from npu_bridge.gradients.inner.families import adapt_optimizer
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import PipelineSettings, build_pipeline
 from npu_bridge.gradients.stage import PLACES, LossStage, ReducingStage, Stage
@@ -89,6 +90,8 @@ def pipeline(
       TypeError: a setting is unknown, `stages` is not a list of stages, or `inner` is not an optimizer.
       ValueError: the stages cannot be ordered.
     """
+    if inner is not None:
+        inner = adapt_optimizer(inner, settings.get("owner", "Pipeline"), applies_updates=False)
     return build_pipeline(
         PipelineSettings(name, manager, is_distributed=is_distributed, stages=stages, inner=inner, **settings)
     )

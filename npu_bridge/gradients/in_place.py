@@ -12,6 +12,7 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import LEGACY_AGGREGATE, LEGACY_COMPUTE
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.explanation import list_pipelines
+from npu_bridge.gradients.inner.families import adapt_optimizer
 from npu_bridge.gradients.inner.interface import is_distributed, mark_as_distributed
 from npu_bridge.gradients.inner.nesting import check_can_average_results
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
@@ -120,9 +121,8 @@ class _AveragingMethods:
     def _replace_method(self, optimizer, method_name, pipeline_name, new_method):
         """Replaces a method of the optimizer by `new_method`, which gets the original method and a pipeline first."""
         original = getattr(optimizer, method_name)
-        pipeline = build_pipeline(
-            PipelineSettings(pipeline_name, is_distributed=True, inner=optimizer, owner=self._owner)
-        )
+        inner = adapt_optimizer(optimizer, self._owner, applies_updates=False)
+        pipeline = build_pipeline(PipelineSettings(pipeline_name, is_distributed=True, inner=inner, owner=self._owner))
         wire_names.set_owner(optimizer, pipeline.transfers)
         averaging = KerasPipeline(pipeline, self._owner)
         self._pipelines.append(averaging)

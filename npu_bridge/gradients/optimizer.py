@@ -22,9 +22,8 @@ from npu_bridge.gradients.losses import check_loss_id, manager_positions
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stage import changes_gradients
 from npu_bridge.gradients.step import Step
-from npu_bridge.gradients.steps.backward_passes import BackwardPasses
+from npu_bridge.gradients.steps.backward_passes import BackwardPasses, ScaledSteps
 from npu_bridge.gradients.steps.open_steps import UnappliedSteps
-from npu_bridge.gradients.steps.scaled_steps import ScaledSteps
 from npu_bridge.gradients.steps.step_report import StepReport, report_of
 
 _LOG = logger(__name__)
@@ -61,7 +60,6 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         self._open_steps = UnappliedSteps()
         self._averaged_by_id: dict = {}  # variables by their ids; holds them, so that no id is used again
         self._last_step = None
-        self._backward_passes = BackwardPasses(pipeline, ScaledSteps(), self._combine, type(self).__name__)
 
     def compute_gradients(
         self,
@@ -141,10 +139,10 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         """
         return report_of(self._last_step, f"{type(self).__name__}.last_step")
 
-    @property
+    @functools.cached_property
     def backward_passes(self) -> BackwardPasses:
         """The backward passes since the last update, for custom loops."""
-        return self._backward_passes
+        return BackwardPasses(self._pipeline, ScaledSteps(), self._combine, type(self).__name__)
 
     def _combine(self, step, grads_and_vars):
         delivered = self._pipeline.combine(step, grads_and_vars)

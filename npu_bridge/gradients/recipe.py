@@ -11,7 +11,6 @@ from npu_bridge.base.arguments import check_list
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.combined import CombinedGradients
-from npu_bridge.gradients.inner.families import adapt_optimizer
 from npu_bridge.gradients.inner.interface import InnerOptimizer
 from npu_bridge.gradients.inner.sharding import SharedUpdate
 from npu_bridge.gradients.order import check_stage
@@ -71,7 +70,7 @@ class PipelineSettings:
     first_parameters: tuple | None = None
     combines: bool = False
     checks_combined: bool = False
-    inner: Any = None
+    inner: InnerOptimizer | None = None
     owner: str = "Pipeline"
 
     @property
@@ -84,12 +83,10 @@ def build_pipeline(settings: PipelineSettings) -> Pipeline:
     """Builds the pipeline of one optimizer.
 
     Raises:
-      TypeError: `settings.stages` is not a list of stages, or `settings.inner` is not an optimizer.
+      TypeError: `settings.stages` is not a list of stages.
       ValueError: the stages cannot be ordered, or do not fit the optimizer.
     """
     added, inner = copy_stages(settings.stages, settings.owner), settings.inner
-    if inner is not None and not isinstance(inner, InnerOptimizer):
-        inner = adapt_optimizer(inner, settings.owner, applies_updates=False)
     _check_uses_loss_of_step(inner, added, settings.owner)
     _check_accumulation_of_keras(inner, added, settings)
     exchanging = next((stage for stage in added if isinstance(stage, ExchangingStage)), None)

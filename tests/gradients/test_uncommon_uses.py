@@ -26,7 +26,7 @@ from npu_bridge.gradients.inner.families import adapt_optimizer
 from npu_bridge.gradients.inner.interface import InnerOptimizer
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from npu_bridge.gradients.step import Step
-from npu_bridge.gradients.steps.scaled_steps import ScaledSteps
+from npu_bridge.gradients.steps.backward_passes import ScaledSteps
 from npu_bridge.stages import (
     Accumulate,
     Adasum,

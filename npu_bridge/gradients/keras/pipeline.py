@@ -19,9 +19,8 @@ from npu_bridge.gradients.order import name_of_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stage import SUMMING_PLACES
 from npu_bridge.gradients.step import Step
-from npu_bridge.gradients.steps.backward_passes import BackwardPasses
+from npu_bridge.gradients.steps.backward_passes import BackwardPasses, ScaledSteps
 from npu_bridge.gradients.steps.open_steps import UnappliedSteps
-from npu_bridge.gradients.steps.scaled_steps import ScaledSteps
 
 
 class KerasPipeline:
