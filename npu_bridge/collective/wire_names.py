@@ -46,7 +46,7 @@ _threads: collections.defaultdict[str, set[int]] = collections.defaultdict(set)
 _training_workers: dict[Any, threading.Thread] = {}
 _lock = threading.Lock()
 _in_force: contextvars.ContextVar[str | tf.Graph | None] = contextvars.ContextVar(
-    "label of all transfers in the block, or the graph that gives it", default=None
+    "label of all transfers in the block, or the graph that gives the label; None outside of blocks", default=None
 )
 _is_restoring: contextvars.ContextVar[bool] = contextvars.ContextVar("optimizers are restored", default=False)
 _of_owner: contextvars.ContextVar[str] = contextvars.ContextVar("label of an optimizer's transfers", default="")

@@ -39,9 +39,10 @@ class AllReduce(ReducingStage):
     checks every value that is sent.
 
     Gradients that are scaled, checked or of float16 are multiplied by a power of two, at most 1 / ranks, before their
-    sum. This keeps a sum of finite values finite, and loses bits only of float16 numbers below 6e-5. The division by
-    the loss scale later completes the mean. In a 16-bit wire format gradients are only rounded, and their mean is of
-    float32.
+    sum. This keeps a sum of finite values finite, and loses bits only of float16 numbers below 6e-5. The missing factor
+    goes into `Step.divisor`, by which the pipeline later divides. In a 16-bit wire format gradients are only rounded,
+    and their mean is of float32.
+
     If the decision about the step is known early, only the last fragment waits for the decision, if it is small. With
     `hcom_parallel=False` in the options of the run, no all-reduce starts before every gradient of this rank exists.
 

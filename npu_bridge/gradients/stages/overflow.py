@@ -26,10 +26,9 @@ class OverflowCheck(DecidingStage):
     Gradients are usable if half the sum of their squares, after unscaling, is finite: in float32, or in float64 for
     float64 gradients. Then no gradient is NaN or Inf, and the optimizer can square every value without overflow.
 
-    Checks the gradients passed to the update, and also the gradients from which the caller computed them, since
-    clipping by value turns an Inf into a finite number. With `checks_local_gradients`, every rank checks the tensors
-    that it sends. No further check is needed unless the caller changes a gradient, because a mean of usable
-    gradients is usable. So the decision is the same before and after the reduction.
+    With `checks_local_gradients`, every rank checks the tensors that it sends; a mean of usable gradients is usable.
+    Otherwise, the stage checks the reduced gradients. Gradients that the caller changes before the update are checked
+    again, together with the gradients from which they were made, because clipping can hide an Inf.
 
     Args:
       name: prefix of the names of collectives; the same on every rank.
