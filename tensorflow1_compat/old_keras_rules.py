@@ -46,7 +46,8 @@ def restore_standalone_keras() -> None:
     """Sets the rules of stand-alone Keras 2.3.1 where they differ from those of `tf.keras`."""
     from tensorflow1_compat import old_optimizers
 
-    call_when_loaded(f"{KERAS}.src.optimizers", lambda module: wrap_function(module, "get", old_optimizers.get))
+    for rule in (old_optimizers.get, old_optimizers.deserialize):
+        call_when_loaded(f"{KERAS}.src.optimizers", functools.partial(wrap_function, name=rule.__name__, function=rule))
     call_when_loaded(f"{KERAS}.src.callbacks", _log_accuracy_by_both_names)
     call_when_loaded(f"{KERAS}.src.engine.training_arrays_v1", lambda module: _pass_validation_data(module, "fit_loop"))
     call_when_loaded(

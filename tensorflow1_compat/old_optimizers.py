@@ -7,11 +7,15 @@ gradients together.
 from __future__ import annotations
 
 import functools
+import importlib
 import types
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from npu_bridge.base.tf_internals.names import KERAS
+
+_stock = importlib.import_module(f"{KERAS}.src.optimizers.optimizer_v1")
 _DEFAULTS: dict[str, dict[str, float]] = {
     "Adadelta": {"learning_rate": 1.0},
     "Adagrad": {"learning_rate": 0.01, "initial_accumulator_value": 0.0},
@@ -44,9 +48,35 @@ def _define_all(owner: str) -> types.SimpleNamespace:
 of_keras, of_tensorflow = _define_all("of_keras"), _define_all("of_tensorflow")
 
 
+class _IncludesStockOptimizers(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return cls.__subclasscheck__(type(instance))
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return super().__subclasscheck__(subclass) or (
+            cls is Optimizer and issubclass(subclass, tf.keras.optimizers.Optimizer)
+        )
+
+
+class Optimizer(_stock.Optimizer, metaclass=_IncludesStockOptimizers):
+    """The base class from which scripts derive; optimizers of `tf.keras` also count as its subclasses."""
+
+
+def _own_class(name: Any) -> Any:
+    return {each.lower(): kind for each, kind in vars(of_keras).items()}.get(str(name).lower())
+
+
 def get(stock: Any, identifier: Any, **options: Any) -> Any:
     """Returns what `keras.optimizers.get` (`stock`) returns; for a name, with the defaults of stand-alone Keras."""
-    if not isinstance(identifier, str):
-        return stock(identifier, **options)
-    found = {name.lower(): kind for name, kind in vars(of_keras).items()}.get(identifier.lower())
-    return found() if found else stock(identifier, **options)
+    own = _own_class(identifier) if isinstance(identifier, str) else None
+    return own() if own else stock(identifier, **options)
+
+
+def deserialize(stock: Any, config: Any, custom_objects: Any = None, **options: Any) -> Any:
+    """Returns what `keras.optimizers.deserialize` (`stock`) returns, as an optimizer of stand-alone Keras if it is one.
+
+    So a model that stand-alone Keras saved goes on with the clipping and the defaults with which it began.
+    """
+    name = config["class_name"]
+    own = None if name in (custom_objects or {}) else _own_class(name)
+    return own.from_config(config["config"]) if own else stock(config, custom_objects, **options)

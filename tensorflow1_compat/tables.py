@@ -185,9 +185,9 @@ for _root, _owner in (("keras", "of_keras"), (_INNER_KERAS, "of_tensorflow"), (f
     for _name in ("Adadelta", "Adagrad", "Adam", "Adamax", "Nadam", "RMSprop", "SGD"):
         _place = f"tensorflow1_compat.old_optimizers:{_owner}.{_name}"
         OLD_OPTIMIZERS |= {f"{_root}.optimizers.{_name}": _place, f"{_root}.optimizers.{_name.lower()}": _place}
-    for _name in ("Optimizer", "TFOptimizer"):
-        OLD_OPTIMIZERS[f"{_root}.optimizers.{_name}"] = f"{KERAS}.src.optimizers.optimizer_v1:{_name}"
-OLD_OPTIMIZERS["keras.optimizers.get"] = f"{KERAS}.src.optimizers:get"
+    OLD_OPTIMIZERS[f"{_root}.optimizers.Optimizer"] = "tensorflow1_compat.old_optimizers:Optimizer"
+    OLD_OPTIMIZERS[f"{_root}.optimizers.TFOptimizer"] = f"{KERAS}.src.optimizers.optimizer_v1:TFOptimizer"
+OLD_OPTIMIZERS |= {f"keras.optimizers.{_name}": f"{KERAS}.src.optimizers:{_name}" for _name in ("deserialize", "get")}
 
 # A name or module that cannot exist here -> its replacement, as the second half of a sentence.
 GONE: dict[str, str] = {

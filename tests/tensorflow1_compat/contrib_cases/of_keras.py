@@ -163,8 +163,10 @@ def case_optimizers_have_the_defaults_of_the_module_that_they_come_from():
         for name, expected in steps.items():
             made = [getattr(optimizers, name)()]
             made += [getattr(optimizers, name.lower())()] if root != "tensorflow.keras" else []
-            made += [optimizers.get(name.lower())] if root == "keras" else []
+            if root == "keras":
+                made += [optimizers.get(name.lower()), optimizers.deserialize({"class_name": name, "config": {}})]
             for optimizer in made:
+                assert isinstance(optimizer, optimizers.Optimizer) and issubclass(type(optimizer), optimizers.Optimizer)
                 weight = tf.Variable([1.0], use_resource=True)
                 trained = optimizer.get_updates(tf.reduce_sum(weight), [weight])
                 with tf.Session() as session:
@@ -177,8 +179,12 @@ def case_optimizers_have_the_defaults_of_the_module_that_they_come_from():
 
 def case_stand_alone_keras_clips_all_gradients_together():
     weights = [tf.Variable([1.0], use_resource=True), tf.Variable([1.0], use_resource=True)]
-    for root, expected in (("keras", [[0.7, 0.6]] * 2), ("tensorflow.python.keras", [[0.5, 0.5]] * 2)):
-        optimizer = proxies.proxy(f"{root}.optimizers").SGD(1.0, clipnorm=0.5)
+    saved = {"class_name": "SGD", "config": {"learning_rate": 1.0, "clipnorm": 0.5}}  # as Keras 2.3.1 writes it
+    for optimizer, expected in (
+        (proxies.proxy("keras.optimizers").SGD(1.0, clipnorm=0.5), [[0.7, 0.6]] * 2),
+        (proxies.proxy("keras.optimizers").deserialize(saved), [[0.7, 0.6]] * 2),
+        (proxies.proxy("tensorflow.python.keras.optimizers").SGD(1.0, clipnorm=0.5), [[0.5, 0.5]] * 2),
+    ):
         trained = optimizer.get_updates(3 * weights[0] + 4 * weights[1], weights)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
@@ -199,6 +205,8 @@ def case_an_optimizer_of_the_scripts_own_has_get_updates():
                 self.updates = [tf.keras.backend.update_sub(param, self.lr * grad) for param, grad in pairs]
                 return self.updates
 
+        assert isinstance(Plain(0.1), proxies.proxy(f"{root}.optimizers").Optimizer)
+        assert not isinstance(tf.keras.optimizers.SGD(), Plain)
         model = tf.keras.Sequential([tf.keras.layers.Dense(1, "linear", False, "zeros", input_shape=(1,))])
         model.compile(Plain(0.25, clipvalue=1.0), "mse")
         model.fit(np.ones([2, 1]), np.ones([2, 1]), verbose=0)
