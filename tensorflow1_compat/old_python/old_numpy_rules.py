@@ -86,7 +86,9 @@ def draw_ragged_rows() -> None:
     A stand-in of `numpy.random` would not do: scikit-learn and others ask whether a generator is this module itself.
     """
     for name in ("choice", "permutation"):
-        setattr(numpy.random, name, _accepting_ragged_rows(getattr(numpy.random, name)))
+        draw = _accepting_ragged_rows(getattr(numpy.random, name))
+        draw.__module__, draw.__qualname__ = "numpy.random", name  # as pickle finds it
+        setattr(numpy.random, name, draw)
 
 
 @functools.wraps(numpy.full)

@@ -58,6 +58,7 @@ def toimage(
         if mode == "F":
             return Image.fromarray(data.astype(np.float32))
         if mode == "I":
+            data = data * 1.0  # differences of small integers overflow
             cmin, cmax = data.min() if cmin is None else cmin, data.max() if cmax is None else cmax
             data = (data - cmin) * ((high - low) / (float(cmax - cmin) or 1.0)) + low
             return Image.fromarray(data.astype(np.int32))

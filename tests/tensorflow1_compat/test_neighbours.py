@@ -135,6 +135,7 @@ def test_colours_are_those_of_the_mode_that_an_image_is_made_with():
         (scipy_misc.toimage(np.moveaxis(ink, 2, 0)), (0, 255, 255, 0)),
         (scipy_misc.toimage([[0.0, 2.0]], mode="I", high=3000), 0),
         (scipy_misc.toimage([[2.0, 0.0]], mode="I", high=3000), 3000),
+        (scipy_misc.toimage(np.array([[0, 30000, -30000]], np.int16), mode="I", high=4000), 2000),
     ):
         assert image.getpixel((0, 0)) == colour
     assert scipy_misc.imresize(grey, 200, mode="YCbCr")[3, 9].tolist() == [100, 128, 128]

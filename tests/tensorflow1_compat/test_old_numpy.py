@@ -158,6 +158,7 @@ RULES = {
         [[2, 3], [2, 3]], [2], [[1], [2, 3]],
     ],
     "sorted(np.random.permutation([([1, 2], 0), ([3], 1)]).tolist())": [[[1, 2], 0], [[3], 1]],
+    "pickle.loads(pickle.dumps(np.random.permutation)) is np.random.permutation": True,
     "[np.random.choice([[1, 2], [3]], p=[0, 1]), np.random is sys.modules['numpy.random']]": [[3], True],
     "[np.array([-1, 300], np.uint8), np.asarray([[256]], dtype=np.uint8), np.full(2, -1, np.uint8)]": [
         [255, 44], [[0]], [255, 255],
@@ -237,7 +238,7 @@ def change(m):
     m[[[1], rows]] += 2
     return m
 """
-BEGIN = "import io, sys\nimport numpy as np\nout = io.StringIO()\na = np.zeros((2, 2), int)\n"
+BEGIN = "import io, pickle, sys\nimport numpy as np\nout = io.StringIO()\na = np.zeros((2, 2), int)\n"
 
 
 @pytest.mark.parametrize("expression", [*NAMES, *MODULES, *RULES, *METHODS, *NUMBERS, *INDICES])
