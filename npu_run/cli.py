@@ -287,7 +287,8 @@ def _reserve_outputs(
 ) -> None:
     """Reserves the folders to which the job writes, until `outputs` is closed; called before any process starts."""
     # If another launcher started one npu-run for each rank, they share these folders.
-    holds = plan.size > 1 or environment.launcher_placement() is None
+    placed = environment.launcher_placement()
+    holds = plan.size > 1 or placed is None or placed.size == 1
     taken: dict[str, OutputFolder] = {}
 
     def reserve(folder: str) -> OutputFolder:

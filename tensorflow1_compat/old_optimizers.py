@@ -75,7 +75,7 @@ def get(stock: Any, identifier: Any, **options: Any) -> Any:
 def deserialize(stock: Any, config: Any, custom_objects: Any = None, **options: Any) -> Any:
     """Returns what `keras.optimizers.deserialize` (`stock`) returns, as an optimizer of stand-alone Keras if it is one.
 
-    So a model that stand-alone Keras saved goes on with the clipping and the defaults with which it began.
+    So a model that stand-alone Keras saved keeps its clipping and defaults.
     """
     name = config["class_name"]
     own = None if name in (custom_objects or {}) else _own_class(name)

@@ -208,6 +208,16 @@ def _local_place_in_slurm(rank: int, size: int) -> tuple[int, int] | None:
     return None
 
 
+def leave_outer_job() -> None:
+    """Makes this process, if it is a rank, a process that trains alone, for a launcher that starts ranks from here."""
+    if launcher_placement() is None:
+        return
+    own = RANK_VARIABLES if read_variable("RANK_ID") else ()  # else the user has set the device
+    for name in (*own, "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"):
+        os.environ.pop(name, None)
+    os.environ.update(zip(_LAUNCHERS[0], ("0", "1", "0", "1")))
+
+
 def rank_size_text() -> str:
     """Returns the declared number of ranks as text: `RANK_SIZE`, else `CM_WORKER_SIZE`, else "1".
 

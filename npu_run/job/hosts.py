@@ -52,7 +52,8 @@ def plan_job(
 ) -> JobPlan:
     """Makes a plan from options of the command line, and checks it against the environment.
 
-    Sets RANK_TABLE_FILE for this process, and so for every rank, if a rank table is given.
+    Sets RANK_TABLE_FILE for this process, and so for every rank, if a rank table is given. If the options name ranks or
+    hosts, removes the variables of another job from the environment.
 
     Args:
       size: number of ranks; None means all named slots or, without hosts, one rank.
@@ -76,7 +77,7 @@ def plan_job(
         source = f"-H {hosts}" if hosts else f"--hostfile {hostfile}"
         raise LaunchError(f"-np {size} is more than {source} offers. Name more slots or a smaller -np.")
     _check_host_names(plan)
-    _check_environment(plan.size)
+    _check_environment(plan.size, is_outermost=size is None and not named)
     if not rank_table:
         _check_devices(plan.size)
     return plan
@@ -207,10 +208,15 @@ def _check_devices(size: int) -> None:
         )
 
 
-def _check_environment(size: int) -> None:
-    """Raises LaunchError if environment variables contradict the plan, unless another launcher has set them."""
+def _check_environment(size: int, is_outermost: bool) -> None:
+    """Raises LaunchError if environment variables contradict the plan, unless another launcher has set them.
+
+    Options that name ranks or hosts start a job of their own, also from a rank of another job.
+    """
     try:
         environment.collective_engine()
+        if not is_outermost:
+            environment.leave_outer_job()
         placed = environment.launcher_placement()
         environment.check_cluster_variables()
         if placed is not None:

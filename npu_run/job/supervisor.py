@@ -113,14 +113,14 @@ def run_ranks(
             if lost or outcome.was_torn or outcome.was_resized:
                 for host in job.hosts:
                     host.send_message(goes_on=True)  # the host then keeps the state that ranks hold in its memory
-            return outcome
         except OutputReaderGoneError as gone:
             discard_unwritten_output(sys.stdout)  # a write at exit would fail, too
             with contextlib.suppress(OutputReaderGoneError):
                 job.say(f"the program that reads {gone} has ended; all ranks are stopped")
-            return Outcome(128 + signal.SIGPIPE, has_failed=False)
+            outcome = Outcome(128 + signal.SIGPIPE, has_failed=False)
         finally:
             job.close()
+        return job.stop_if_signalled(outcome)
 
 
 class _Job:
@@ -244,6 +244,14 @@ class _Job:
             told = (f" after step {rank.stopped_after}" for rank in self.ranks if rank.stopped_after is not None)
             self.say(f"ended{next(told, '')}; exit code {STOPPED_EXIT_CODE}. The same command resumes from there.")
         return Outcome(STOPPED_EXIT_CODE, has_failed=False, was_resized=bool(self._resize))
+
+    def stop_if_signalled(self, outcome: Outcome) -> Outcome:
+        """Returns an outcome that does not start the job again, if a signal came while the ranks were being ended."""
+        if self._signals and (outcome.has_failed or outcome.was_resized):
+            name = signal.Signals(self._signals[-1]).name
+            self.say(f"{name} came while the ranks were ended: the job does not start again")
+            return outcome._replace(has_failed=False, was_resized=False)
+        return outcome
 
     def close(self) -> None:
         """Ends all processes and closes all files."""

@@ -307,6 +307,42 @@ def test_signals_stop_every_rank_and_nothing_is_started_again(tmp_path, number, 
     assert_all_gone(pids)
 
 
+def test_a_signal_while_failed_ranks_are_ended_keeps_the_job_from_starting_again(tmp_path):
+    write_script(
+        tmp_path,
+        """
+        import os, pathlib, signal, sys, time
+        if os.environ["RANK_ID"] == "0":
+            signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGTERM))
+            pathlib.Path("ready").touch()
+            time.sleep(600)
+        while not os.path.exists("ready"):
+            time.sleep(0.01)
+        sys.exit(7)
+        """,
+    )
+    code, output = npu_run("-np", "2", "--restarts", "3", "train.py", cwd=tmp_path)
+    assert code == 7
+    assert "SIGTERM came while the ranks were ended: the job does not start again" in output
+    assert "restart" not in output
+
+
+OUTER_JOBS = {
+    "a rank of npu-run": {"RANK_ID": 1, "RANK_SIZE": 2, "DEVICE_ID": 1, "HOROVOD_RANK": 1, "HOROVOD_SIZE": 2},
+    "a process of mpiexec": {"PMI_RANK": 3, "PMI_SIZE": 8},
+}
+
+
+@pytest.mark.parametrize("outer", OUTER_JOBS.values(), ids=OUTER_JOBS)
+@pytest.mark.parametrize("size", [1, 2])
+def test_who_names_the_number_of_ranks_starts_a_job_of_its_own(tmp_path, size, outer):
+    write_script(tmp_path, "import os\nprint(*map(os.environ.get, ('RANK_ID', 'RANK_SIZE', 'DEVICE_ID')))")
+    variables = {name: str(value) for name, value in outer.items()}
+    code, output = npu_run("-np", size, "train.py", cwd=tmp_path, **variables)
+    found = sorted(line.removeprefix("[rank 1] ") for line in output.splitlines() if "npu-run" not in line)
+    assert (code, found) == (0, [f"{rank} {size} {rank}" for rank in range(size)]), output
+
+
 def test_nothing_stays_behind_when_a_rank_is_killed(tmp_path):
     process, pids = start_waiting(tmp_path)
     os.kill(pids[2], signal.SIGKILL)
