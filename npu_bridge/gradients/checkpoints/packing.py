@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tensorflow as tf
+from npu_bridge.base.own_tensorflow import tf
 
 _WORD_BYTES = 8
 
