@@ -54,7 +54,7 @@ class FittedSteps:
 
     def begin(self, model) -> OptimizerNumbers:
         """Begins a call of `fit` and returns the numbers. An optimizer with steps was restored, and keeps them."""
-        optimizer = _most_used_optimizer(model)
+        optimizer = most_used_optimizer(model)
         if optimizer is not self._optimizer:
             is_next = model is self._model and OptimizerNumbers.of(optimizer).step == 0
             self._before = self._latest if is_next else 0
@@ -65,13 +65,14 @@ class FittedSteps:
         """Returns the optimizer's numbers, with the steps of earlier optimizers of the model."""
         numbers = OptimizerNumbers.of(self._optimizer)
         if not numbers.step:  # perhaps another optimizer makes the updates
-            self._optimizer = _most_used_optimizer(self._model)
+            self._optimizer = most_used_optimizer(self._model)
             numbers = OptimizerNumbers.of(self._optimizer)
         self._latest = self._before + numbers.step
         return numbers._replace(step=self._latest)
 
 
-def _most_used_optimizer(model):
+def most_used_optimizer(model: Any) -> Any:
+    """Returns the optimizer of a model with most updates; a GAN, for example, has optimizers of its own."""
     kinds = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
     own = [each for each in vars(model).values() if isinstance(each, kinds) or keras3.is_optimizer(each)]
     return max([model.optimizer, *own], key=lambda each: int(tf.keras.backend.get_value(each.iterations)))

@@ -24,7 +24,7 @@ from npu_bridge.gradients.collections import UNSCALED_LOSS
 from npu_bridge.graph.variables import changes_variable
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.history_hook import HistoryHook
-from npu_bridge.reporting.keras_numbers import OptimizerNumbers
+from npu_bridge.reporting.keras_numbers import OptimizerNumbers, most_used_optimizer
 from npu_bridge.session.hooked_session import TrainingHook
 from npu_bridge.session.precision.rewriter import has_floating_type
 from npu_run.trials.trial import Trial
@@ -179,7 +179,7 @@ class TrialCallback(tf.keras.callbacks.Callback):
         if is_first and self._history is not None:
             self._writes = ranks.rank == 0 and not os.path.exists(self._history.path)
         if self._writes:
-            step = OptimizerNumbers.of(self.model.optimizer).step
+            step = OptimizerNumbers.of(most_used_optimizer(self.model)).step
             self._steps_before = max(0, self._step - step)
             if is_first:
                 self._history.begin_session(step, ranks=ranks.size)
@@ -202,7 +202,8 @@ class TrialCallback(tf.keras.callbacks.Callback):
         if self._trial.rounding:
             self._round_weights_once()  # this model had no weights before its first batch
         if self._writes:
-            numbers, loss = OptimizerNumbers.of(self.model.optimizer), (logs or {}).get("loss")
+            numbers = OptimizerNumbers.of(most_used_optimizer(self.model))
+            loss = (logs or {}).get("loss")
             self._step = self._steps_before + numbers.step
             self._history.append(self._step, None if loss is None else float(loss), numbers.loss_scale, False)
         if self._trial.parameters and self._writes:

@@ -173,9 +173,9 @@ def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
         if isinstance(callbacks, (list, tuple)) or not hasattr(callbacks, "append"):
             given = callbacks if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
             bound.arguments["callbacks"] = [*given, *own]
-        else:
-            for callback in own:
-                callbacks.append(callback)  # a CallbackList
+        else:  # a CallbackList, whose constructor looks up what its callbacks need
+            parameters = getattr(callbacks, "params", None) or {}
+            bound.arguments["callbacks"] = type(callbacks)([*callbacks.callbacks, *own], model=model, **parameters)
         _MODELS_IN_FIT.append(model)
         try:
             return fit(*bound.args, **bound.kwargs)

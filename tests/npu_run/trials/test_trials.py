@@ -67,6 +67,25 @@ for _ in range(2):
     model.fit(features, features.sum(1), batch_size=8, verbose=0, shuffle=False)
 """
 
+# One CallbackList serves both calls of `fit`, and the optimizer of `compile` makes no update.
+OWN_OPTIMIZER = """
+import numpy as np
+import tensorflow as tf
+features = np.random.RandomState(0).randn(64, 4).astype("float32")
+class Model(tf.keras.Sequential):
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(batch[0])[:, 0] - batch[1]))
+        self.own.apply_gradients(zip(tape.gradient(loss, self.trainable_weights), self.trainable_weights))
+        return {"loss": loss}
+model = Model([tf.keras.layers.Dense(8, "relu"), tf.keras.layers.Dense(1)])
+model.own = tf.keras.optimizers.Adam()
+model.compile()
+watch = tf.keras.callbacks.CallbackList([], model=model)
+for _ in range(2):
+    model.fit(features, features.sum(1), batch_size=8, verbose=0, shuffle=False, callbacks=watch)
+"""
+
 
 def test_seeds_are_pinned_and_shifted(trials, tmp_path):
     script = write_script(tmp_path, SESSION)
@@ -141,8 +160,9 @@ def test_estimators_write_to_the_folder_of_the_trial(trials, tmp_path):
 
 
 @pytest.mark.slow("sessions are watched in the same way")
-def test_a_fit_is_watched(trials, tmp_path):
-    script = write_script(tmp_path, KERAS)
+@pytest.mark.parametrize("text", [KERAS, OWN_OPTIMIZER], ids=["compiled", "own optimizer"])
+def test_a_fit_is_watched(trials, tmp_path, text):
+    script = write_script(tmp_path, text)
     for draw in (0, 1):
         trial = Trial(folder=str(tmp_path / str(draw)), seed=0, rounding=draw)
         assert trials.run(trial, [str(script)]) == 0, trials.printed
