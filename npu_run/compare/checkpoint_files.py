@@ -23,7 +23,7 @@ _OTHERS = re.compile(r"eval.*|export|variables|assets|repeat-\d+|\..*")
 def checkpoints_in(path: str) -> dict[int, str]:
     """Returns a dict from the last whole number in a checkpoint's name (mostly the global step) to its path.
 
-    A name without a number counts as -1.
+    A name without a number counts as -1. Several such checkpoints are left out beside checkpoints with numbers.
 
     Args:
       path: a folder, whose subfolders are searched too, or a checkpoint, without `.index`. A checkpoint of the folder
@@ -40,17 +40,25 @@ def checkpoints_in(path: str) -> dict[int, str]:
         if entry.is_dir(follow_symlinks=False) and not _OTHERS.fullmatch(entry.name)
     )
     found: dict[int, str] = {}
+    unnumbered: NotComparableError | None = None
     for folders in ([path], sorted(below)):
         of_level: dict[int, str] = {}
         for prefix in (name.removesuffix(".index") for folder in folders for name in _list_index_files(folder)):
             number = _find_last_number(prefix)
             other = prefix if number in found else of_level.setdefault(number, prefix)
             if other != prefix:
-                raise NotComparableError(
+                error = NotComparableError(
                     f"{other} and {prefix} have the same number, or none, in their names; name one checkpoint or its "
                     f"folder."
                 )
+                if number >= 0:
+                    raise error
+                unnumbered = error
         found = of_level | found
+    if unnumbered is not None:
+        del found[-1]
+        if not found:
+            raise unnumbered
     return dict(sorted(found.items()))
 
 

@@ -98,6 +98,7 @@ def test_a_checkpoint_is_what_tensorflow_reads(tmp_path):
         (["model_v1.5.ckpt-7", "best.ckpt", "2/model.ckpt-7", "2/model.ckpt-8"], [-1, 7, 8]),
         (["model.ckpt-100", "2/model.ckpt-100", "3/model.ckpt-100"], [100]),
         (["G/model.ckpt-100", "D/model.ckpt-100"], "D/model.ckpt-100 and .*/G/model.ckpt-100 have the same number"),
+        (["best.ckpt", "last.ckpt", "cp-1.ckpt", "2/cp-2.ckpt"], [1, 2]),
         (["best.ckpt", "last.ckpt"], "best.ckpt and .*last.ckpt have the same number, or none"),
     ],
 )
