@@ -25,7 +25,7 @@ def lazy_getattr(package: str, places_by_name: Mapping[str, str]) -> Callable[[s
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         found = import_module_or_object(places_by_name[name])
         # A script that uses TensorFlow through this package gets its sessions and locks, whatever it imports first.
-        if "npu_bridge.base.own_tensorflow" in sys.modules and not is_project_module(importing_module_name()):
+        if "tensorflow" in sys.modules and not is_project_module(importing_module_name()):
             importlib.import_module("npu_bridge.estimator")
         return found
 

@@ -396,7 +396,7 @@ def _stock_estimator(folder):
 _STAGES = pytest.param("stages import Accumulate", marks=pytest.mark.slow("another start of Python"))
 
 
-@pytest.mark.parametrize("place", ["reporting import ReportHook", _STAGES])
+@pytest.mark.parametrize("place", ["session import BestCheckpoint", _STAGES])
 def test_stock_sessions_hold_their_folder_whatever_is_imported_first(place, tmp_path):
     code = f"""
     import os, sys
