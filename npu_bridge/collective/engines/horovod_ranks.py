@@ -13,7 +13,7 @@ from npu_bridge.base.install import INSTALL_HOROVOD
 from npu_bridge.collective import wire_names
 from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.collective.engines import horovod_restart, thread_priority
-from npu_bridge.collective.engines.several_ranks import SeveralRanks
+from npu_bridge.collective.engines.communicator import SeveralRanks
 from npu_bridge.collective.engines.transfer_tensors import (
     move_as_bits,
     prevent_folding,

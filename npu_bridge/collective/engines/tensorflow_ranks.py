@@ -23,7 +23,7 @@ from npu_bridge.base.tf_internals.sessions import read_content, run_options_buff
 from npu_bridge.collective import wire_names
 from npu_bridge.collective.checks.first_run import collectives_in
 from npu_bridge.collective.engines import tensorflow_server
-from npu_bridge.collective.engines.several_ranks import SeveralRanks
+from npu_bridge.collective.engines.communicator import SeveralRanks
 from npu_bridge.collective.engines.transfer_tensors import element_count, move_as_bits, prevent_op_merging
 from npu_bridge.collective.rendezvous import barrier
 from npu_bridge.collective.rendezvous.key_value_store import KeyValueStore
