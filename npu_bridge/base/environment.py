@@ -139,6 +139,11 @@ def write_variable(name: str, value: object) -> None:
     os.environ[name] = str(value)
 
 
+def remove_variable(name: str) -> None:
+    """Unsets a variable of this process."""
+    os.environ.pop(name, None)
+
+
 def set_variables_temporarily(choose_values: Callable[[], Mapping[str, str]]) -> AbstractContextManager[None]:
     """Sets variables inside the block and restores them afterwards.
 

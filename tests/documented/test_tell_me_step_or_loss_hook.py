@@ -71,6 +71,7 @@ def test_tensors_of_the_run_by_name_on_one_graph_after_the_other():
 def test_each_training_has_the_goal_of_its_own_hook():
     hooks = [TellMeStepOrLossHook(step="count", total_step=total) for total in (5, 9)]
     assert [steps(hook)[-1][1] for hook in hooks] == ["5", "9"]
+    assert said() == (None,) * 4  # which would decide about a training without a hook
 
 
 def test_a_resumed_training_does_not_start_at_0(graph):

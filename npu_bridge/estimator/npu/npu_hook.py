@@ -146,9 +146,9 @@ class TellMeStepOrLossHook(ProgressVariablesHook):
     """Reports the step or the loss after every run, as input to the option `accelerate_train_mode`.
 
     Writes the environment variables `STEP_NOW` and `TOTAL_STEP`, or `LOSS_NOW` and `TARGET_LOSS`. The option reads them
-    before the next run. A training has the goal of its own hook, even if other hooks were made after it. A variable,
-    such as the global step, is read after the run; any other tensor is fetched in the run. Tensors are looked up in
-    `begin`, so one hook can serve several graphs in turn.
+    before the next run; `end` unsets them. A training has the goal of its own hook, even if other hooks were made after
+    it. A variable, such as the global step, is read after the run; any other tensor is fetched in the run. Tensors are
+    looked up in `begin`, so one hook can serve several graphs in turn.
 
     Args:
       step: the tensor or variable that counts steps, or its name, such as "global_step:0".

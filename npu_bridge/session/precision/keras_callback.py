@@ -14,7 +14,6 @@ import time
 
 import tensorflow as tf
 
-from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.tf_internals.training import steps_per_execution
 from npu_bridge.base.train_functions import TrainedBatches, unwrap_train_function, wrap_train_function
@@ -24,6 +23,7 @@ from npu_bridge.session.precision.functions import call_under_policy
 from npu_bridge.session.precision.live_session import precision_of_session
 from npu_bridge.session.precision.modes import Policy
 from npu_bridge.session.precision.policy import Precision
+from npu_bridge.session.precision.switch import ProgressVariables
 
 _TRAINED = frozenset({"the variables of a Keras model"})
 
@@ -32,7 +32,8 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
     """A callback that runs the first part of a `fit` in low precision, and the rest in the model's own precision.
 
     Steps are updates, and count from the optimizer's `iterations`, so a resumed training continues the count. After the
-    switch every later `fit` with the same callback keeps the model's own precision.
+    switch every later `fit` with the same callback keeps the model's own precision. At the switch, seeded random
+    operators, such as `Dropout` after `set_random_seed`, begin their numbers again.
 
     Args:
       accelerate_train_mode: value of the option of this name, such as "fast|step|0.9" or "fast1|loss|1.1".
@@ -70,6 +71,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         self._steps_before_fit, self._batches_per_step = 0, 1
         self._batches_done, self._batches = 0, TrainedBatches()
         self._has_begun = False
+        self._progress = ProgressVariables()
 
     @property
     def policy(self) -> Policy | None:
@@ -100,17 +102,18 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Writes the goal and the progress into environment variables before the first step."""
-        if self._plan is None or self._has_begun:
+        if self._plan is None:
+            return
+        if self._has_begun:
+            self._progress.write({})  # again, as a fit inside this one can have ended
             return
         self._has_begun = True
         # Not in `on_train_begin`: later callbacks, such as Keras' `BackupAndRestore`, restore the model there.
         self._steps_before_fit, self._batches_done = _count_updates(self.model), 0
         if self._plan.trigger == "loss":
-            environment.write_variable("TARGET_LOSS", self._final_loss)
-            environment.write_variable("LOSS_NOW", "0.0")
+            self._progress.write({"TARGET_LOSS": self._final_loss, "LOSS_NOW": "0.0"})
         else:
-            environment.write_variable("TOTAL_STEP", self._total_steps(epoch))
-            environment.write_variable("STEP_NOW", self._steps_done)
+            self._progress.write({"TOTAL_STEP": self._total_steps(epoch), "STEP_NOW": self._steps_done})
 
     def on_train_batch_begin(self, batch, logs=None):
         """Records that the next step belongs to this training."""
@@ -123,12 +126,13 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
             return
         self._batches_done += self._batches.count_new()
         if self._plan.trigger == "step":
-            environment.write_variable("STEP_NOW", self._steps_done)
+            self._progress.write({"STEP_NOW": self._steps_done})
         elif self._precision is None or not self._precision.switch.has_happened:
-            environment.write_variable("LOSS_NOW", float(self._read_loss(logs or {})))
+            self._progress.write({"LOSS_NOW": float(self._read_loss(logs or {}))})
 
     def on_train_end(self, logs=None):
-        """Restores the train function."""
+        """Restores the train function, and unsets the environment variables."""
+        self._progress.remove()
         self._restore_train_function()
 
     def _train(self, train, iterator):

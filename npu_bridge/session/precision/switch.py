@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -149,10 +149,29 @@ class Switch:
             _LOG.info(text, *values)
 
 
+class ProgressVariables:
+    """The environment variables in which one training tells `Switch` its progress, from its begin to its end."""
+
+    def __init__(self):
+        self._texts: dict[str, str] = {}
+
+    def write(self, values: Mapping[str, object]) -> None:
+        """Writes variables, and again those that this training wrote before: another training can have ended since."""
+        self._texts.update((name, str(value)) for name, value in values.items())
+        for name, text in self._texts.items():
+            environment.write_variable(name, text)
+
+    def remove(self) -> None:
+        """Unsets the variables, which would mislead the next training; texts of other writers stay."""
+        for name, text in self._texts.items():
+            if environment.read_variable(name) == text:
+                environment.remove_variable(name)
+
+
 class ProgressVariablesHook(tf.estimator.SessionRunHook):
     """A hook that sets `STEP_NOW` and `TOTAL_STEP`, or `LOSS_NOW` and `TARGET_LOSS`, after every run, for `Switch`.
 
-    Arguments and errors are those of `TellMeStepOrLossHook`.
+    Unsets them when the training ends. Arguments and errors are those of `TellMeStepOrLossHook`.
     """
 
     def __init__(self, step=None, total_step=None, loss=None, final_loss=None):
@@ -167,14 +186,12 @@ class ProgressVariablesHook(tf.estimator.SessionRunHook):
         self._variables = {}
         starts = {"STEP_NOW": "0", "LOSS_NOW": "0.0"}
         goals = {"TOTAL_STEP": total_step, "TARGET_LOSS": final_loss}
-        self._goals = {name: goal for name, goal in goals.items() if goal is not None}
         known = {name: start for name, start in starts.items() if self._asked[name] is not None}
-        for name, value in {**known, **self._goals}.items():
-            environment.write_variable(name, value)
+        self._progress = ProgressVariables()
+        self._progress.write({**known, **{name: goal for name, goal in goals.items() if goal is not None}})
 
     def begin(self):
-        for name, value in self._goals.items():  # again, as the hook of another training can have been made since
-            environment.write_variable(name, value)
+        self._progress.write({})  # again, as the hook of another training can have been made since
         graph = tf.compat.v1.get_default_graph()
         variables = {variable.op.name: variable for variable in tf.compat.v1.global_variables()}
         self._fetches, self._variables = {}, {}
@@ -199,7 +216,7 @@ class ProgressVariablesHook(tf.estimator.SessionRunHook):
     def after_create_session(self, session, coord):
         # A resumed training starts after step 0.
         if "STEP_NOW" in self._variables:
-            environment.write_variable("STEP_NOW", session.run(self._variables["STEP_NOW"]))
+            self._progress.write({"STEP_NOW": session.run(self._variables["STEP_NOW"])})
 
     def before_run(self, run_context):
         return tf.estimator.SessionRunArgs(self._fetches)
@@ -211,6 +228,8 @@ class ProgressVariablesHook(tf.estimator.SessionRunHook):
                 f"{self._where}: the run gave no value. Expected a number for {' or '.join(self._asked)}; got "
                 f"{values}. Name tensors, not operators."
             )
-        for name, value in values.items():
-            if value is not None:
-                environment.write_variable(name, value)
+        self._progress.write({name: value for name, value in values.items() if value is not None})
+
+    def end(self, session):
+        del session
+        self._progress.remove()

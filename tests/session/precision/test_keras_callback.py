@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.base import environment
 from npu_bridge.base.tf_internals.sessions import collected_function_graphs
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.gradients.first_step.adapted_layers import renew_adapted_layers
@@ -141,8 +140,6 @@ def test_everything_is_as_it_was_afterwards():
     model = make_model()
     original = model.make_train_function()
     before = context.context().function_call_options.config_proto_serialized
-    for name in ("TOTAL_STEP", "STEP_NOW"):
-        environment.write_variable(name, "0")
     variables = set(os.environ)
     fit(AccelerateTrainCallback("fast|step|0.5", total_step=100), model)
     assert model.train_function is original
