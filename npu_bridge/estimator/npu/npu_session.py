@@ -34,6 +34,7 @@ from npu_bridge.session.skips_hook import SkippedStepsHook
 __all__ = ["decorate_sessions", "decorator_tf_session"]
 
 _MARK = "_reads_npu_options"
+_SWITCHED: dict = {}  # of this process, as Estimators and recovery make a training's sessions one after the other
 
 
 def decorator_tf_session(func: Callable) -> Callable:
@@ -67,6 +68,8 @@ def decorator_tf_session(func: Callable) -> Callable:
             set_finalizer_attribute(self)  # in case the constructor fails
             options = read_session_config(config)
             precision = Precision(options)
+            if precision.switch is not None:
+                precision.switch.continue_trainings(_SWITCHED)
             config = effects.prepare_session_config(options, config)
             precision.prepare(config)
             if has_optimizer_entry and options.use_off_line and isinstance(graph, tf.Graph):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 
@@ -49,6 +50,15 @@ class Switch:
         self._has_warned = False
         self._maximum: SeparateGraph | None = None
         self._runs_to_skip = 0
+        self._switched: dict[tuple[AccelerateTrainMode, frozenset[str]], float] = {}
+
+    def continue_trainings(self, switched: dict[tuple[AccelerateTrainMode, frozenset[str]], float]) -> None:
+        """Begins at the step at which a training has switched in an earlier session without a low-precision run.
+
+        Args:
+          switched: the step of the switch of each training; this switch adds its own.
+        """
+        self._switched = switched
 
     def set_step_fallback(self, fallback: Callable[[], TrainingProgress] | None) -> None:
         """Sets a function that returns the progress if neither environment variable of a step trigger is set."""
@@ -73,6 +83,9 @@ class Switch:
                 return True
             if training not in self._started:
                 progress = self._read_progress()
+                if progress.now >= self._switched.get((self.plan, training), math.inf):
+                    self.has_happened = True
+                    return True
                 if not self._started:
                     self._plan_text = describe_plan(self.plan, progress, self._steps_per_run, self._original, self._low)
                 self._started.add(training)
@@ -81,6 +94,8 @@ class Switch:
             if self._agree_on_runs_left(decision.runs_left) > 0:
                 return False
             self.has_happened = True
+            if self.plan.trigger == "step":
+                self._switched.update({(self.plan, each): self._read_progress().now for each in self._started})
             if not decision.is_expected:
                 _LOG.warning(
                     "accelerate_train_mode: the precision does not change exactly at the requested ratio of "

@@ -189,15 +189,19 @@ def test_training_goes_on_after_the_switch_and_resumes_before_it(tmp_path):
     assert kernels.seen == ["float16", "float32"]
 
 
-def test_sessions_that_say_it_in_their_settings():
-    model, kernels = Dense(), Kernels()
+def test_sessions_that_say_it_in_their_settings(tmp_path):
     config = with_optimizer_entry(None, {"experimental_accelerate_train_mode": "fast|step|0.5"})
-    with model.graph.as_default():
-        hook = TellMeStepOrLossHook(step=model.global_step, total_step=6)
-        with tf1.train.MonitoredTrainingSession(hooks=[hook, kernels], config=config) as session:
-            for step in range(6):
-                session.run([model.train_op, model.loss], model.batch(step))
-    assert kernels.seen == ["float16"] * 3 + ["float32"] * 3
+    for folder, sessions in (("one", [6]), ("two", [4, 2])):  # each training switches once
+        kernels = Kernels()
+        for steps in sessions:
+            model = Dense()
+            with model.graph.as_default():
+                hook = TellMeStepOrLossHook(step=model.global_step, total_step=6)
+                arguments = {"checkpoint_dir": str(tmp_path / folder), "hooks": [hook, kernels], "config": config}
+                with tf1.train.MonitoredTrainingSession(**arguments) as session:
+                    for _ in range(steps):
+                        session.run([model.train_op, model.loss], model.batch(0))
+        assert kernels.seen == ["float16"] * 3 + ["float32"] * 3
 
 
 def test_a_session_that_takes_over_after_a_failure_stays_after_the_switch(tmp_path):
