@@ -112,10 +112,11 @@ class _LoopEngine(SessionEngine):
         earlier = self._earlier_steps_of(session, request) if self.steps_per_run > 1 else None
         if earlier is None:
             return self.inner.execute(session, request)
+        options = config_pb2.RunOptions.FromString(read_content(request.options) if request.options else b"")
         if isinstance(earlier, OverlappedSteps):
-            earlier.is_recorded = _is_trace_requested(request)
+            earlier.is_recorded = options.trace_level != config_pb2.RunOptions.NO_TRACE
         with sharing_one_policy(session):
-            earlier.train(session, self.inner, self.steps_per_run - 1, request.feeds)
+            earlier.train(session, self.inner, self.steps_per_run - 1, request.feeds, options.timeout_in_ms)
             return self.inner.execute(session, request)
 
     def take_run_metadata(self):
@@ -169,14 +170,15 @@ class _InGraphStepTrainer:
         self._threads = LoopThreadChoice()
         self._steps_per_call = _FIRST_STEPS
 
-    def train(self, session: Any, engine: SessionEngine, count: int, feeds: dict) -> None:
-        """Trains `count` steps, with the values that are fed to the run."""
+    def train(self, session: Any, engine: SessionEngine, count: int, feeds: dict, timeout_in_ms: int) -> None:
+        """Trains `count` steps, with the values and the time limit of the run; 0 is no limit."""
         while count > 0:
             steps = min(count, self._steps_per_call)
             choice = self._threads.choose()
             feeds = {**feeds, self._loop.count.ref(): np.int64(steps)}
             start = time.perf_counter()
-            with run_options_buffer(tf.compat.v1.RunOptions(inter_op_thread_pool=choice)) as options:
+            asked = tf.compat.v1.RunOptions(inter_op_thread_pool=choice, timeout_in_ms=timeout_in_ms)
+            with run_options_buffer(asked) as options:
                 engine.execute(session, RunRequest([], [self._loop.op], feeds, options))
             secs = time.perf_counter() - start
             self._threads.record_duration(choice, steps, secs)
@@ -191,16 +193,16 @@ class _SingleStepTrainer:
         self._step = step
         self._fed = fed
         self._threads = threads
-        self._calls: dict[int, Callable] = {}
+        self._calls: dict[tuple[int, int], Callable] = {}
 
-    def train(self, session: Any, engine: SessionEngine, count: int, feeds: dict) -> None:
-        """Trains `count` steps, with the values that are fed to the run."""
+    def train(self, session: Any, engine: SessionEngine, count: int, feeds: dict, timeout_in_ms: int) -> None:
+        """Trains `count` steps, with the values and the time limit of the run; 0 is no limit."""
         choice = self._threads.choose()
-        if choice not in self._calls:
-            run_options = tf.compat.v1.RunOptions(inter_op_thread_pool=choice)
+        if (choice, timeout_in_ms) not in self._calls:
+            run_options = tf.compat.v1.RunOptions(inter_op_thread_pool=choice, timeout_in_ms=timeout_in_ms)
             asked = config_pb2.CallableOptions(feed=self._fed, target=self._step, run_options=run_options)
-            self._calls[choice] = engine.prepare_call(session, asked)
-        call = self._calls[choice]
+            self._calls[choice, timeout_in_ms] = engine.prepare_call(session, asked)
+        call = self._calls[choice, timeout_in_ms]
         values = {reference.deref().name: value for reference, value in feeds.items()}
         arguments = [values[name] for name in self._fed]
         start = time.perf_counter()
@@ -247,13 +249,6 @@ def _iteration_ops_of(run, graph):
     """Returns the names of the training steps in a run that a loop repeats."""
     names = {ITERATION_OP, *graph.get_collection(_KEY)}
     return tuple(op.name for op in run.ops if op.name in names)
-
-
-def _is_trace_requested(request):
-    if request.options is None:
-        return False
-    options = config_pb2.RunOptions.FromString(read_content(request.options))
-    return options.trace_level != config_pb2.RunOptions.NO_TRACE
 
 
 def _reason_against_copying_step(session):

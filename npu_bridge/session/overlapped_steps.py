@@ -53,8 +53,7 @@ class OverlappedSteps:
     Args:
       step: the operators that make up a training step.
       fed: names of the tensors fed to the run.
-      one_by_one: function that trains steps one by one; called with the session, the session's engine, the number of
-        steps and the feeds.
+      one_by_one: function that trains steps one by one; called with the arguments of `train`.
       make_loop: function of the control dependencies that order the all-reduces; returns the loop, and whether this
         call made the loop (otherwise an earlier session did).
     """
@@ -63,7 +62,7 @@ class OverlappedSteps:
         self,
         step: Sequence[tf.Operation],
         fed: Collection[str],
-        one_by_one: Callable[[Any, SessionEngine, int, dict], None],
+        one_by_one: Callable[[Any, SessionEngine, int, dict, int], None],
         make_loop: Callable[[Mapping], tuple[InGraphLoop, bool]],
     ):
         self._step = step
@@ -80,11 +79,12 @@ class OverlappedSteps:
         self.is_recorded = False
         self.record: config_pb2.RunMetadata | None = None
 
-    def train(self, session: Any, engine: SessionEngine, count: int, feeds: dict) -> None:
-        """Trains `count` steps, the same number on every rank, with the values fed to the run."""
+    def train(self, session: Any, engine: SessionEngine, count: int, feeds: dict, timeout_in_ms: int) -> None:
+        """Trains `count` steps, the same number on every rank, with the values and the time limit of the run."""
+        options = config_pb2.RunOptions(timeout_in_ms=timeout_in_ms)
         self._calls += 1
         if self._calls == 2 and self._requested is not False:
-            self._plan_overlap(session, engine, feeds)
+            self._plan_overlap(session, engine, feeds, options)
             count -= 1
         while count > 0:
             calls = max(round(count / (self._steps_per_call or count)), 1)
@@ -92,27 +92,28 @@ class OverlappedSteps:
             overlaps = self._should_overlap(steps)
             start = time.perf_counter()
             if overlaps:
-                self._train_overlapping(session, engine, steps, feeds)
+                self._train_overlapping(session, engine, steps, feeds, options)
             else:
-                self._one_by_one(session, engine, steps, feeds)
+                self._one_by_one(session, engine, steps, feeds, timeout_in_ms)
             self._record_duration(overlaps, steps, time.perf_counter() - start)
             count -= steps
 
-    def _train_overlapping(self, session, engine, steps, feeds):
+    def _train_overlapping(self, session, engine, steps, feeds, options):
         def targets_and_feeds(count):
             return [self._loop.op], {**feeds, self._loop.count.ref(): np.int64(count)}
 
         # Recording would slow a trial down.
         recorded = min(steps, _RECORDED_STEPS) if self.is_recorded and self._overlaps else 0
         if steps > recorded:
-            engine.execute(session, RunRequest([], *targets_and_feeds(steps - recorded)))
+            with run_options_buffer(options) as asked:
+                engine.execute(session, RunRequest([], *targets_and_feeds(steps - recorded), asked))
         if recorded:
-            self.record = _run_with_trace(session, engine, *targets_and_feeds(recorded))
+            self.record = _run_with_trace(session, engine, *targets_and_feeds(recorded), options)
 
-    def _plan_overlap(self, session, engine, feeds):
+    def _plan_overlap(self, session, engine, feeds, options):
         """Trains a step and times its operators. Then either all ranks make the overlapping loop, or no rank does."""
         start = time.perf_counter()
-        record = _run_with_trace(session, engine, self._step, feeds)
+        record = _run_with_trace(session, engine, self._step, feeds, options)
         secs = time.perf_counter() - start
         events = {event.name: (event.begin, event.end) for event in events_of(record.step_stats)}
         measured = [measure_overlap(self._ops, transfers, events) for transfers in self._transfers]
@@ -179,9 +180,10 @@ class OverlappedSteps:
         _LOG.info("iterations_per_loop: %s (%s).", way, reason)
 
 
-def _run_with_trace(session, engine, targets, feeds):
+def _run_with_trace(session, engine, targets, feeds, options):
     """Runs operators and returns the RunMetadata of the run."""
-    options = config_pb2.RunOptions(trace_level=config_pb2.RunOptions.SOFTWARE_TRACE, output_partition_graphs=True)
-    with run_options_buffer(options) as asked, empty_buffer() as gathered:
+    traced = config_pb2.RunOptions(trace_level=config_pb2.RunOptions.SOFTWARE_TRACE, output_partition_graphs=True)
+    traced.MergeFrom(options)
+    with run_options_buffer(traced) as asked, empty_buffer() as gathered:
         engine.execute(session, RunRequest([], list(targets), feeds, asked, gathered))
         return config_pb2.RunMetadata.FromString(read_content(gathered))

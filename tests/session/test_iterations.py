@@ -228,6 +228,16 @@ def test_five_steps_in_a_run_are_five_runs(noise, way, kept, monkeypatch, caplog
     assert ("steps are repeated one by one" in caplog.text) == (way == "one by one")
 
 
+@pytest.mark.parametrize("other", [tf.no_op, _with_noise])  # in a loop of the graph, one by one
+def test_a_time_limit_holds_for_all_steps_of_a_run(graph, other):
+    numbers = tf.data.Dataset.range(10**6).filter(lambda number: number < 2)  # after two, nothing for seconds
+    train_op = tf.group(tf1.data.make_one_shot_iterator(numbers).get_next(), other())
+    with started_session() as session:
+        step = util.set_iteration_per_loop(session, train_op, 9)
+        with pytest.raises(tf.errors.DeadlineExceededError):
+            session.run(step, options=tf1.RunOptions(timeout_in_ms=100))
+
+
 def test_two_steps_of_a_graph_repeat_on_their_own(graph):
     counts = [tf1.get_variable(name, initializer=0) for name in ("generator", "critic")]
     with started_session() as session:
