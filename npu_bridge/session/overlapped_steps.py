@@ -151,7 +151,7 @@ class OverlappedSteps:
             self._set_and_log_choice(True, "NPU_OVERLAPPED_STEPS asks for it")
 
     def _should_overlap(self, steps):
-        if self._loop is None or steps < LEAST_STEPS:
+        if self._loop is None or steps < LEAST_STEPS:  # the last step of a run is not among these
             return False
         return len(self._secs[True]) <= len(self._secs[False]) if self._overlaps is None else self._overlaps
 
