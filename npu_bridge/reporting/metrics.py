@@ -34,7 +34,8 @@ class MetricsHook(StepHook):
     The numbers are `loss`, `loss_scale`, `skipped_steps`, `learning_rate`, `gradient_norm`, `steps_per_sec`,
     `samples_per_sec` (if the graph shows the number of samples in a step) and `memory_mb` (memory of this process). The
     precision is passed, too. If a `StragglerHook` compares ranks, there are also `slowest_rank`, `slowest_rank_own_ms`,
-    `other_ranks_own_ms` (median) and `waiting_for_slowest_rank` (a fraction of the time).
+    `other_ranks_own_ms` (median) and `waiting_for_slowest_rank` (a fraction of the time). `skipped_steps` begins at 0
+    in each session, also in a resumed training.
 
     The gradient norm is the norm of the applied gradients, which are averaged, unscaled and clipped. There is no norm
     for a skipped step or the second step of a session, nor with `iterations_per_loop` above 1, where a run shows only
@@ -78,13 +79,13 @@ class MetricsHook(StepHook):
         gradients = gradients_of(tf.compat.v1.get_default_graph()) if self._entries.writes else []
         with tf.name_scope("gradient_norm"):
             self._norm = _global_gradient_norm(gradients) if gradients else None
-        self._skipped = 0
 
     def after_create_session(self, session, coord):
         """Starts the metric entries on rank 0, and finds out whether a run has several steps."""
         del coord
         self._loops = steps_per_run(session) > 1
         self._lacks_norm = self._must_write = False
+        self._skipped = 0
         if self._entries.writes:
             self._entries.start_at_step(self.read_step(session), self.samples_per_step)
 

@@ -48,6 +48,19 @@ def test_csv_holds_what_is_known_and_finite(tmp_path):
     assert [row["step"] for row in rows] == ["1", "2", "2", "3", "4"]
 
 
+def test_steps_skipped_in_a_lost_session_are_not_counted_twice(tmp_path):
+    class LoseOnce(tf.estimator.SessionRunHook):
+        runs = 0
+
+        def after_run(self, run_context, run_values):
+            self.runs += 1
+            if self.runs == 3:
+                raise tf.errors.AbortedError(None, None, "lost")
+
+    run_steps([MetricsHook(CsvWriter(tmp_path / "n.csv"), 1), LoseOnce()], [1.0] * 6, [False, True] + [False] * 4)
+    assert numbers_in(tmp_path / "n.csv")[-1]["skipped_steps"] == "1"
+
+
 def test_samples_a_second_are_those_of_skipped_steps_too():
     kept = []
     writer = types.SimpleNamespace(begin=print, write=lambda step, values, _: kept.append(values), close=lambda: None)
