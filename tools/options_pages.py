@@ -83,7 +83,8 @@ all options.
 - An unknown keyword of `NPURunConfig`, or key of a file, is an error. A session leaves out an unknown key, or a value
   in a wrong slot that means nothing there, with a warning: scripts carry keys of newer NPU stacks.
 - Sessions, also those of `tf.estimator.Estimator` and `MonitoredTrainingSession`, read their entry after an import of
-  `npu_bridge.npu_init`, or of anything from `npu_bridge` that needs TensorFlow. The ConfigProto itself never changes.
+  `npu_bridge.npu_init`, or of a name which needs TensorFlow from a package of `npu_bridge`. The ConfigProto itself
+  never changes.
 - Without an entry, a session is a plain session of TensorFlow. After the import of `npu_bridge.npu_init` it has soft
   placement, so `tf.device("/gpu:0")` runs everywhere.
 

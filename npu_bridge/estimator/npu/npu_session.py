@@ -1,11 +1,11 @@
 """Makes plain sessions read the options in their settings, and run with the hooks of these options.
 
 `decorate_sessions` changes the constructors of `tf.compat.v1.Session` and `InteractiveSession`. It runs at the import
-of `npu_bridge.npu_init`, of any name of `npu_bridge` that needs TensorFlow, and of `npu_bridge` itself if TensorFlow
-was imported before. The constructors then check and apply the options in a ConfigProto with an `NpuOptimizer` entry. A
-ConfigProto without an entry, or None, is passed on unchanged, except after the import of `npu_bridge.npu_init`: then it
-gets soft placement, since scripts expect `tf.device("/gpu:0")` to run everywhere. The caller's ConfigProto is never
-changed.
+of `npu_bridge.npu_init`, of a name from a package of `npu_bridge` that needs TensorFlow, and of `npu_bridge` itself if
+TensorFlow was imported before. The constructors then check and apply the options in a ConfigProto with an
+`NpuOptimizer` entry. A ConfigProto without an entry, or None, is passed on unchanged, except after the import of
+`npu_bridge.npu_init`: then it gets soft placement, since scripts expect `tf.device("/gpu:0")` to run everywhere. The
+caller's ConfigProto is never changed.
 
 The NPU stack changes every session of the process: it switches soft placement on, and the placement log, remapping and
 XLA off. This library sets only soft placement.
