@@ -53,10 +53,10 @@ class Switch:
         self._switched: dict[tuple[AccelerateTrainMode, frozenset[str]], float] = {}
 
     def continue_trainings(self, switched: dict[tuple[AccelerateTrainMode, frozenset[str]], float]) -> None:
-        """Begins at the step at which a training has switched in an earlier session without a low-precision run.
+        """Uses no low-precision run for trainings that are at or after the step of their switch in an earlier session.
 
         Args:
-          switched: the step of the switch of each training; this switch adds its own.
+          switched: the step at which each training has switched; this switch adds its own.
         """
         self._switched = switched
 
