@@ -109,7 +109,7 @@ class GroupLossScaleManager(MovingLossScaleManager):
         Raises:
           ValueError: the variable belongs to no group, or to several.
         """
-        name = variable.name.partition(":")[0]
+        name = keras3.name_of(variable)
         found = [
             number
             for number, group in enumerate(self._members())
@@ -204,6 +204,6 @@ def _checked_groups(owner, groups):
 
 def _includes_variable(member, variable):
     if isinstance(member, str):
-        return re.search(member, variable.name.partition(":")[0]) is not None
+        return re.search(member, keras3.name_of(variable)) is not None
     members = getattr(member, "trainable_variables", [member])
     return any(variable is keras3.tensorflow_variable_of(own) for own in members)

@@ -14,8 +14,8 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.errors import message, shown
 from npu_bridge.base.output_folders import claim_output_folder
+from npu_bridge.base.tf_internals.keras3 import name_of
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.optimizers.groups import name_of
 from npu_bridge.optimizers.subspace.basis import Basis, compute_pca_basis
 from npu_bridge.optimizers.subspace.newton import SubspaceNewton
 

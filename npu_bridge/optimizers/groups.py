@@ -59,7 +59,7 @@ class ParameterGroups:
 
     def treatment_of(self, variable: Any) -> VariableTreatment:
         """Returns the update rule and settings of a variable; variables with equal settings share one object."""
-        name = name_of(variable)
+        name = keras3.name_of(variable)
         own = (self.rule, False)
         rule, has_own_rate = next((of for match, *of in self._groups if _is_match(match, variable, name)), own)
         decays = self._may_decay(variable) and not _is_any_match(rule.exclude_from_weight_decay, name)
@@ -79,7 +79,7 @@ class ParameterGroups:
         """
         if not tf.executing_eagerly():
             variables = [*variables, *tf.compat.v1.trainable_variables()]
-        names = [name_of(variable) for variable in variables]
+        names = [keras3.name_of(variable) for variable in variables]
         for number, (match, *_) in enumerate(self._groups):
             if any(_is_match(match, variable, name) for variable, name in zip(variables, names)):
                 continue
@@ -131,11 +131,6 @@ def _find_rule(name, owner):
     return known[name]
 
 
-def name_of(variable: Any) -> str:
-    """Returns a variable's name without the output number (":0")."""
-    return variable.name.split(":")[0]
-
-
 def distinct_names(variables: Sequence[Any]) -> list[str]:
     """Returns variables' names, with numbers after the first variable of a name: `v`, `v:1`, `v:2`.
 
@@ -143,7 +138,7 @@ def distinct_names(variables: Sequence[Any]) -> list[str]:
     """
     names: list[str] = []
     seen: dict[str, int] = {}
-    for name in map(name_of, variables):
+    for name in map(keras3.name_of, variables):
         seen[name] = seen.get(name, -1) + 1
         names.append(f"{name}:{seen[name]}" if seen[name] else name)
     return names

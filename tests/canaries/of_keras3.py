@@ -59,7 +59,13 @@ def _():
     )
 
 
-@canary_of(keras3.tensorflow_variable_of, keras3.variables_built_with, keras3.prefix_of_slots, eagerly=True)
+@canary_of(
+    keras3.tensorflow_variable_of,
+    keras3.name_of,
+    keras3.variables_built_with,
+    keras3.prefix_of_slots,
+    eagerly=True,
+)
 def _():
     optimizer, own = built_optimizer(), tf.Variable(1.0, name="own/v")
     (variable,) = keras3.variables_built_with(optimizer)
@@ -67,6 +73,7 @@ def _():
         isinstance(keras3.tensorflow_variable_of(variable), tf.Variable) and keras3.tensorflow_variable_of(own) is own,
         "of another kind",
     )
+    expect(keras3.name_of(keras3.tensorflow_variable_of(variable)) == variable.path, "of another name")
     prefix, names = keras3.prefix_of_slots(variable), [each.name for each in optimizer.variables]
     expect(f"{prefix}momentum" in names, f"there is no slot {prefix}momentum among {', '.join(names)}")
     expect(not keras3.variables_built_with(keras.optimizers.SGD()), "one that is not built has variables")

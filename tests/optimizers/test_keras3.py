@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.optimizers import keras as rules_of_keras2
 from npu_bridge.optimizers import rules
+from npu_bridge.stages import FreezeSchedule
 from tests.goldens.keras3_models import beside_keras3, dynamic, fit, make_model, state_of
 from tests.goldens.keras_models import make_data
 from tests.goldens.two_layers import assert_same_bits
@@ -82,6 +84,27 @@ def test_groups_are_found_by_path_and_by_variable():
     assert all(each is not second for each in optimizer.variables)
     with pytest.raises(ValueError, match="group 0 matches no variable"):
         made("SGD", learning_rate=0.1, groups=[{"match": "decoder", "lr": 0.5}]).build([first])
+
+
+class TwoLayers(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = keras.layers.Dense(1, use_bias=False), keras.layers.LayerNormalization(center=False)
+
+    def call(self, inputs):
+        return self.norm(self.dense(inputs))
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, dynamic])
+def test_layers_of_a_subclassed_model_are_found_by_name(wrap):
+    model = TwoLayers()
+    model(tf.ones([2, 1]))
+    model.set_weights([np.ones([1, 1]), np.ones([1])])
+    optimizer = wrap(made("AdamW", learning_rate=0.5, weight_decay=0.5, exclude_from_weight_decay=["norm"]))
+    optimizer.apply([tf.zeros([1, 1]), tf.zeros([1])], model.trainable_variables)
+    assert [each.tolist() for each in model.get_weights()] == [[[0.75]], [1.0]]
+    names = [keras3.name_of(variable.value) for variable in model.trainable_variables]
+    assert FreezeSchedule(groups=[["dense"], ["norm"]]).last_group_of_each(names) == [0, 1]
 
 
 def test_variables_can_be_excluded_from_weight_decay_by_the_method_of_keras():

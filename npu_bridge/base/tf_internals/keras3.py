@@ -125,7 +125,20 @@ def batches_in_window(optimizer: Any) -> list[int]:
 def tensorflow_variable_of(variable: Any) -> Any:
     """Returns a Keras 3 variable's TensorFlow variable; any other variable unchanged (`Variable.value`, Keras 3.15)."""
     keras = loaded_keras3()
-    return variable.value if keras is not None and isinstance(variable, keras.Variable) else variable
+    if keras is None or not isinstance(variable, keras.Variable):
+        return variable
+    value = variable.value
+    if hasattr(value, "assign"):  # not a cast value
+        value.path = variable.path  # for `name_of`
+    return value
+
+
+def name_of(variable: Any) -> str:
+    """Returns a variable's name with those of its layers, without the output number (`Variable.path`, Keras 3.15).
+
+    In a subclassed model of Keras 3, the name of the TensorFlow variable lacks the layers: `model/kernel:0`.
+    """
+    return getattr(variable, "path", None) or variable.name.partition(":")[0]
 
 
 def reject_keras_variables(owner: str, variables: Iterable) -> None:

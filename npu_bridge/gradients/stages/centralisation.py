@@ -9,6 +9,7 @@ from typing import Any
 from npu_bridge.base.arguments import check_texts
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.gradients.arithmetic import widen
 from npu_bridge.gradients.stage import Stage
 
@@ -44,11 +45,11 @@ class CentralizeGradients(Stage):
             ]
 
     def _centralise(self, grad: Any, variable: Any) -> Any:
-        if grad is None or any(word in variable.name for word in self._skip):
+        if grad is None or any(word in keras3.name_of(variable) for word in self._skip):
             return grad
         if isinstance(grad, tf.IndexedSlices):
             # Subtracting the mean over rows would change every row of the table.
-            name = variable.name.partition(":")[0]
+            name = keras3.name_of(variable)
             say_once(logging.INFO, f"CentralizeGradients: the sparse gradient of {name} stays unchanged.")
             return grad
         # Python code gives gradients of unknown shape.

@@ -211,8 +211,7 @@ def _make_patterns(groups):
 
 def _make_pattern(entry, expected):
     if not isinstance(entry, str) and hasattr(entry, "name") and hasattr(entry, "shape"):
-        name = keras3.tensorflow_variable_of(entry).name
-        return f"^{re.escape(name.partition(':')[0])}$"
+        return f"^{re.escape(keras3.name_of(entry))}$"
     fix, what = "Write a part of a variable's name.", "a variable or a regular expression"
     check_instance(_OWNER, "an element of a list of groups", entry, str, what, fix, expected)
     return check_pattern(_OWNER, "an element of a list of groups", entry)

@@ -10,6 +10,7 @@ import numpy as np
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.gradients.arithmetic import zero_gradient_like
 from npu_bridge.gradients.stage import SelectingStage, unknown_gradients_error
 from npu_bridge.gradients.stages.freeze_schedule import FreezeSchedule
@@ -64,7 +65,8 @@ class Freeze(SelectingStage):
         return {"Freeze": str({**self._schedule.get_config(), "sequence": self._schedule.digest()})}
 
     def select_variables(self, step):
-        last_groups = self._schedule.last_group_of_each([variable.name for _, variable in step.grads_and_vars])
+        names = [keras3.name_of(variable) for _, variable in step.grads_and_vars]
+        last_groups = self._schedule.last_group_of_each(names)
         step.notes[self] = self._updates.counter_of(step.variables_with_gradient)
         step.group = self._choose_trained_group(step.grads_and_vars, last_groups, step.notes[self])
         if step.losses.is_backward_by_optimizer:

@@ -18,8 +18,8 @@ from npu_bridge.base.errors import did_you_mean, message, nearest_word, shown
 from npu_bridge.base.files import check_output_path, new_file, write_atomically
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.reading import open_file, read_json
+from npu_bridge.base.tf_internals.keras3 import name_of
 from npu_bridge.base.tf_internals.savers import keys_in_object_checkpoint
-from npu_bridge.optimizers.groups import name_of
 
 _EXTRA_DIRECTIONS = 10
 _COLUMNS = rb'^\{"columns": \['  # the beginning of a basis's description
