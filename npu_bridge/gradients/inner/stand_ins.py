@@ -9,11 +9,13 @@ stand-ins. The element of the stand-in is then set to the value of the variable.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any, Callable
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import is_reference as is_reference_dtype
 from npu_bridge.base.tf_internals.graphs import make_stand_in_variable
 from npu_bridge.base.tf_internals.savers import track_part
@@ -69,6 +71,7 @@ class StandIns:
         self._updates_16_bit = updates_16_bit
         self._made: dict[Any, _StandIn | None] = {}
         self._module: Any = None
+        self._saved_names: collections.Counter = collections.Counter()
 
     def find_or_make(self, variables: Sequence) -> list:
         """Returns the stand-ins of `variables`, which the optimizer updates instead; creates missing stand-ins."""
@@ -149,7 +152,10 @@ class StandIns:
             if self._module is None:  # tracked only when it holds something, so that other checkpoints stay unchanged
                 self._module = tf.Module(name=SLOT)
                 track_part(self._optimizer, self._module, SLOT, overwrite=True)
-            track_part(self._module, made.values, made.seen.name.partition(":")[0], overwrite=True)
+            name, graph = keras3.name_of(made.seen), getattr(made.values, "graph", None)
+            number = self._saved_names[name, id(graph)]  # in eager execution, variables can share a name
+            self._saved_names[name, id(graph)] += 1
+            track_part(self._module, made.values, f"{name}_{number}" if number else name, overwrite=True)
         return made
 
 
