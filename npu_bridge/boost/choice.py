@@ -75,7 +75,8 @@ def apply(
     made = model_or_optimizer
     if "less_bn" in choice.features:
         made = choice.reduce_batch_norms(made, is_model)
-    stages = choice.make_stages(is_distributed, made.trainable_variables if is_model else None)
+    variables = None if not is_model else made.trainable_variables if made.built else []
+    stages = choice.make_stages(is_distributed, variables)
     starts = choice.fragment_starts()
     if not is_model:
         made = _wrap_optimizer(made, loss_scale_manager, is_distributed, stages, starts)
@@ -220,11 +221,15 @@ class _BoostChoice:
         schedule = FreezeSchedule(
             groups=freeze["param_groups"], kind=kind, full_share=freeze["freeze_p"], total_steps=freeze["total_steps"]
         )
+        is_given = "grad_freeze.param_groups" in self.config.given
+        if variables == [] and not is_given:
+            self.turn_off_feature("grad_freeze", "the layers of a model that is not built are unknown; build it first")
+            return []
         try:
-            if variables is not None:
-                schedule.last_group_of_each([variable.name for variable in variables])
+            if variables:
+                schedule.last_group_of_each(list(map(keras3.name_of, variables)))
         except ValueError as error:
-            if "grad_freeze.param_groups" in self.config.given:
+            if is_given:
                 raise
             because = str(error).partition(": ")[2].partition(". ")[0]
             self.turn_off_feature("grad_freeze", f"{because}; set param_groups")

@@ -73,6 +73,15 @@ def test_a_model_at_level_1(capsys):
     assert set(history) == {"loss", "accuracy"} and np.all(np.isfinite(history["loss"]))
 
 
+@pytest.mark.parametrize("config, said", [({}, "not built"), ({"grad_freeze": {"param_groups": 2}}, "2 groups")])
+def test_a_model_that_is_not_built_yet(config, said, capsys):
+    model = tf.keras.Sequential([layers.Dense(4) for _ in range(4)])
+    model.compile("sgd", "mse")
+    made = boost.apply(model, "O1", config)
+    assert said in capsys.readouterr().out.partition("boost O1: grad_freeze: ")[2].partition("\n")[0]
+    assert np.isfinite(made.fit(np.ones([4, 2]), np.ones([4, 4]), verbose=0).history["loss"]).all()
+
+
 def test_draws_of_freezing_are_the_same_on_every_rank_and_in_every_run():
     """They come from a generator with a seed, not from that of the process."""
     made = []
