@@ -18,9 +18,10 @@ from npu_bridge.gradients.stage import Stage
 class CentralizeGradients(Stage):
     """Subtracts from the gradients of matrices and kernels their mean over all axes but the last one.
 
-    The last axis is the axis of a layer's outputs; in transposed convolutions it is not, so name these in `skip`. Three
-    kinds of gradients stay unchanged: those with one value for each output, such as vectors and scalars; those of
-    variables whose name contains a string of `skip`; and sparse gradients, which is logged once.
+    The last axis is the axis of a layer's outputs. It is not in transposed convolutions, in query, key and value of
+    `MultiHeadAttention`, and in depthwise convolutions of Keras 3, so name these in `skip`. Three kinds of gradients
+    stay unchanged: those with one value for each output, such as vectors and scalars; those of variables whose name
+    contains a string of `skip`; and sparse gradients, which is logged once.
 
     Args:
       skip: list of strings. A variable whose name contains one of them is left unchanged.
