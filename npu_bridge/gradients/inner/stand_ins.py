@@ -152,7 +152,7 @@ class StandIns:
             if self._module is None:  # tracked only when it holds something, so that other checkpoints stay unchanged
                 self._module = tf.Module(name=SLOT)
                 track_part(self._optimizer, self._module, SLOT, overwrite=True)
-            name, graph = keras3.name_of(made.seen), getattr(made.values, "graph", None)
+            name, graph = keras3.name_of(variable), getattr(made.values, "graph", None)
             number = self._saved_names[name, id(graph)]  # in eager execution, variables can share a name
             self._saved_names[name, id(graph)] += 1
             track_part(self._module, made.values, f"{name}_{number}" if number else name, overwrite=True)
