@@ -32,7 +32,7 @@ from npu_bridge.gradients.keras.in_graphs import build_optimizer
 from npu_bridge.session.elastic.background_saves import BackgroundWriter
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints
 from npu_bridge.session.elastic.stop_request import WholeUpdates, stop_request_of_process
-from npu_bridge.session.optimizer_numbers import optimizer_numbers
+from npu_bridge.session.optimizer_numbers import optimizer_in_scaling, optimizer_numbers
 
 _DONE = "batches_done.txt"  # in the file of the model
 _NUMBERS = "optimizer_numbers.json"  # likewise
@@ -141,7 +141,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         now = optimizer_numbers(optimizer)
         for name, number in saved.items():
             if name in now and now[name] != number:
-                setattr(optimizer, name, number)
+                setattr(optimizer_in_scaling(optimizer), name, number)
         return self._batches_done
 
     def on_train_begin(self, logs=None):
