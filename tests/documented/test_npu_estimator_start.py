@@ -68,6 +68,15 @@ def test_a_start_is_looked_for_in_four_places(trained, tmp_path, monkeypatch):
     assert again.get_variable_value("global_step") == 2
 
 
+def test_a_resumed_training_does_not_need_its_start(trained, tmp_path):
+    shutil.copytree(trained / "10", tmp_path / "start")
+    start = tf.estimator.WarmStartSettings(str(tmp_path / "start"), vars_to_warm_start=["weight"])
+    ours = {"is_distributed": True}
+    assert first_weight(estimator_of(tmp_path / "out", ours, warm_start_from=start)) == 10.0
+    shutil.rmtree(tmp_path / "start")
+    assert first_weight(estimator_of(tmp_path / "out", ours, warm_start_from=start)) == 11.0
+
+
 def test_a_start_that_is_not_there_is_an_error(trained, tmp_path, monkeypatch):
     monkeypatch.setenv("RESTORE_FROM", str(tmp_path / "gone"))
     with pytest.raises(ValueError, match=r"RESTORE_FROM names no checkpoint\. Expected a checkpoint.* got .*gone"):

@@ -199,6 +199,8 @@ def test_callbacks_go_on_counting_in_a_resumed_fit(tmp_path, ends, is_first):
 def test_what_cannot_be_resumed_is_refused(tmp_path):
     with pytest.raises(ValueError, match="Expected a .keras file"):
         ResumeCallback("model.h5")
+    with pytest.raises(ValueError, match="Expected a path of a local disk; got gs://bucket/model.keras"):
+        ResumeCallback("gs://bucket/model.keras")
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     (tmp_path / "model.keras").touch()

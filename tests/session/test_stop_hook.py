@@ -16,6 +16,7 @@ from npu_bridge.session.elastic import stop_hook
 from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE, StopRequest
 from npu_bridge.session.stop_together import StopTogether
 from tests.garbage import collect_garbage
+from tests.goldens.counting_estimator import estimator_of, input_fn
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,23 @@ def no_handler():
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGTERM, before)
+
+
+def test_train_and_evaluate_ends_without_another_evaluation(tmp_path, monkeypatch):
+    request, evaluated = StopRequest(), []
+    monkeypatch.setattr(stop_hook, "stop_request_of_process", lambda: request)
+
+    class Asks(tf.estimator.SessionRunHook):
+        def after_create_session(self, session, coord):
+            request.allow_runs_until(3)
+
+    estimator = estimator_of(tmp_path, save_checkpoints_steps=50)
+    train = tf.estimator.TrainSpec(input_fn, max_steps=100, hooks=[Asks()])
+    evaluation = tf.estimator.EvalSpec(lambda: [evaluated.append(1), input_fn()][1], steps=1)
+    with pytest.raises(SystemExit) as left:
+        tf.estimator.train_and_evaluate(estimator, train, evaluation)
+    assert (left.value.code, evaluated) == (STOPPED_EXIT_CODE, [])
+    assert estimator.get_variable_value("global_step") == 3
 
 
 def test_hooks_behind_it_end_before_the_process_does(graph, tmp_path, monkeypatch):

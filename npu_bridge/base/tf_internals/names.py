@@ -27,6 +27,7 @@ KERAS = "keras" if HAS_ESTIMATORS else "tf_keras"
 CONTEXT_MODULE = "tensorflow.python.eager.context"  # defines the context of eager execution
 SESSION_MODULE = "tensorflow.python.client.session"  # defines the class of all sessions
 ESTIMATOR_MODULE = "tensorflow_estimator.python.estimator.estimator"  # Estimators choose their RunConfig here
+EVALUATING_MODULE = "tensorflow_estimator.python.estimator.training"  # of the listener that evaluates after saves
 # The modules that define `tf.keras.Model.fit`, for eager execution and for graphs; then the one of Keras 3 models.
 KERAS_MODEL_MODULES = (f"{KERAS}.src.engine.training", f"{KERAS}.src.engine.training_v1")
 KERAS_MODEL_MODULES += () if HAS_ESTIMATORS else ("keras.src.models.model",)

@@ -45,7 +45,7 @@ from npu_bridge.reporting import (
     TensorBoardHook,
 )
 from npu_bridge.reporting.evaluation import BatchesHook, report_evaluation
-from npu_bridge.reporting.event_files import BeginEventsHook
+from npu_bridge.reporting.event_files import BeginEventsHook, EventFiles
 from npu_bridge.reporting.failure_hook import FailureHook
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.progress_line import format_start
@@ -313,9 +313,10 @@ class NPUEstimator(tf.estimator.Estimator):
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
         hooks, estimator_spec, stop = stop_ranks_together(hooks, estimator_spec, saving_listeners)
         if has_interval or has_saver:  # otherwise stopping would lose all training
-            hooks = [*hooks, self._stop_hook]
+            hooks, saving_listeners = [*hooks, self._stop_hook], self._stop_hook.skip_evaluations(saving_listeners)
         given_start = self._warm_start_settings
-        self._warm_start_settings = given_start and remove_missing_state(given_start)  # variables of this graph
+        if given_start and self.latest_checkpoint() is None:  # variables of this graph
+            self._warm_start_settings = remove_missing_state(given_start)
         try:
             return super()._train_with_estimator_spec(
                 estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners
@@ -372,9 +373,9 @@ class NPUEstimator(tf.estimator.Estimator):
 
     def _evaluate_run(self, checkpoint_path, scaffold, update_op, eval_dict, all_hooks, output_dir):
         with contextlib.ExitStack() as stack:
-            if collective.current().rank > 0:
-                output_dir = stack.enter_context(temporary_folder())
-            return super()._evaluate_run(checkpoint_path, scaffold, update_op, eval_dict, all_hooks, output_dir)
+            folder = output_dir if collective.current().rank == 0 else stack.enter_context(temporary_folder())
+            EventFiles.of(folder)  # TensorFlow's own writer raises an error if the disk is full
+            return super()._evaluate_run(checkpoint_path, scaffold, update_op, eval_dict, all_hooks, folder)
 
     def _assert_members_are_not_overridden(self):
         """Allows this class to override methods, which the base class would refuse."""
@@ -384,8 +385,7 @@ class _WithNanLossHook(list):
     """A list of hooks that replaces a `NanTensorHook` of the base class by a hook that ignores skipped steps."""
 
     def append(self, hook):
-        is_of_base = type(hook) is tf.estimator.NanTensorHook
-        super().append(NanLossHook(hook) if is_of_base else hook)
+        super().append(NanLossHook(hook) if type(hook) is tf.estimator.NanTensorHook else hook)
 
 
 def _has_hook(hooks, kind):

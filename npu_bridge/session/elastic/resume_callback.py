@@ -82,6 +82,9 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             raise ValueError(
                 message("ResumeCallback", "path is not the name of a saved model", "a .keras file", self._path, fix)
             )
+        if "://" in self._path:
+            problem, fix = "path is not a local path", "ResumableLoop also saves to remote folders."
+            raise ValueError(message("ResumeCallback", problem, "a path of a local disk", self._path, fix))
         if every_n_steps is not None:
             every_n_steps = check_count(
                 "ResumeCallback", "every_n_steps", every_n_steps, "Leave it out to save after epochs."

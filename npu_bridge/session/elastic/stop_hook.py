@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.tf_internals.names import EVALUATING_MODULE
 from npu_bridge.gradients.checkpoints.sync import batch_counters
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.graph.run import run_of_context
@@ -73,6 +75,13 @@ class StopHook(tf.estimator.SessionRunHook):
         if self._leaves:
             self._exit_after_other_hooks()
 
+    def skip_evaluations(self, listeners: Sequence | None) -> list:
+        """Returns listeners of saves of which those of `train_and_evaluate` do nothing after this hook has stopped."""
+        return [
+            _SkippedAfterStop(self, each) if type(each).__module__ == EVALUATING_MODULE else each
+            for each in listeners or ()
+        ]
+
     def end_process(self):
         """Ends the process with exit code 75."""
         self._request.exit_after_save(self.step)
@@ -89,3 +98,23 @@ class StopHook(tf.estimator.SessionRunHook):
     def close(self):
         """Restores the signal handler; called at the end and after an error."""
         self._signal_handling.close()
+
+
+class _SkippedAfterStop(tf.compat.v1.train.CheckpointSaverListener):
+    """A listener of saves that does nothing more once a `StopHook` has ended the training: the time is short."""
+
+    def __init__(self, stop: StopHook, listener: tf.compat.v1.train.CheckpointSaverListener):
+        self._stop, self._listener = stop, listener
+
+    def begin(self):
+        self._listener.begin()
+
+    def before_save(self, session, global_step_value):
+        self._listener.before_save(session, global_step_value)
+
+    def after_save(self, session, global_step_value):
+        return None if self._stop.was_stopped else self._listener.after_save(session, global_step_value)
+
+    def end(self, session, global_step_value):
+        if not self._stop.was_stopped:
+            self._listener.end(session, global_step_value)
