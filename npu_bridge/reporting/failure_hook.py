@@ -19,6 +19,7 @@ from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting import page  # its modules are loaded when a page is made
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.output import choose_output
+from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
 
 _PLAIN_ENDS = (StopIteration, tf.errors.OutOfRangeError)  # these end a MonitoredSession and `fit` normally
 
@@ -113,5 +114,5 @@ def report_failure(
 def stops_training(error: BaseException) -> bool:
     """Returns whether an error stops a training before its normal end."""
     if isinstance(error, SystemExit):
-        return error.code not in (None, 0)
+        return error.code not in (None, 0, STOPPED_EXIT_CODE)
     return not isinstance(error, (*_PLAIN_ENDS, GeneratorExit))

@@ -15,6 +15,7 @@ import tensorflow as tf
 from npu_bridge.base.errors import did_you_mean, message
 from npu_bridge.base.files import remove_own_files, write_atomically
 from npu_bridge.base.secondary_files import NonFatalOutput
+from npu_bridge.session.damaged_checkpoints import list_checkpoints
 
 _NOTE = "best.json"
 _COPY = re.compile(r"(model\.ckpt-\d+)\.(index|meta|data-\d+-of-\d+)")
@@ -72,11 +73,13 @@ class BestCheckpoint(tf.estimator.Exporter):
 def _read_best_metrics(folder) -> dict[str, Any] | None:
     """Returns the metrics of the kept checkpoint; None if the folder has none that can be read."""
     path = os.path.join(folder, _NOTE)
-    if tf.train.latest_checkpoint(folder) is None or not tf.io.gfile.exists(path):
+    if not tf.io.gfile.exists(path):
         return None
     # An earlier version could leave a part of the note.
     with tf.io.gfile.GFile(path) as file, contextlib.suppress(ValueError):
-        return json.load(file)["metrics"]
+        note = json.load(file)
+        if tf.io.gfile.exists(os.path.join(folder, f"{note['checkpoint']}.index")):
+            return note["metrics"]
     return None
 
 
@@ -86,7 +89,7 @@ def _replace_copy(source, target, metrics_and_step):
     tf.io.gfile.makedirs(folder)
     for file in tf.io.gfile.glob(f"{source}.*"):
         tf.io.gfile.copy(file, target + file[len(source) :], overwrite=True)
-    tf.compat.v1.train.update_checkpoint_state(folder, target)
+    list_checkpoints(folder, [target])
     metrics = {name: float(value) for name, value in sorted(metrics_and_step.items()) if _is_number(value)}
     note = {"step": int(metrics.pop("global_step", 0)), "metrics": metrics, "checkpoint": os.path.basename(target)}
     text = json.dumps(note, indent=1) + "\n"

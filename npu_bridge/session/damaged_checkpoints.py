@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Callable, NamedTuple
 
 import tensorflow as tf
@@ -69,7 +69,7 @@ def check_newest_checkpoint(folder: str | None, may_use_older: bool = False) -> 
     intact = _find_newest_intact_checkpoint(folder, listed[:-1])
     if not may_use_older or intact is None or read_variable(RESTARTS) is None:
         raise DamagedCheckpointError(_damage_message(damage, _restore_hint(folder, intact)))
-    _write_checkpoint_list(folder, [*(path for path in listed[:-1] if _step_of(path) < _step_of(intact)), intact])
+    list_checkpoints(folder, [*(path for path in listed[:-1] if _step_of(path) < _step_of(intact)), intact])
     _LOG.warning("%s", _damage_message(damage, f"Training resumes from {_shorten_listed_path(folder, intact)}."))
 
 
@@ -214,7 +214,7 @@ def add_copy_as_newest_checkpoint(folder: str, step: int, write_copy: Callable[[
         if intact is not None and step <= _step_of(intact):
             return
     path = write_copy()
-    _write_checkpoint_list(folder, [*(each for each in listed if _step_of(each) < step), path])
+    list_checkpoints(folder, [*(each for each in listed if _step_of(each) < step), path])
     if damage is not None:
         _LOG.warning("%s", _damage_message(damage, f"Training resumes from step {step}, which was kept in memory."))
     else:
@@ -258,8 +258,8 @@ def _shorten_listed_path(folder, path):
     return os.path.basename(path) if os.path.dirname(path) == folder.rstrip("/") else path
 
 
-def _write_checkpoint_list(folder, paths):
-    """Writes the file `checkpoint` with these paths, the newest last; the file is replaced as a whole."""
+def list_checkpoints(folder: str, paths: Sequence[str]) -> None:
+    """Writes the file `checkpoint` with these paths, the newest last; it stays valid if the folder is moved."""
     names = [json.dumps(_shorten_listed_path(folder, path), ensure_ascii=False) for path in paths]
     lines = [f"model_checkpoint_path: {names[-1]}", *(f"all_model_checkpoint_paths: {name}" for name in names)]
     path = os.path.join(folder, _STATE)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import say_once
-from npu_bridge.base.files import write_atomically
+from npu_bridge.base.files import make_local_folder, write_atomically
 from npu_bridge.base.secondary_files import NonFatalOutput
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.graphs import allow_graph_changes
@@ -65,7 +65,7 @@ class TailOptimizationHook(tf.estimator.SessionRunHook):
 
 
 def _write_text_file(path: str, text: str) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    make_local_folder(os.path.dirname(path))
     write_atomically(path, text, _FILES)
 
 

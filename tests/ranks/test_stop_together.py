@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -223,6 +224,8 @@ def test_the_best_checkpoint_replaces_an_older_one(graph, tmp_path):
             path = saver.save(session, str(tmp_path / "model.ckpt"), step)
             copied = keeper.export(None, home, path, {"loss": np.float32(loss), "global_step": step}, False)
             assert (copied is None) == (step in (2, 4))
+        home = os.fspath(shutil.move(tmp_path / "export", tmp_path / "moved")) + "/best"
+        assert keeper.export(None, home, path, {"loss": 2.5, "global_step": 5}, False) is None
     assert tf.train.load_checkpoint(home).get_tensor("weight") == [3.0]
     files = sorted(os.listdir(home))
     parts = ("data-00000-of-00001", "index", "meta")

@@ -75,6 +75,9 @@ def test_a_training_that_comes_to_its_end_has_none_and_the_next_one_forgets(tmp_
     with pytest.raises(SystemExit):
         run_steps(hooks, LOSSES, between=failing(SystemExit))
     assert "stopped by SystemExit" in report_of(tmp_path)[1]
+    with pytest.raises(SystemExit):  # a `StopHook` ends the process so, which then resumes
+        run_steps([ReportHook(str(tmp_path))], LOSSES, between=failing(lambda text: SystemExit(75)))
+    assert report_of(tmp_path)[0] is None
     for end in (StopIteration, lambda text: tf.errors.OutOfRangeError(None, None, text)):
         run_steps([ReportHook(str(tmp_path))], LOSSES, between=failing(end))
         assert report_of(tmp_path)[0] is None
