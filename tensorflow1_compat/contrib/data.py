@@ -112,15 +112,16 @@ def sliding_window_batch(window_size, stride=None, window_shift=None, window_str
 
     Args:
       window_size: number of elements in a batch.
-      stride, window_shift: distance between the first elements of successive batches; two names of one argument.
+      stride, window_shift: distance between the first elements of successive batches, by default 1; two names of one
+        argument.
       window_stride: distance between successive elements of a batch.
 
     Raises:
-      ValueError: neither or both of `stride` and `window_shift` are given.
+      ValueError: `stride` and `window_shift` are both given.
     """
-    if (stride is None) == (window_shift is None):
-        raise ValueError("sliding_window_batch: Must specify either `stride` or `window_shift`, but not both.")
-    shift = stride if window_shift is None else window_shift
+    if None not in (stride, window_shift):
+        raise ValueError("sliding_window_batch: expected stride or window_shift; got both. Leave stride out.")
+    shift = next((each for each in (stride, window_shift) if each is not None), 1)
 
     def zip_batches(*window):
         window = window[0] if len(window) == 1 else window

@@ -185,8 +185,6 @@ def embed_sequence(
                          f"{vocab_size} and {embed_dim}.")  # fmt: skip
     with tf.variable_scope(scope, "EmbedSequence", [ids], reuse=reuse):
         shape = [vocab_size, embed_dim] if vocab_size and embed_dim else None
-        if initializer is None and not reuse:
-            initializer = xavier_initializer()
         table = model_variable(
             "embeddings", shape=shape, initializer=initializer, regularizer=regularizer, trainable=trainable
         )
@@ -214,17 +212,17 @@ def bow_encoder(
 ):  # fmt: skip
     """Returns the mean of each document's word embeddings, float32 [batch, embed_dim], of word ids [batch, time].
 
-    With `sparse_lookup`, ids of 0 are padding, which the mean leaves out.
+    With `sparse_lookup`, ids of 0 are padding, which the mean leaves out; a document of nothing else gives row 0.
     """
     with tf.variable_scope(scope, "bow_encoder", [ids], reuse=reuse):
         table = model_variable(
             "embeddings", shape=[vocab_size, embed_dim],
-            initializer=initializer or xavier_initializer(), regularizer=regularizer, trainable=trainable,
+            initializer=initializer, regularizer=regularizer, trainable=trainable,
         )  # fmt: skip
         if sparse_lookup and not isinstance(ids, tf.SparseTensor):
             ids = dense_to_sparse(ids)
         if isinstance(ids, tf.SparseTensor):
-            return tf.nn.safe_embedding_lookup_sparse([table], ids, None, combiner="mean")
+            return tf.nn.safe_embedding_lookup_sparse([table], ids, None, combiner="mean", default_id=0)
         return tf.reduce_mean(tf.nn.embedding_lookup(table, ids), axis=1)
 
 

@@ -249,6 +249,7 @@ for _name, _make, _count in (
         lambda _: np.int64(0), lambda a, b: a + b, lambda a: a))), 2),
     ("sliding_window_batch", lambda: count().apply(data.sliding_window_batch(3, window_shift=2, window_stride=1)), 2),
     ("sliding_window_batch", lambda: count().apply(data.sliding_window_batch(2, 1, window_stride=3)), 3),
+    ("sliding_window_batch", lambda: count().apply(data.sliding_window_batch(3)), 2),
     ("enumerate_dataset", lambda: count().apply(data.enumerate_dataset(5)), 6),
     ("parallel_interleave", lambda: count().apply(data.parallel_interleave(
         lambda i: tf.data.Dataset.from_tensors(i).repeat(2), 2)), 12),
