@@ -1,4 +1,4 @@
-"""Splits gradients into fragments, in the order of the backward pass; each fragment is one all-reduce.
+"""Splits gradients into fragments, in the order of the backward pass; a large fragment is sent in several all-reduces.
 
 A fragment is a sequence of consecutive gradients in the order in which the backward pass computes them. The backward
 pass hides the all-reduces of all fragments except the last one, so the split determines how much communication is

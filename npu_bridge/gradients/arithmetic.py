@@ -29,6 +29,12 @@ def map_values(grad: Any, transform: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     return transform(grad)
 
 
+def is_16_bit(variable: Any) -> bool:
+    """Returns whether a variable holds 16-bit numbers."""
+    dtype = tf.as_dtype(variable.dtype).base_dtype
+    return dtype.is_floating and dtype.size < tf.float32.size
+
+
 def widen(values: tf.Tensor) -> tf.Tensor:
     """Converts values of fewer than 32 bits to float32; other values stay unchanged."""
     return tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values

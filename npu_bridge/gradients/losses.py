@@ -22,10 +22,10 @@ class Losses:
       scales: float32 scalars, the loss scales of all losses, or of all groups of variables; empty without loss scaling.
       common_scale: the scale of sums of gradients of several losses; None without loss scaling.
       numbers: positions in `scales` of the losses, in the order of `values`.
-      usable: by number of the loss or group: whether its gradients are finite, on this rank until
-        `OverflowCheck.each_batch`, from then on on all ranks. Empty if gradients are checked only all together.
-      sums_usable: whether the unscaled sums of an accumulation window are finite: not if a batch of it overflowed. Set
-        in the last batch only, and only with `usable`; else None.
+      usable: by number of the loss or group, whether its gradients are finite. `OverflowCheck.each_batch` replaces this
+        rank's answers by those of all ranks. Empty if gradients are checked only all together.
+      sums_usable: in the last batch of an accumulation window, whether the unscaled sums of all its batches are finite.
+        None in other batches, and if `usable` is empty.
       is_backward_by_optimizer: whether the optimizer itself computed the gradients, so no other code has used them.
     """
 

@@ -20,8 +20,9 @@ from npu_bridge.gradients.stage import (
 
 _PLACES_OF_ROLES = PLACES[: PLACES.index("verdict") + 1]  # later ones come after this rank's gradients
 _SHARED_PLACES = ("transform", "guard", "record")
-# For each hook that changes the gradients of this rank: the place before which a stage runs the hook if its own place
-# is too late, and the places at which a stage without a role runs it in turn.
+# By hook that changes this rank's gradients: a place, and the places at which a stage without a role runs the hook in
+# turn. At another place, it runs the hook just before the first one. One list for both hooks would not do: a custom
+# `each_batch` must come before that of `Accumulate`, and a custom `before_reduce` after that of `Accumulate`.
 _OWN_GRADIENTS = {
     "each_batch": ("accumulate", PLACES[: PLACES.index("accumulate")]),
     "before_reduce": ("local clip", ("local clip",)),

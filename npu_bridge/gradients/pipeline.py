@@ -249,7 +249,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _keep_unusable(self, stage, hook, step):
-        """Makes all gradients NaN after a custom stage's hook (the block) that could hide an Inf or NaN from before."""
+        """Runs a custom stage's hook, the block. An Inf or NaN from before makes all gradients NaN after it."""
         can_hide = not (has_role(stage) or stage.keeps_usable) and changes_gradients(stage, [hook])
         if not (can_hide and self.decides_about_steps and step.gradients):
             yield

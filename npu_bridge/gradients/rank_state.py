@@ -168,7 +168,8 @@ class RankState:
     def updating(self, step: Step) -> Iterator[Callable[[], list]]:
         """Compares variables before the first update, which the block runs, and creates missing rows.
 
-        Afterwards, each step starts from this rank's own values, even after a save or restore of all ranks' values.
+        If weights or slots differ between ranks by design, sessions then load this rank's own after each save or
+        restore, before the next step.
 
         Yields:
           The function that creates missing slots of the updated variables and returns all of them.

@@ -14,14 +14,14 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import check_config
 from npu_bridge.gradients.step import Step, StepUpdate
 
-# The places of stages, in the order in which gradients pass them.
+# The places of stages. Hooks come first: all stages run a hook, in this order, before any stage runs the next hook.
 PLACES = (
-    "scale",  # the loss is multiplied, and the reduced gradients are divided
+    "scale",  # the loss is multiplied; the pipeline divides the gradients after `all_reduce`
     "freeze",  # some variables are left out of a step
     "accumulate",  # gradients of several batches are added up on this rank
     "local clip",  # this rank bounds the gradients that it sends
     "reduce",  # gradients of all ranks are combined
-    "verdict",  # this rank checks the gradients that it sends; all ranks decide about the step
+    "verdict",  # in `before_reduce`, this rank checks what it sends; in `gate`, all ranks decide about the step
     "accumulate reduced",  # from here on: reduced gradients in true units
     "clip by value",
     "clip by norm",

@@ -19,17 +19,11 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import is_reference as is_reference_dtype
 from npu_bridge.base.tf_internals.graphs import make_stand_in_variable
 from npu_bridge.base.tf_internals.savers import track_part
-from npu_bridge.gradients.arithmetic import map_values
+from npu_bridge.gradients.arithmetic import is_16_bit, map_values
 from npu_bridge.gradients.graph_mode import initialise_with_keras, is_building_graph, value_before_update
 
 # The slot name of stand-ins; checkpoints call them `<variable>/float32`.
 SLOT = "float32"
-
-
-def is_16_bit(variable: Any) -> bool:
-    """Returns whether a variable holds 16-bit numbers."""
-    dtype = tf.as_dtype(variable.dtype).base_dtype
-    return dtype.is_floating and dtype.size < tf.float32.size
 
 
 def is_reference(variable: Any) -> bool:

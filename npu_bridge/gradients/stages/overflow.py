@@ -9,9 +9,8 @@ from npu_bridge import collective
 from npu_bridge.base.flat_tensors import replace_pieces_by_flat_tensors
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.arithmetic import gradient_values, has_finite_norm, unscale_gradient
+from npu_bridge.gradients.arithmetic import gradient_values, has_finite_norm, is_16_bit, unscale_gradient
 from npu_bridge.gradients.graph_mode import group_with_update, is_building_graph, run_if, value_before_update
-from npu_bridge.gradients.inner.stand_ins import is_16_bit
 from npu_bridge.gradients.stage import REDUCED_GRADIENTS, DecidingStage, ReducingStage, Stage, changes_gradients
 from npu_bridge.gradients.step import RankCheck
 from npu_bridge.graph.operators import sources_among
