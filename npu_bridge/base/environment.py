@@ -135,13 +135,11 @@ def parse_whole_number(text: str) -> int | None:
 
 
 def write_variable(name: str, value: object) -> None:
-    """Sets a variable of this process to `str(value)`."""
-    os.environ[name] = str(value)
-
-
-def remove_variable(name: str) -> None:
-    """Unsets a variable of this process."""
-    os.environ.pop(name, None)
+    """Sets a variable of this process to `str(value)`; None unsets it."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = str(value)
 
 
 def set_variables_temporarily(choose_values: Callable[[], Mapping[str, str]]) -> AbstractContextManager[None]:
@@ -215,12 +213,11 @@ def _local_place_in_slurm(rank: int, size: int) -> tuple[int, int] | None:
 
 def leave_outer_job() -> None:
     """Makes this process, if it is a rank, a process that trains alone, for a launcher that starts ranks from here."""
-    if launcher_placement() is None:
-        return
-    own = RANK_VARIABLES if read_variable("RANK_ID") else ()  # else the user has set the device
-    for name in (*own, "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"):
-        os.environ.pop(name, None)
-    os.environ.update(zip(_LAUNCHERS[0], ("0", "1", "0", "1")))
+    if launcher_placement() is not None:
+        own = RANK_VARIABLES if read_variable("RANK_ID") else ()  # else the user has set the device
+        for name in (*own, "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"):
+            os.environ.pop(name, None)
+        os.environ.update(zip(_LAUNCHERS[0], ("0", "1", "0", "1")))
 
 
 def rank_size_text() -> str:

@@ -180,7 +180,7 @@ class ProgressVariables:
         """Unsets the variables, which would mislead the next training; texts of other writers stay."""
         for name, text in self._texts.items():
             if environment.read_variable(name) == text:
-                environment.remove_variable(name)
+                environment.write_variable(name, None)
 
 
 class ProgressVariablesHook(tf.estimator.SessionRunHook):
