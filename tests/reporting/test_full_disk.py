@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 
 import tensorflow as tf
 
@@ -18,7 +17,6 @@ from npu_bridge.session.hooked_session import TrainingHookEngine
 from npu_bridge.session.profiling import ProfilingHook
 from npu_run.compare.events import read_scalars
 from npu_run.trials.record import RecordStepsHook
-from tests.goldens.counting_estimator import estimator_of, input_fn
 from tests.reporting.stepping import Clock, run_steps
 from tests.session.models import session_config
 from tests.small_disk import small_disk  # noqa: F401 - a fixture
@@ -109,13 +107,6 @@ def test_what_is_written_at_the_end_ends_nothing(small_disk, caplog):  # noqa: F
     assert steps == 3
     for what in ("the record in", "the timeline of rank 0 in", "the trace of", "the page of", "the history"):
         assert sum(text.startswith(what) for text in caplog.messages) == 1, (what, caplog.messages)
-
-
-def test_an_evaluation_gives_its_result(small_disk, tmp_path):  # noqa: F811
-    estimator_of(tmp_path / "trained").train(input_fn, steps=1)
-    disk = shutil.copytree(tmp_path / "trained", small_disk.path / "trained")
-    small_disk.fill()
-    assert estimator_of(disk).evaluate(input_fn, steps=1)["global_step"] == 1
 
 
 def run_with(*hooks):

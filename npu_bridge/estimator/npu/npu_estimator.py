@@ -45,7 +45,7 @@ from npu_bridge.reporting import (
     TensorBoardHook,
 )
 from npu_bridge.reporting.evaluation import BatchesHook, report_evaluation
-from npu_bridge.reporting.event_files import BeginEventsHook, EventFiles
+from npu_bridge.reporting.event_files import BeginEventsHook
 from npu_bridge.reporting.failure_hook import FailureHook
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.progress_line import format_start
@@ -374,7 +374,6 @@ class NPUEstimator(tf.estimator.Estimator):
     def _evaluate_run(self, checkpoint_path, scaffold, update_op, eval_dict, all_hooks, output_dir):
         with contextlib.ExitStack() as stack:
             folder = output_dir if collective.current().rank == 0 else stack.enter_context(temporary_folder())
-            EventFiles.of(folder)  # TensorFlow's own writer raises an error if the disk is full
             return super()._evaluate_run(checkpoint_path, scaffold, update_op, eval_dict, all_hooks, folder)
 
     def _assert_members_are_not_overridden(self):
