@@ -13,7 +13,8 @@ import tensorflow as tf
 from npu_bridge.base.arguments import check_count, check_number, check_pattern
 from npu_bridge.base.errors import message, shown
 from npu_bridge.base.tf_internals import keras3
-from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager, checked_rule
+from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager
+from npu_bridge.gradients.scale_rule import checked_rule
 
 __all__ = ["GroupLossScaleManager", "scale_boundary"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.base.arguments import check_count, check_number
-from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager, check_growth, checked_rule
-from npu_bridge.gradients.loss_scale import LARGEST_SCALE, check_scale
+from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager
+from npu_bridge.gradients.scale_rule import LARGEST_SCALE, check_growth, check_scale, checked_rule
 
 __all__ = ["DynamicLossScaleManager"]
 

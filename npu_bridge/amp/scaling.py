@@ -13,8 +13,8 @@ from npu_bridge.base.errors import did_you_mean, message, shown
 from npu_bridge.base.terminal import logger
 from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager
 from npu_bridge.gradients.arithmetic import sum_gradients_by_variable
-from npu_bridge.gradients.loss_scale import MOST_COUNTED_STEPS, check_scale
-from npu_bridge.gradients.losses import check_loss_id
+from npu_bridge.gradients.optimizer import check_loss_id
+from npu_bridge.gradients.scale_rule import MOST_COUNTED_STEPS, check_scale
 from npu_bridge.gradients.step import Step
 from npu_bridge.gradients.steps.backward_passes import BackwardPasses
 

@@ -1,4 +1,4 @@
-"""All-reduces gradients in wire formats: float32, or 16 bits on the network with sums in float32.
+"""Averages gradients that are sent in 16 bits (float16 or bfloat16): sends only bits, and sums in float32.
 
 Horovod sums 16-bit floats in 16 bits, which loses bits at every rank and is slow on processors: float16 took 2.7 times
 as long as float32 in memory. And Horovod has no bfloat16. So a mean is computed in float32, with collectives that only

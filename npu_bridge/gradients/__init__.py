@@ -4,8 +4,8 @@
                                                                                            │
     after_update ◄─ update ◄─ gate ◄─ apply_gradients ◄─ the caller may clip ◄─────────────┘
 
-`docs/architecture.md` describes the modules. Stages import `stage.py` and modules such as `arithmetic.py`, which import
-no stage; `recipe.py` and the wrappers import the stages.
+`docs/one_step.md` follows a step function by function, and `docs/architecture.md` describes the modules. Stages import
+`stage.py` and modules such as `arithmetic.py`, which import no stage; `recipe.py` and the wrappers import the stages.
 """
 
 from npu_bridge.gradients.inner.sharding import ShardedOptimizer

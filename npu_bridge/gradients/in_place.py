@@ -137,7 +137,7 @@ class _AveragingMethods:
     def _average_pairs(self, pipeline, pairs):
         pairs = pipeline.average(pairs)
         updated = [variable for grad, variable in pairs if grad is not None]
-        pipeline.pipeline.rank_state.compare_start_values(pairs, lambda: pipeline.inner.make_slots(updated))
+        pipeline.pipeline.comparison.compare_start_values(pairs, lambda: pipeline.inner.make_slots(updated))
         return pairs
 
     def _call_original(self, original, arguments, keywords):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 from npu_bridge import collective
-from npu_bridge.base.errors import KeywordChecksMixin, listed, message
+from npu_bridge.base.arguments import check_count
+from npu_bridge.base.errors import KeywordChecksMixin, listed, message, shown
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import to_python_numbers
 from npu_bridge.base.tensorflow_start import hide_global_step_warning
@@ -18,12 +21,11 @@ from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner.interface import mark_as_distributed
 from npu_bridge.gradients.inner.nesting import check_nesting
 from npu_bridge.gradients.keras.in_graphs import reject_in_eager_fit
-from npu_bridge.gradients.losses import check_loss_id, manager_positions
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stage import changes_gradients
 from npu_bridge.gradients.step import Step
 from npu_bridge.gradients.steps.backward_passes import BackwardPasses, ScaledSteps
-from npu_bridge.gradients.steps.open_steps import UnappliedSteps
+from npu_bridge.gradients.steps.open_steps import OpenSteps
 from npu_bridge.gradients.steps.step_report import StepReport, report_of
 
 _LOG = logger(__name__)
@@ -57,8 +59,7 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         initialise_with_keras(pipeline.variables)
         if pipeline.communicates:
             mark_as_distributed(self)
-        self._open_steps = UnappliedSteps()
-        self._averaged_by_id: dict = {}  # variables by their ids; holds them, so that no id is used again
+        self._open_steps = OpenSteps()
         self._last_step = None
 
     def compute_gradients(
@@ -99,7 +100,7 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         losses = list(loss) if has_several else [loss]
         managers = self._pipeline.loss_scale_managers
         if has_several:
-            numbers = manager_positions(owner, len(losses), loss_id, managers)
+            numbers = _manager_positions(owner, len(losses), loss_id, managers)
         else:
             numbers = [check_loss_id(owner, 0 if loss_id is None else loss_id, managers)]
         if tf.executing_eagerly() and not all(map(callable, losses)):
@@ -147,7 +148,6 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
     def _combine(self, step, grads_and_vars):
         delivered = self._pipeline.combine(step, grads_and_vars)
         self._open_steps.keep_step(step, [variable for _, variable in delivered])
-        self._averaged_by_id.update((id(variable), variable) for _, variable in delivered)
         return delivered
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
@@ -164,22 +164,18 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
         """
         grads_and_vars = list(grads_and_vars)
         step = self._open_steps.copy_step(grads_and_vars, type(self).__name__) or Step()
-        is_foreign = self._open_steps.are_of_caller(grads_and_vars)
-        trained = [variable for grad, variable in grads_and_vars if grad is not None]
-        foreign = [each.name for each in trained if is_foreign or id(each) not in self._averaged_by_id]
+        foreign = self._open_steps.foreign_variables(grads_and_vars)
         if foreign:
-            self._warn_of_foreign_gradients(foreign, is_called_by_keras())
+            self._warn_of_foreign_gradients([variable.name for variable in foreign], is_called_by_keras())
         if global_step is not None:
             hide_global_step_warning()
         self._last_step = step
-        if trained:
+        if trained := [variable for grad, variable in grads_and_vars if grad is not None]:
             self._inner.create_state(trained)
         update = self._pipeline.apply(
             step, grads_and_vars, lambda pairs: self._inner.apply_gradients(pairs, global_step, name)
         )
         self._open_steps.note_applied(grads_and_vars)
-        for variable in trained if tf.executing_eagerly() else ():
-            self._averaged_by_id.pop(id(variable), None)
         collections.publish_learning_rate(self._inner.optimizer)
         collections.publish_in_graph(collections.GRADIENTS, step.gradients)
         return update
@@ -249,6 +245,54 @@ class PipelineOptimizer(KeywordChecksMixin, tf.compat.v1.train.Optimizer):
 
     def _create_slots(self, var_list):
         self._inner.make_slots(var_list)
+
+
+def check_loss_id(owner: str, loss_id: Any, managers: Sequence) -> int:
+    """Checks that `loss_id` is the position of a loss-scale manager; accepts every integer without loss scaling.
+
+    Raises:
+      TypeError: `loss_id` is not an integer.
+      ValueError: there is no manager at this position.
+    """
+    fix = "Leave loss_id out for the first manager."
+    loss_id = check_count(owner, "loss_id", loss_id, fix, at_least=None, value_text="a manager's position")
+    if not 0 <= loss_id < len(managers) and managers:
+        problem, expected = "there is no loss-scale manager at this position", f"0 <= loss_id < {len(managers)}"
+        fix = "Give the optimizer a list of managers, one for each loss."
+        raise ValueError(message(owner, problem, expected, shown(loss_id), fix))
+    return loss_id
+
+
+def _manager_positions(owner: str, count: int, loss_id: Any, managers: Sequence) -> list[int]:
+    """Returns for each of several losses the position of its loss-scale manager.
+
+    Args:
+      owner: name of the caller, for messages.
+      count: number of losses.
+      loss_id: list with the position for each loss. None: every loss has its own manager, or all share a single one.
+      managers: the loss-scale managers of the optimizer.
+    Raises:
+      TypeError: `loss_id` is not a list of integers.
+      ValueError: there are no losses, or not as many positions or managers as losses.
+    """
+    if not count:
+        raise ValueError(message(owner, "there is no loss", "one loss or more", "an empty list", "Pass a loss."))
+    if loss_id is None:
+        if len(managers) > 1 and count != len(managers):
+            problem = "there are not as many losses as loss-scale managers"
+            expected = f"{len(managers)} losses, or loss_id"
+            fix = "Pass loss_id=[...] with the manager of each loss."
+            raise ValueError(message(owner, problem, expected, f"{count} losses", fix))
+        return list(range(count)) if len(managers) > 1 else [0] * count
+    if not isinstance(loss_id, (list, tuple)) or len(loss_id) != count:
+        kind = ValueError if isinstance(loss_id, (list, tuple)) else TypeError
+        problem, expected = "loss_id does not fit the losses", f"a list of {count} positions"
+        raise kind(
+            message(
+                owner, problem, expected, shown(loss_id), "Give the position of a loss-scale manager for each loss."
+            )
+        )
+    return [check_loss_id(owner, number, managers) for number in loss_id]
 
 
 def _scale_loss_of_function(scale, loss):

@@ -14,12 +14,15 @@ from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.collective import wire_names
+from npu_bridge.collective.checks.exchanges import disable_update_checks
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import are_elements_finite, map_values, unscale_in_float32
-from npu_bridge.gradients.graph_mode import current_context, current_graph
+from npu_bridge.gradients.checkpoints.resuming import watch_savers
+from npu_bridge.gradients.checkpoints.saved_state import SavedState
+from npu_bridge.gradients.first_step.comparison import Comparison
+from npu_bridge.gradients.graph_mode import current_context, current_graph, group_in_graph, is_building_graph
 from npu_bridge.gradients.inner.interface import InnerOptimizer
 from npu_bridge.gradients.order import name_of_stage, order_for_hook, sort_stages
-from npu_bridge.gradients.rank_state import RankState
 from npu_bridge.gradients.stage import (
     REDUCED_GRADIENTS,
     DecidingStage,
@@ -33,6 +36,7 @@ from npu_bridge.gradients.stage import (
     changes_gradients,
     has_role,
     is_hook_overridden,
+    synced_too_early_error,
     variables_of,
 )
 from npu_bridge.gradients.step import Step, StepUpdate, narrow_to_dtypes_of, widen_again
@@ -57,7 +61,8 @@ class Pipeline:
     Attributes:
       stages: the stages in their order.
       transfers: the label that distinguishes the collectives of this pipeline from those of other optimizers.
-      rank_state: the variables that ranks compare, gather and restore.
+      comparison: the comparisons between ranks before the first step and update.
+      saved: the variables that checkpoints hold, with those that differ between ranks.
     Raises:
       TypeError: an element of `stages` is not a stage.
       ValueError: two stages communicate, two stages have the same place, or no other stage gives a guarantee that a
@@ -84,7 +89,8 @@ class Pipeline:
         for check in self.stages_of_type(DecidingStage):
             check.stages = self.stages
         self.transfers = wire_names.CollectivesOwner(is_counted=self.communicates)
-        self.rank_state = RankState(self.stages, inner, self.transfers)
+        self.saved = SavedState(self.stages, inner)
+        self.comparison = Comparison(self.stages, self.saved, self.transfers)
 
     @property
     def scales_loss(self) -> bool:
@@ -110,11 +116,6 @@ class Pipeline:
     def loss_scale_managers(self) -> tuple:
         """The managers of the loss scales, in the order of `loss_id`; empty without loss scaling."""
         return tuple(manager for stage in self.stages_of_type(ScalingStage) for manager in stage.managers)
-
-    @property
-    def needs_unscaled_gradients(self) -> bool:
-        """Whether a stage needs gradients of the unscaled loss."""
-        return any(stage.needs_unscaled_gradients or changes_gradients(stage) for stage in self.stages)
 
     @property
     def can_skip_updates(self) -> bool:
@@ -147,7 +148,7 @@ class Pipeline:
 
     def state(self) -> dict:
         """Returns the state to save in an object-based checkpoint, by name."""
-        return self.rank_state.checkpoint_parts()
+        return self.saved.checkpoint_parts()
 
     @property
     def variables(self) -> list:
@@ -156,7 +157,25 @@ class Pipeline:
 
     def create_variables(self, variables: Sequence, gradients: Sequence | None = None) -> None:
         """Creates the state of the stages for trained variables; arguments as in `Stage.create_variables`."""
-        self.rank_state.create_variables(variables, gradients)
+        for stage in self.stages:
+            stage.create_variables(variables, gradients)
+        self.saved.create_rows_of_stages()
+        if gradients is None:
+            self.saved.create_rows_of_weights(variables)
+
+    @wire_names.assign_collectives_to_owner
+    def gather_own_values(self) -> Any:
+        """Gathers on rank 0 the values that differ between ranks, so that a checkpoint of rank 0 contains all of them.
+
+        Returns:
+          The op to run in a graph; None in eager execution.
+        Raises:
+          ValueError: no step has gone through the pipeline yet.
+        Ranks: collective.
+        """
+        if not self.comparison.has_compared:
+            raise synced_too_early_error()
+        return group_in_graph(*self.saved.gather(self.comparison.owner))
 
     def warn_of_unscaled_loss(self, owner: str, fix: str) -> None:
         """Warns once if the pipeline scales losses, for gradients that other code has computed."""
@@ -173,7 +192,7 @@ class Pipeline:
 
     def begin(self) -> Step:
         """Begins and returns a step. Call this method once per step, before `scale`."""
-        self.rank_state.restore_own_weights()
+        self.saved.restore_weights()
         return Step()
 
     def scale(self, loss: tf.Tensor, step: Step, loss_id: int = 0) -> tf.Tensor:
@@ -236,12 +255,17 @@ class Pipeline:
         step.grads_and_vars = list(grads_and_vars)
         given = [grad for grad, _ in step.grads_and_vars]
         keras3.reject_keras_variables("Pipeline.combine", step.variables_with_gradient)
-        with self.rank_state.reducing(step):
-            self._select_variables(step)
-            for stage in order_for_hook(self.stages, "each_batch"):
-                with self._keep_unusable(stage, "each_batch", step):
-                    stage.each_batch(step)
-            self._reduce_if_due(step)
+        self.comparison.compare_planned_collectives(step.grads_and_vars)
+        with wire_names.record_collective_names() as transfers:
+            self.create_variables(step.variables_with_gradient, step.gradients)
+            step.kept.awaited = self.saved.restore_stages()
+            with tf.control_dependencies(step.kept.awaited):
+                self._select_variables(step)
+                for stage in order_for_hook(self.stages, "each_batch"):
+                    with self._keep_unusable(stage, "each_batch", step):
+                        stage.each_batch(step)
+                self._reduce_if_due(step)
+        self.comparison.compare_before_first_run(step, transfers)
         step.kept.state_updates = []
         step.kept.in_float32 = narrow_to_dtypes_of(step, given)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
@@ -320,12 +344,20 @@ class Pipeline:
             raise ValueError(message("Pipeline.apply", problem, expected, "gradients of the scaled loss", fix))
         step.grads_and_vars = list(grads_and_vars)
         widen_again(step, step.kept.in_float32)
-        with self.rank_state.updating(step) as slots:
-            run = collections.record_update_operators()(make_update(step, update))
-            update_of = StepUpdate(run, step.variables_with_gradient, slots)
+        trained = step.variables_with_gradient
+        make_slots = functools.partial(self.saved.make_slots, trained)
+        if is_building_graph():
+            watch_savers()
+        self.comparison.compare_before_first_run(step)
+        self.comparison.warn_of_update_without_exchange(step)
+        self.saved.create_rows_of_weights(trained)
+        self.comparison.compare_start_values(step.grads_and_vars, make_slots)
+        with wire_names.record_collective_names() as transfers, disable_update_checks():
+            gated = StepUpdate(make_update(step, update), trained, make_slots)
             for stage in reversed(self.stages):
-                update_of = dataclasses.replace(update_of, run=functools.partial(stage.gate, step, update_of))
-            updated = update_of()
+                gated = dataclasses.replace(gated, run=functools.partial(stage.gate, step, gated))
+            updated = gated()
+        self.saved.restore_weights_before_runs(transfers)
         collections.publish_in_graph(collections.PIPELINES, self)
         # A function runs all other results by itself, such as the step count that an optimizer of Keras 3 returns.
         results = [

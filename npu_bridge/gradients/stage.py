@@ -77,8 +77,8 @@ class Stage(KeywordChecksMixin):
     after "accumulate reduced" still runs only for the last batch.
 
     Stages use TensorFlow operators only, so that one stage works in a TF 1 graph, a `tf.function` and eager execution.
-    Settings are fixed at construction. Only what depends on the optimizer comes later: the name of its collectives
-    (`ExchangingStage.bind`) and its other stages (`DecidingStage`). The state of one step is stored in its `Step`.
+    The arguments of the constructor are fixed. The pipeline later sets only the names of collectives (`bind`), and in a
+    `DecidingStage` its `stages`, `is_joint` and `checks_scaled_gradients`. A `Step` keeps the state of one step.
 
     Stages run in the order of `PLACES`, whatever the order in which they are passed. Only "transform", "guard" and
     "record" can be the place of several stages; these keep the order in which they are passed.

@@ -1,4 +1,4 @@
-"""Defines `Step`, the data of one training step that stages read and change, and `StepUpdate`, the update of a step."""
+"""Defines `Step`, the data of one training step that stages read and change, with its losses and its update."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import (
     as_gradient,
     backward_order_key,
+    has_finite_norm,
     map_gradients,
     map_values,
     sum_gradients_by_variable,
     sum_repeated_rows,
+    unscale_gradient,
 )
 from npu_bridge.gradients.graph_mode import make_tensors_if, run_if
-from npu_bridge.gradients.losses import Losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,92 @@ class RankCheck:
     def verdicts(self) -> list:
         """The boolean scalars that must all be True for an update."""
         return [verdict for verdict in (self.is_usable, self.early_decision) if verdict is not None]
+
+
+@dataclasses.dataclass
+class Losses:
+    """The losses of one step, and their scales.
+
+    Attributes:
+      values: the losses as the user computed them, in the order in which they were scaled.
+      scaled: the scaled losses, whose gradients are computed.
+      scales: float32 scalars, the loss scales of all losses, or of all groups of variables; empty without loss scaling.
+      common_scale: the scale of sums of gradients of several losses; None without loss scaling.
+      numbers: positions in `scales` of the losses, in the order of `values`.
+      usable: by number of the loss or group, whether its gradients are finite. `OverflowCheck.each_batch` replaces this
+        rank's answers by those of all ranks. Empty if gradients are checked only all together.
+      sums_usable: in the last batch of an accumulation window, whether the unscaled sums of all its batches are finite.
+        None in other batches, and if `usable` is empty.
+      is_backward_by_optimizer: whether the optimizer itself computed the gradients, so no other code has used them.
+    """
+
+    values: list = dataclasses.field(default_factory=list)
+    scaled: list = dataclasses.field(default_factory=list)
+    scales: tuple = ()
+    common_scale: tf.Tensor | None = None
+    numbers: list = dataclasses.field(default_factory=list)
+    usable: dict = dataclasses.field(default_factory=dict)
+    sums_usable: tf.Tensor | None = None
+    is_backward_by_optimizer: bool = False
+
+    def record_finiteness(self, number: int, gradients: Sequence, scale: Any) -> None:
+        """Records whether the gradients of a loss or group are finite: True only if all its recorded gradients are.
+
+        Args:
+          number: number of the loss or group.
+          gradients: scaled gradients.
+          scale: the loss scale of the gradients.
+        """
+        usable = has_finite_norm([unscale_gradient(grad, scale) for grad in gradients])
+        earlier = self.usable.get(number)
+        self.usable[number] = usable if earlier is None else tf.logical_and(earlier, usable)
+
+    @property
+    def latest(self) -> int:
+        """The position in `scales` of the last loss that was scaled; 0 before the first."""
+        return self.numbers[-1] if self.numbers else 0
+
+    @property
+    def verdicts(self) -> list:
+        """The checks of single losses or groups and of the sums of a window, in a fixed order; empty without them."""
+        return [*self.usable.values(), *([] if self.sums_usable is None else [self.sums_usable])]
+
+    @verdicts.setter
+    def verdicts(self, agreed: Sequence) -> None:
+        self.usable = dict(zip(self.usable, agreed))
+        if self.sums_usable is not None:
+            self.sums_usable = agreed[-1]
+
+    def convert_to_common_scale(self, grads_and_vars: Sequence, number: int) -> list:
+        """Checks whether the gradients of one loss are finite, and converts them to the common scale.
+
+        The conversion loses no bits if the scales are powers of two, unless a value becomes too small for its dtype.
+        """
+        pairs = list(grads_and_vars)
+        if len(self.scales) < 2:
+            return pairs
+        self.record_finiteness(number, [grad for grad, _ in pairs if grad is not None], self.scales[number])
+        ratio = self.scales[number] / self.common_scale
+        converted = map_gradients(lambda _, grad: unscale_gradient(grad, ratio), [grad for grad, _ in pairs])
+        return [(grad, variable) for grad, (_, variable) in zip(converted, pairs)]
+
+    def find_scales_without_overflow(self, should_apply: tf.Tensor | None, is_due: tf.Tensor | None) -> dict:
+        """Returns, for each loss or group in `usable`, whether its loss scale caused no overflow in this step.
+
+        If the step is skipped although all these gradients are finite, their sum overflowed: every scale was too large.
+        In a window, the sum of all batches can overflow in 16 bits; scales of earlier batches were reduced before.
+
+        Args:
+          should_apply: whether the update runs; None if gradients are not checked.
+          is_due: whether the step ends a window; None without a window.
+        """
+        if should_apply is None:
+            return {number: tf.constant(True) for number in self.usable}
+        all_usable = tf.reduce_all(tf.stack(self.verdicts))
+        if is_due is not None:
+            all_usable = tf.logical_and(is_due, all_usable)
+        blames_all = tf.logical_and(all_usable, tf.logical_not(should_apply))
+        return {number: tf.logical_and(usable, tf.logical_not(blames_all)) for number, usable in self.usable.items()}
 
 
 @dataclasses.dataclass

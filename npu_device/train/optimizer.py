@@ -10,7 +10,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.gradients.keras.optimizer import wrap_keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import LossScaleMixin, OptimizerMaker
-from npu_bridge.gradients.loss_scale import LARGEST_SCALE, check_scale
+from npu_bridge.gradients.scale_rule import LARGEST_SCALE, check_scale
 from npu_bridge.operators.unavailable import unavailable_function
 
 __all__ = ["NpuLossScaleOptimizer"]

@@ -112,11 +112,9 @@ class Training:
             step = tf1.train.get_or_create_global_step()
             self.train_op = self.optimizer.minimize(tf.add_n(losses), step)
             (pipeline, *_) = pipelines_in(self.graph)
-            self._sync = stages.sync_all(self.optimizer) if pipeline.rank_state.rank_values else tf.no_op()
+            self._sync = stages.sync_all(self.optimizer) if pipeline.saved.rank_values else tf.no_op()
             taken = [
-                op
-                for op in (values.restore_from_own_rows() for values in pipeline.rank_state.rank_values)
-                if op is not None
+                op for op in (values.restore_from_own_rows() for values in pipeline.saved.rank_values) if op is not None
             ]
             self._settle = tf.group(*taken)
             self._saver = NPUSaver(max_to_keep=None)

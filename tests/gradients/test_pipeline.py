@@ -229,7 +229,7 @@ def test_eager_gradients_of_two_losses_are_both_recognised():
         optimizer.apply_gradients(of_first)
         optimizer.apply_gradients(of_second)
     assert (float(first), float(second)) == (-4.0, -6.0)
-    assert len(optimizer._open_steps._unapplied) == 2, "steps that were applied pile up"
+    assert len(optimizer._open_steps._steps) == 2, "steps that were applied pile up"
 
 
 @pytest.mark.parametrize("family", [tf.keras.optimizers, tf.keras.optimizers.legacy], ids=["keras", "legacy"])

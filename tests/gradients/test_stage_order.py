@@ -13,7 +13,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManage
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import AllReduce, LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline
-from npu_bridge.gradients.first_step.start_values import plan_collectives
+from npu_bridge.gradients.first_step.planned_collectives import plan_collectives
 from tests.goldens.two_layers import in_graph
 from tests.refusing import refuses
 

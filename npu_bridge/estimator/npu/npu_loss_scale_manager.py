@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.base.arguments import check_count, check_number, check_switch, is_number
+from npu_bridge.base.arguments import check_number, check_switch, is_number
 from npu_bridge.base.errors import KeywordChecksMixin, message, shown
 from npu_bridge.base.tf_internals.graphs import current_control_flow_context
 from npu_bridge.gradients.graph_mode import is_building_graph
-from npu_bridge.gradients.loss_scale import (
-    LARGEST_SCALE,
-    MovingScale,
-    ScaleRule,
-    check_scale,
-)
+from npu_bridge.gradients.loss_scale import MovingScale
+from npu_bridge.gradients.scale_rule import LARGEST_SCALE, check_scale, checked_rule
 
 __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"]
-
-check_growth = functools.partial(check_number, at_least=1, at_most=LARGEST_SCALE)
-_check_backoff = functools.partial(check_number, above=0, at_most=1)
-# By argument of a dynamic manager or a level: the attribute of `ScaleRule` that it sets, and its check.
-_RULE_ARGUMENTS: dict[str, tuple[str, Any]] = {
-    **dict.fromkeys(("growth_interval", "incr_every_n_steps", "scale_window"), ("growth_interval", check_count)),
-    **dict.fromkeys(("bad_steps", "decr_every_n_nan_or_inf"), ("bad_steps", check_count)),
-    **dict.fromkeys(("growth_factor", "incr_ratio", "scale_growth_factor"), ("growth_factor", check_growth)),
-    **dict.fromkeys(("backoff_factor", "decr_ratio", "scale_backoff_factor"), ("backoff_factor", _check_backoff)),
-    "consecutive_bad_steps": ("counts_in_a_row", functools.partial(check_switch, fix="Pass the arguments by name.")),
-    "min_loss_scale": ("min_scale", check_scale),
-    "max_loss_scale": ("max_scale", check_scale),
-}
 
 
 class LossScaleManager(KeywordChecksMixin, tf.Module, abc.ABC):
@@ -133,25 +115,6 @@ class FixedLossScaleManager(_SerializableManager):
 
 class MovingLossScaleManager(MovingScale, _SerializableManager):
     """Base class of the managers whose scale changes."""
-
-
-def checked_rule(owner: str, **arguments: Any) -> tuple[ScaleRule, dict[str, Any]]:
-    """Checks arguments of a manager; `min_loss_scale` comes before `max_loss_scale`.
-
-    Returns:
-      The rule of these arguments, and the arguments as plain Python objects.
-    Raises:
-      TypeError: an argument has the wrong type.
-      ValueError: an argument is out of its range.
-    """
-    rule = ScaleRule()
-    for name, value in arguments.items():
-        attribute, check = _RULE_ARGUMENTS[name]
-        limits = {"at_least": rule.bounds[0]} if attribute == "max_scale" else {}
-        if value is not None or attribute not in ("min_scale", "max_scale"):
-            arguments[name] = check(owner, name, value, **limits)
-        rule = dataclasses.replace(rule, **{attribute: arguments[name]})
-    return rule, arguments
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

@@ -146,7 +146,7 @@ def _plan_restore(saver, graph, pipelines, path):
 def _optional_variables(saver, graph, pipelines):
     """Returns a dict of the variables that a checkpoint can lack, by key and slice, and the keys of optimizer state."""
     with graph.as_default():  # sessions can be restored outside the block of their graph
-        of_rules = [variable for pipeline in pipelines for variable in pipeline.rank_state.optimizer_variables()]
+        of_rules = [variable for pipeline in pipelines for variable in pipeline.saved.optimizer_variables()]
         of_stages = [variable for pipeline in pipelines for variable in pipeline.variables]
     of_rules += [
         variable

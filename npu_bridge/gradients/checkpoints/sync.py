@@ -121,12 +121,12 @@ def reset_restarting_state(optimizer: Any) -> None:
 
 def do_values_differ_between_ranks(pipelines: Sequence) -> bool:
     """Returns whether values of stages differ between ranks, so that a checkpoint needs `sync_all` before it."""
-    return any(pipeline.rank_state.rank_values or pipeline.stages_of_type(SynchronisingStage) for pipeline in pipelines)
+    return any(pipeline.saved.rank_values or pipeline.stages_of_type(SynchronisingStage) for pipeline in pipelines)
 
 
 def _sync_pipelines(pipelines):
     with tf.name_scope("sync_all"):
-        gathered = [pipeline.rank_state.gather() for pipeline in pipelines if pipeline.rank_state.rank_values]
+        gathered = [pipeline.gather_own_values() for pipeline in pipelines if pipeline.saved.rank_values]
         # The weights are gathered before they are averaged.
         with tf.control_dependencies([] if tf.executing_eagerly() else gathered):
             averaged = [
@@ -195,7 +195,7 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
             return
         step = session.run(self._global_step)
         # A run that started but found no more data has restored the weights of each rank.
-        has_restored = any(pipeline.rank_state.has_restored_own_weights(session) for pipeline in self._pipelines)
+        has_restored = any(pipeline.saved.has_restored_weights(session) for pipeline in self._pipelines)
         if step != self._synced_at or has_restored:
             self._sync_at_step(session, step)
 

@@ -22,50 +22,20 @@ from npu_bridge.base.errors import listed, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals import keras3
-from npu_bridge.base.tf_internals.callers import is_building_evaluation
 from npu_bridge.base.tf_internals.sessions import run_without_engines
-from npu_bridge.collective import wire_names
 from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.collective.checks import agreement, first_run
 from npu_bridge.collective.small_values import gather_values
 from npu_bridge.gradients.checkpoints import remote_slots
 from npu_bridge.gradients.first_step import same_batches
 from npu_bridge.gradients.first_step.adapted_layers import renew_adapted_layers
-from npu_bridge.gradients.graph_mode import is_building_graph
 from npu_bridge.gradients.keras.in_graphs import build_optimizer
-from npu_bridge.gradients.stage import DecidingStage, ExchangingStage, Stage
 
 _LOG = logger(__name__)
 _IN_GRAPH = "session.run(broadcast_global_variables(0)) after the variables have their values"
 _IN_FUNCTION = "NPUBroadcastGlobalVariablesCallback(0) to the callbacks, or hccl_ops.broadcast(variables, 0)"
 _MEETING = "start_values"
 _MAX_CHUNK_BYTES = 256 * 2**20
-
-
-def plan_collectives(
-    stages: Sequence[Stage], grads_and_vars: Sequence, has_numbered_names: bool
-) -> agreement.AllReducePlan:
-    """Lists the collectives of `stages` for these gradients; ranks compare the lists before the first collective."""
-    plan = agreement.AllReducePlan(has_numbered_names=has_numbered_names)
-    for stage in stages:
-        if isinstance(stage, (ExchangingStage, DecidingStage)):
-            plan.owner = stage.transfer_name or plan.owner
-        for name, value in stage.agreed_settings(grads_and_vars).items():
-            others = sum(key.partition(" ")[0] == name for key in plan.settings)  # of other stages of this class
-            plan.settings[f"{name} {others + 1}" if others else name] = value
-        if isinstance(stage, ExchangingStage):
-            plan.gradients = [_describe_gradient(grad, variable) for grad, variable in grads_and_vars]
-            plan.fragments = stage.fragments(grads_and_vars)
-    return plan
-
-
-def _describe_gradient(grad, variable):
-    """Returns the properties of one gradient that must be equal on all ranks."""
-    shape = str(tuple(variable.shape.as_list())) if variable.shape.rank is not None else "unknown"
-    if grad is None:
-        return agreement.PlannedGradient(variable.name, shape, "no gradient", "")
-    kind = "a sparse gradient" if isinstance(grad, tf.IndexedSlices) else "a dense gradient"
-    return agreement.PlannedGradient(variable.name, shape, kind, grad.dtype.name)
 
 
 def compare_variables_before_first_run(
@@ -121,7 +91,7 @@ def send_restored_state(model: Any, optimizer: Any = None) -> None:
     Ranks: collective.
     """
     if collective.current().size > 1:
-        variables = _comparable_variables(_variables_and_rows(model, optimizer))
+        variables = comparable_variables(_variables_and_rows(model, optimizer))
         _broadcast_differing("restore", variables, *_eager_reader_and_writer(variables), "")
     renew_adapted_layers(model)
 
@@ -140,70 +110,28 @@ def _variables_and_rows(model, optimizer):
     return list({id(variable): variable for variable in found}.values())
 
 
-class RankComparison:
-    """Compares the planned all-reduces and the variables of one optimizer between ranks.
+def compare_variables(owner: str, variables: Sequence, kept_variables: Sequence, is_quiet: bool = False) -> None:
+    """Compares variables between ranks, in functions and eager execution.
 
-    Attributes:
-      owner: name of the optimizer, for messages; "" before all-reduces are compared, and if there are no all-reduces.
-      has_compared: whether all-reduces were compared.
+    Args:
+      owner: name of the optimizer, for messages.
+      variables: the variables, a result of `comparable_variables`.
+      kept_variables: variables that differ between ranks by design; only `_copy_to_ranks_without_values` uses them.
+      is_quiet: log no differences, because the script itself broadcasts the values of one rank.
+    Raises:
+      RanksDisagreeError: shapes or dtypes of variables differ between ranks.
+    Ranks: collective.
     """
-
-    def __init__(self):
-        self.owner = ""
-        self.has_compared = False
-        self._seen: set = set()
-
-    def compare_planned_collectives(self, stages: Sequence[Stage], grads_and_vars: Sequence) -> None:
-        """Compares between ranks the gradients that the stages are about to all-reduce.
-
-        Raises:
-          RanksDisagreeError: another rank is about to reduce other gradients.
-        """
-        # In a graph, plans are compared whenever gradients are computed. Functions and eager steps are compared only
-        # the first time, because some ranks trace functions, or run eager steps, more often than others.
-        is_graph = is_building_graph()
-        if self.has_compared and not is_graph:
+    line = "" if is_quiet else _IN_FUNCTION
+    with tf.init_scope():
+        if not tf.executing_eagerly() or not all(variable.is_initialized() for variable in variables):
+            if line and collective.current().rank == 0:
+                # A script can have broadcast the empty list of a model without weights.
+                built = "Begin the model with an Input or call model.build(shape). Then add"
+                say_once(logging.WARNING, f"{owner}: ranks can start from different values. {built} {line}.")
             return
-        self.has_compared = True
-        ranks = collective.current()
-        plan = plan_collectives(stages if ranks.size > 1 else (), grads_and_vars, has_numbered_names=not is_graph)
-        self.owner = plan.owner
-        if plan.owner:
-            agreement.agreements_of_process().check(
-                plan, ranks.rank, ranks.size, training=wire_names.current_collectives_label()
-            )
-
-    def compare_variables(
-        self, variables: Iterable[Any], kept_variables: Iterable[Any] = (), is_quiet: bool = False
-    ) -> None:
-        """Compares variables between ranks, each variable only once; for functions and eager execution.
-
-        Args:
-          variables: the variables.
-          kept_variables: variables that differ between ranks by design; only `_copy_to_ranks_without_values` uses them.
-          is_quiet: log no differences, because the script itself broadcasts the values of one rank.
-        Raises:
-          RanksDisagreeError: shapes or dtypes of variables differ between ranks.
-        Ranks: collective.
-        """
-        new, new_kept = (
-            [variable for variable in _comparable_variables(given) if variable.ref() not in self._seen]
-            for given in (variables, kept_variables)
-        )
-        if not new or environment.is_flag_on("HOROVOD_ELASTIC") or is_building_evaluation():
-            return
-        line = "" if is_quiet else _IN_FUNCTION
-        self._seen.update(variable.ref() for variable in [*new, *new_kept])
-        with tf.init_scope():
-            if not tf.executing_eagerly() or not all(variable.is_initialized() for variable in new):
-                if line and collective.current().rank == 0:
-                    # A script can have broadcast the empty list of a model without weights.
-                    built = "Begin the model with an Input or call model.build(shape). Then add"
-                    text = f"{self.owner}: ranks can start from different values. {built} {line}."
-                    say_once(logging.WARNING, text)
-                return
-            _broadcast_differing(self.owner, new, *_eager_reader_and_writer(new), line)
-            _copy_to_ranks_without_values(new_kept, *_eager_reader_and_writer(new_kept))
+        _broadcast_differing(owner, variables, *_eager_reader_and_writer(variables), line)
+        _copy_to_ranks_without_values(kept_variables, *_eager_reader_and_writer(kept_variables))
 
 
 class _StartValuesCheck(first_run.FirstRunCheck):
@@ -227,9 +155,9 @@ class _StartValuesCheck(first_run.FirstRunCheck):
         new = self.watched[self._done.get(session, 0) :]
         slots = remote_slots.find_remote_slots(session.graph)
         apart = set() if slots is None else {id(slot) for slot in slots.variables()}
-        all_variables = _comparable_variables(variable for _, give, _ in new for variable in give())
+        all_variables = comparable_variables(variable for _, give, _ in new for variable in give())
         variables = [variable for variable in all_variables if id(variable) not in apart]
-        kept = _comparable_variables(variable for _, _, give in new for variable in give())
+        kept = comparable_variables(variable for _, _, give in new for variable in give())
 
         try:
             is_changed = _broadcast_differing(
@@ -358,7 +286,7 @@ def _copy_to_ranks_without_values(variables, read, write):
         write([position for position, _ in sent], [value for _, value in sent])
 
 
-def _comparable_variables(variables):
+def comparable_variables(variables: Iterable) -> list:
     """Returns the variables that can be compared and broadcast, without duplicates."""
     once = {id(variable): variable for variable in variables if isinstance(variable, tf.Variable)}.values()
     dtypes = [variable.dtype.base_dtype for variable in once]

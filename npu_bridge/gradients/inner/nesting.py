@@ -23,7 +23,7 @@ def check_nesting(owner: str, pipeline: Pipeline, optimizer: Any, within: Pipeli
     Raises:
       ValueError: they do not.
     """
-    if pipeline.scales_gradients and within is not None and within.needs_unscaled_gradients:
+    if pipeline.scales_gradients and within is not None and _needs_unscaled_gradients(within):
         names = ", ".join(map(name_of_stage, within.stages))
         problem = "the stages of the inner optimizer would get gradients that are still multiplied by the loss scale"
         fix = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[...])."
@@ -71,3 +71,7 @@ def check_can_average_results(pipeline: Pipeline, owner: str) -> None:
         expected, got = "the stages of the optimizer that averages gradients", f"stages of the optimizer inside {owner}"
         fix = "Write NPUOptimizer(opt, is_distributed=True, stages=[...])."
         raise ValueError(message(owner, problem, expected, got, fix))
+
+
+def _needs_unscaled_gradients(pipeline):
+    return any(stage.needs_unscaled_gradients or changes_gradients(stage) for stage in pipeline.stages)

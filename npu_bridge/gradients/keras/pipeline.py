@@ -20,7 +20,7 @@ from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stage import SUMMING_PLACES
 from npu_bridge.gradients.step import Step
 from npu_bridge.gradients.steps.backward_passes import BackwardPasses, ScaledSteps
-from npu_bridge.gradients.steps.open_steps import UnappliedSteps
+from npu_bridge.gradients.steps.open_steps import OpenSteps
 
 
 class KerasPipeline:
@@ -44,7 +44,7 @@ class KerasPipeline:
         self._owner = owner
         self.moments: tf.Variable | None = None
         # The mean of equal gradients changes the last bits at most. Other stages must not run twice.
-        self._open_steps = UnappliedSteps(trusts_variables=not pipeline.only_communicates)
+        self._open_steps = OpenSteps(trusts_variables=not pipeline.only_communicates)
         self._scaled_steps = ScaledSteps()
         self.backward_passes = BackwardPasses(pipeline, self._scaled_steps, self._combine_gradients, owner)
 

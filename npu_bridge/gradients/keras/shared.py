@@ -110,7 +110,7 @@ class PipelineMixin(delegating_trackable_class()):
 
     def silence_start_warning(self) -> None:
         """Turns off the warning about start values that differ between ranks, because a callback broadcasts them."""
-        self._pipeline.pipeline.rank_state.silence_start_warning()
+        self._pipeline.pipeline.comparison.silence_start_warning()
 
     def record_reduction_times(self) -> tf.Variable:
         """Returns the variable `KerasPipeline.moments`; functions traced from now on write to it in each step."""
@@ -121,7 +121,7 @@ class PipelineMixin(delegating_trackable_class()):
     @property
     def variables_of_this_rank(self) -> list:
         """The state variables whose values differ between ranks, such as the sums of `Accumulate`."""
-        return self._pipeline.pipeline.rank_state.variables_of_this_rank()
+        return self._pipeline.pipeline.saved.variables_of_this_rank()
 
     @property
     def name(self) -> str:

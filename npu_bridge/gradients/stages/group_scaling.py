@@ -8,8 +8,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import map_gradients, unscale_gradient
 from npu_bridge.gradients.graph_mode import value_before_update
-from npu_bridge.gradients.losses import smallest_scale
-from npu_bridge.gradients.stages.loss_scaling import ManagedScaling
+from npu_bridge.gradients.stages.loss_scaling import ManagedScaling, smallest_scale
 
 
 class GroupScaling(ManagedScaling):

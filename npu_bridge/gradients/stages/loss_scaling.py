@@ -12,7 +12,6 @@ from npu_bridge.base.tf_internals.graphs import current_control_flow_context
 from npu_bridge.collective.checks import first_run
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.graph_mode import group_in_graph, is_building_graph, value_before_update
-from npu_bridge.gradients.losses import smallest_scale
 from npu_bridge.gradients.stage import ScalingStage
 
 _UPDATES = ("npu_bridge", "updates_of_scales")  # graph collection: the id of a manager, and an operator that updates it
@@ -131,3 +130,11 @@ class _OneUpdateCheck(first_run.FirstRunCheck):
         if collective.current().size > 1:  # the scales of ranks would differ
             raise ValueError(text)
         say_once(logging.WARNING, text)
+
+
+def smallest_scale(scales: Any) -> tf.Tensor:
+    """Returns the scale for sums of gradients: the minimum of the scales, but at least 1.
+
+    With the minimum, no term grows beyond its dtype. Below 1, small terms of other losses would lose bits.
+    """
+    return tf.maximum(tf.reduce_min(tf.convert_to_tensor(scales)), 1.0)

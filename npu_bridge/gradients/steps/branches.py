@@ -11,6 +11,7 @@ import functools
 from typing import Any, Callable
 
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import gradient_from_parts, gradient_parts, zero_gradient_like
 from npu_bridge.gradients.graph_mode import choose_tensors, make_tensors_if, run_nth_function
 from npu_bridge.gradients.step import RankCheck, Step
@@ -19,18 +20,24 @@ from npu_bridge.gradients.step import RankCheck, Step
 def make_update(step: Step, update: Callable[[list], Any]) -> Callable[[], Any]:
     """Returns a function without arguments that updates the variables which this step trains.
 
+    In a TF 1 graph, the function records the operators that it adds: precision modes leave them in their own dtype.
+
     Args:
       step: the step.
       update: function that updates the variables of a list of (gradient, variable) pairs.
     """
-    if step.group is None:
-        return functools.partial(update, step.grads_and_vars)
 
     def branch(number):
         return update([pair for pair in step.grads_and_vars if step.group.trains(pair[1], number)])
 
-    branches = [functools.partial(branch, number) for number in range(len(step.group.frozen))]
-    return lambda: run_nth_function(step.group.number, branches)
+    def run():
+        with collections.record_update_operators():
+            if step.group is None:
+                return update(step.grads_and_vars)
+            branches = [functools.partial(branch, number) for number in range(len(step.group.frozen))]
+            return run_nth_function(step.group.number, branches)
+
+    return run
 
 
 class _BranchResults:

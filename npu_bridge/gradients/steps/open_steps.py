@@ -15,7 +15,7 @@ from npu_bridge.gradients.step import RankCheck, Step
 from npu_bridge.graph.operators import ops_that_hold, sources_among, variable_ops_behind
 
 
-class UnappliedSteps:
+class OpenSteps:
     """The steps of one optimizer whose gradients were computed and not yet applied.
 
     An optimizer returns gradients to its caller, and gets them back as plain pairs, possibly changed. In a graph or a
@@ -31,7 +31,8 @@ class UnappliedSteps:
 
     def __init__(self, trusts_variables: bool = True):
         self._trusts_variables = trusts_variables
-        self._unapplied: list[_UnappliedStep] = []
+        self._steps: list[_OpenStep] = []
+        self._variables_by_id: dict = {}  # of all steps; holds the variables, so that no id is used again
 
     def keep_step(self, step: Step, variables: Sequence[Any] | None, may_be_abandoned: bool = False) -> None:
         """Stores a step whose gradients went through the pipeline.
@@ -43,15 +44,16 @@ class UnappliedSteps:
             does after an overflow. In eager execution `has_returned` then recognises the step by its gradients only.
         """
         known = None if variables is None else frozenset(map(id, variables))
-        self._unapplied = [kept for kept in self._unapplied if kept.is_still_open(known)]
-        self._unapplied.append(_UnappliedStep(current_graph(), step, known, may_be_abandoned, current_context()))
+        self._steps = [kept for kept in self._steps if kept.is_still_open(known)]
+        self._steps.append(_OpenStep(current_graph(), step, known, may_be_abandoned, current_context()))
+        self._variables_by_id.update((id(variable), variable) for variable in variables or ())
 
     def copy_step(self, grads_and_vars: Sequence, owner: str) -> Step | None:
         """Finds the step, of this graph or one around it, that made these gradients; returns a copy, and keeps it open.
 
-        If the gradients were computed from those of several steps, for example as their sum, merges the steps. Eager
-        gradients that the caller changed are taken for those of the latest step with their variables. So are gradients
-        of a graph that come from elsewhere, such as from variables or from feeds. Ignores steps of a TF 1
+        If the gradients were computed from those of several steps, for example as their sum, merges the steps. If the
+        origin of the gradients is unknown, returns the latest step with all of their variables. It is unknown for eager
+        gradients that the caller changed, and, in a graph, for values of variables or feeds. Ignores steps of a TF 1
         loop or branch that is closed: their tensors cannot be read from outside, and a branch that is not taken never
         computes them. Returns None if no step has all of the variables.
 
@@ -64,19 +66,30 @@ class UnappliedSteps:
 
     def note_applied(self, grads_and_vars: Sequence) -> None:
         """Notes an update of these variables: in eager execution, later gradients of them belong to another step."""
+        if not tf.executing_eagerly():
+            return
         ids = {id(variable) for _, variable in grads_and_vars}
-        for kept in self._unapplied if tf.executing_eagerly() else ():
+        for kept in self._steps:
             if kept.variable_ids is not None and ids <= kept.variable_ids:
                 kept.applied_ids |= ids
+        for grad, variable in grads_and_vars:
+            if grad is not None:
+                self._variables_by_id.pop(id(variable), None)
 
-    def are_of_caller(self, grads_and_vars: Sequence) -> bool:
+    def foreign_variables(self, grads_and_vars: Sequence) -> list:
+        """Returns the variables whose gradients the caller has computed: `compute_gradients` did not return them."""
+        are_all_foreign = self._are_of_caller(grads_and_vars)
+        trained = [variable for grad, variable in grads_and_vars if grad is not None]
+        return [each for each in trained if are_all_foreign or id(each) not in self._variables_by_id]
+
+    def _are_of_caller(self, grads_and_vars):
         """Returns whether the caller has computed these gradients of a graph or function from the variables themselves.
 
         Gradients that also read variables which are not trained can be sums that the caller keeps: returns False.
         """
         if tf.executing_eagerly() or tf.distribute.has_strategy():  # whose variables have a handle for each replica
             return False
-        if _steps_that_returned(grads_and_vars, self._unapplied):
+        if _steps_that_returned(grads_and_vars, self._steps):
             return False
         read = variable_ops_behind([grad for grad, _ in grads_and_vars if grad is not None])
         given = ops_that_hold([variable for _, variable in grads_and_vars])
@@ -88,7 +101,7 @@ class UnappliedSteps:
         Eager gradients that the caller changed are recognised by their variables, if `trusts_variables` is set.
         """
         found = self._find_steps(grads_and_vars)
-        if not tf.executing_eagerly() or _steps_that_returned(grads_and_vars, self._unapplied):
+        if not tf.executing_eagerly() or _steps_that_returned(grads_and_vars, self._steps):
             return bool(found)
         changed = found if self._trusts_variables else []
         ids = {id(variable) for _, variable in grads_and_vars}
@@ -101,7 +114,7 @@ class UnappliedSteps:
         Arguments and errors are those of `copy_step`.
         """
         found = self._find_steps(grads_and_vars)
-        self._unapplied = [kept for kept in self._unapplied if kept not in found]
+        self._steps = [kept for kept in self._steps if kept not in found]
         return _merge_steps([kept.step for kept in found], owner) if found else None
 
     def _find_steps(self, grads_and_vars):
@@ -115,12 +128,12 @@ class UnappliedSteps:
     def _open_steps_with(self, grads_and_vars, a_part=False):
         """Returns the steps, newest first, of this place and those around it that can have returned the gradients."""
         places, contexts = enclosing_graphs(), [None, *contexts_around(current_context())]
-        here = [kept for kept in self._unapplied[::-1] if kept.place in places and kept.context in contexts]
+        here = [kept for kept in self._steps[::-1] if kept.place in places and kept.context in contexts]
         return [kept for kept in here if kept.can_include(grads_and_vars, a_part)]
 
 
 @dataclasses.dataclass(eq=False)
-class _UnappliedStep:
+class _OpenStep:
     place: Any
     step: Step
     variable_ids: frozenset | None
