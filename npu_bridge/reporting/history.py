@@ -121,7 +121,7 @@ class Comparison(NamedTuple):
 
 
 Entry = Union[StepRow, SessionStart, Evaluation, SessionFacts, Comparison]
-_OPTIONAL = ("learning_rate", "precision", *Evaluation._fields[3:], *SessionFacts._fields[2:])
+_OPTIONAL = (*StepRow._fields[5:], *Evaluation._fields[3:], *SessionFacts._fields[2:])
 # First key of a line, in place of "step".
 _FIRST = {SessionStart: "start", Evaluation: "evaluation", SessionFacts: "facts", Comparison: "comparison"}
 

@@ -76,7 +76,7 @@ class HistoryHook(StepHook):
                 self._thinning.write(self.history, self.read_step(session))
             return
         if observation.skipped or self._steps_since >= self._every_n_steps:
-            self.history.append(self.read_step(session), *observation)
+            self.history.append(self.read_step(session), **observation._asdict())
         if self._steps_since >= self._every_n_steps:
             self._steps_since = 0
         self._steps_since += steps

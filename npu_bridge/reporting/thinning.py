@@ -98,7 +98,7 @@ class HistoryThinner:
     def write(self, history: History, step: int | None, is_training_over: bool = False) -> None:
         """Appends the steps of `pop_rows` to a history."""
         for reached, seen in self.pop_rows(step, is_training_over):
-            history.append(reached, *seen.observation, seen.time)
+            history.append(reached, time=seen.time, **seen.observation._asdict())
 
     def _keep_with_extremes(self, seen: ObservedStep) -> None:
         between = {one for one in (self._lowest, self._highest, seen) if one is not None}
