@@ -85,7 +85,7 @@ def pipeline(
       is_distributed: average the gradients over the ranks.
       stages: stages to add. They are copied, so one list can serve several optimizers.
       inner: the optimizer that updates, of any family; ranks then compare its slots before the first step.
-      **settings: further attributes of `PipelineSettings`, such as `is_joint`, `is_tailed` and `wire_dtype`.
+      **settings: further attributes of `PipelineSettings`, such as `is_joint`, `is_tailing_optimization` and `wire`.
     Raises:
       TypeError: a setting is unknown, `stages` is not a list of stages, or `inner` is not an optimizer.
       ValueError: the stages cannot be ordered.

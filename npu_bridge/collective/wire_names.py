@@ -17,33 +17,23 @@ import collections
 import contextlib
 import contextvars
 import functools
-import re
 import threading
 import weakref
 from collections.abc import Iterator
-from multiprocessing.dummy import DummyProcess
 from typing import Any, Callable
 
 import tensorflow as tf
 
 from npu_bridge.base import environment
-from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals.callers import is_building_evaluation, model_in_training
 from npu_bridge.base.tf_internals.graphs import is_branch_or_body
+from npu_bridge.collective.thread_labels import thread_label
 
 _SCOPE = "transfers/"
 # The label for graphs that train nothing; perhaps only rank 0 builds them.
 UNTRAINED = "untrained."
-# Python's default name of a thread: its number, and from Python 3.10 on the name of its function.
-_UNNAMED = re.compile(r"Thread-(\d+)(.*)")
-# The name of a worker of a `ThreadPoolExecutor`, which begins with the name of the pool.
-_WORKER = re.compile(r"(ThreadPoolExecutor-\d+)_\d+")
 
 _numbers: collections.Counter = collections.Counter()
-# Numbers of the threads seen so far, by their function.
-_threads: collections.defaultdict[str, set[int]] = collections.defaultdict(set)
-# The worker of each pool that made the pool's first training.
-_training_workers: dict[Any, threading.Thread] = {}
 _lock = threading.Lock()
 _in_force: contextvars.ContextVar[str | tf.Graph | None] = contextvars.ContextVar(
     "label of all transfers in the block, or the graph that gives the label; None outside of blocks", default=None
@@ -241,46 +231,9 @@ def _next_label(series, numbers):
     """Returns a new label, equal on all ranks; "" for the first label of the main thread."""
     if environment.is_flag_on("HOROVOD_ELASTIC"):  # ranks that join later would count from the beginning
         return ""
-    thread = _thread_label()
+    thread = thread_label()
     series += thread
     with _lock:
         number = numbers[series]
         numbers[series] += 1
     return f"{series}_{number}." if number or thread or series == "restored" else ""
-
-
-def _thread_label():
-    """Returns a text that identifies the calling thread, equal on all ranks; "" for the main thread.
-
-    Python numbers threads without a name, and one rank can have started more threads than another. So such a thread is
-    identified by its position among the threads that ran the same function.
-    """
-    thread = threading.current_thread()
-    if thread is threading.main_thread():
-        return ""
-    name = thread.name
-    _check_only_worker_that_trains(thread)
-    unnamed = _UNNAMED.fullmatch(name)
-    if unnamed:
-        with _lock:
-            for other in filter(None, (_UNNAMED.fullmatch(each.name) for each in threading.enumerate())):
-                _threads[other[2]].add(int(other[1]))
-            name = f"{sorted(_threads[unnamed[2]]).index(int(unnamed[1]))}{unnamed[2]}"
-    return "-" + re.sub(r"\W", "_", name, flags=re.ASCII)
-
-
-def _check_only_worker_that_trains(thread):
-    """Raises an error if two workers of a pool make trainings: idle workers take them in another order on each rank."""
-    worker, launched = _WORKER.fullmatch(thread.name), environment.launcher_placement()
-    # Workers of one `ThreadPool` share the queue of its tasks.
-    pool = vars(thread)["_args"][0] if isinstance(thread, DummyProcess) else worker and worker[1]
-    if pool is None or launched is None or launched.size == 1:
-        return
-    with _lock:
-        first = _training_workers.get(pool)
-        if first is None or not first.is_alive():
-            first = _training_workers[pool] = thread
-    if first is not thread:
-        problem = "workers of a pool take trainings in any order, so ranks can average gradients of different models"
-        expected, fix = "a thread for each training", "Write threading.Thread(target=train, name=name_of_the_model)."
-        raise RuntimeError(message("npu_bridge.collective", problem, expected, f"{first.name}, {thread.name}", fix))

@@ -20,9 +20,9 @@ from npu_bridge.gradients.stage import (
 
 _PLACES_OF_ROLES = PLACES[: PLACES.index("verdict") + 1]  # later ones come after this rank's gradients
 _SHARED_PLACES = ("transform", "guard", "record")
-# By hook that changes this rank's gradients: a place, and the places at which a stage without a role runs the hook in
-# turn. At another place, it runs the hook just before the first one. One list for both hooks would not do: a custom
-# `each_batch` must come before that of `Accumulate`, and a custom `before_reduce` after that of `Accumulate`.
+# By hook that changes this rank's gradients: a place and a list of places. A custom stage (one without a role) at a
+# place of the list runs the hook in turn. At any other place, it runs the hook early: just before the first place. The
+# hooks need a row each: a custom `each_batch` must come before that of `Accumulate`, a custom `before_reduce` after it.
 _OWN_GRADIENTS = {
     "each_batch": ("accumulate", PLACES[: PLACES.index("accumulate")]),
     "before_reduce": ("local clip", ("local clip",)),

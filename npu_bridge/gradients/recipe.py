@@ -10,6 +10,7 @@ from typing import Any
 from npu_bridge.base.arguments import check_list
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.collective import wire as wire_formats
 from npu_bridge.gradients.combined import CombinedGradients
 from npu_bridge.gradients.inner.interface import InnerOptimizer
 from npu_bridge.gradients.inner.sharding import SharedUpdate
@@ -43,9 +44,9 @@ class PipelineSettings:
       is_distributed: average gradients over the ranks.
       is_joint: skip a step on all ranks if gradients overflow on one. None means True if the pipeline exchanges
         gradients that can overflow, or if the update is sharded.
-      is_tailed: decide early whether to skip the step, while the last fragment is not yet all-reduced; used on several
-        ranks, if each rank checks its own gradients.
-      wire_dtype: the 16-bit dtype to which gradients are rounded before the all-reduce, or None.
+      is_tailing_optimization: decide early whether to skip the step, while the last fragment is not yet all-reduced;
+        used on several ranks, if each rank checks its own gradients.
+      wire: format in which gradients are sent: "none", "float16" or "bfloat16".
       is_sharded: whether the weight update is sharded over the ranks.
       stages: stages that the user adds. They are copied, so one list can serve several optimizers.
       record: a stage that records skipped steps; used with a manager.
@@ -62,8 +63,8 @@ class PipelineSettings:
     is_checked: bool = True
     is_distributed: bool = False
     is_joint: bool | None = None
-    is_tailed: bool = False
-    wire_dtype: tf.DType | None = None
+    is_tailing_optimization: bool = False
+    wire: str | None = "none"
     is_sharded: bool = False
     stages: Sequence[Stage] = ()
     record: Stage | None = None
@@ -72,6 +73,14 @@ class PipelineSettings:
     checks_combined: bool = False
     inner: InnerOptimizer | None = None
     owner: str = "Pipeline"
+
+    def __post_init__(self):
+        wire_formats.wire_dtype(self.wire, self.owner)  # checks it
+
+    @property
+    def wire_dtype(self) -> tf.DType | None:
+        """The 16-bit dtype to which gradients are rounded before the all-reduce, or None."""
+        return wire_formats.wire_dtype(self.wire, self.owner)
 
     @property
     def is_scaled(self) -> bool:
@@ -163,7 +172,8 @@ def _needs_check(settings, added):
 
 def _make_checking_stages(settings, exchanging_stage, combined_gradients):
     """Returns the overflow check, and the stages that act on its decision."""
-    # The gradients that AllReduce returns are equal on all ranks, and so are decisions about them.
+    # Without a loss scale, the results of `AllReduce` are checked. They are equal on all ranks, so no vote is needed.
+    # With a loss scale, or another stage that exchanges, each rank checks gradients of its own, and all ranks vote.
     is_of_rank = settings.is_distributed and (settings.is_scaled or exchanging_stage is not None)
     is_local = is_of_rank and (exchanging_stage is None or REDUCED_GRADIENTS in exchanging_stage.gives)
     is_joint = settings.is_joint
@@ -172,7 +182,8 @@ def _make_checking_stages(settings, exchanging_stage, combined_gradients):
     elif not is_joint and (is_of_rank or settings.is_sharded):
         problem, fix = "each rank would decide alone about gradients that ranks combine", "Leave is_joint out."
         raise ValueError(message(settings.owner, problem, "is_joint=True or None", "is_joint=False", fix))
-    check = OverflowCheck(settings.name, is_joint, is_local, is_local and settings.is_tailed, combined_gradients)
+    is_early = is_local and settings.is_tailing_optimization
+    check = OverflowCheck(settings.name, is_joint, is_local, is_early, combined_gradients)
     if not settings.is_scaled:
         return [check, DroppedStepWarning(_dropped_step_warning(settings))]
     return [check, NarrowVariableGuard(), *([] if settings.record is None else [settings.record])]
@@ -199,7 +210,7 @@ def _check_communicating_stage(stage, settings, optimizer):
         fix = f"Set is_distributed=True, or leave {name} out."
         raise ValueError(message(owner, problem, "is_distributed=True", got, fix))
     if settings.wire_dtype is not None:
-        problem, got = f"{name} sends values of 32 bits", f"wire={settings.wire_dtype.name!r}"
+        problem, got = f"{name} sends values of 32 bits", f"wire={settings.wire!r}"
         raise ValueError(message(owner, problem, "wire='none'", got, f"Leave wire or {name} out."))
     if REDUCED_GRADIENTS not in stage.gives and getattr(optimizer, "use_ema", False):
         problem = f"each rank would average its own weights over steps, before {name} combines the weights of all ranks"

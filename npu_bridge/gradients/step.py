@@ -173,8 +173,9 @@ class Step:
         gradients divided by `divisor` are in true units: unscaled, and averaged over the ranks. None if the gradients
         are in true units, as they are from `after_reduce` on. Only methods of this class change it.
       on_wire: the tensors that this rank sends, in the order of `grads_and_vars`: tensors, `tf.IndexedSlices` or Nones.
-        Rows of equal index are added up, values are rounded to 16 bits if requested, and still multiplied by `divisor`.
-        The overflow check and the all-reduce both read these tensors. None if this rank sends nothing.
+        Rows of equal index are added up, and values are rounded to 16 bits if requested. The tensors are still
+        multiplied by `divisor`. The overflow check and the all-reduce both read these tensors. None if this rank sends
+        nothing.
       check: the overflow check of this rank's gradients, usually of `on_wire`; None if they are not checked.
       should_apply: boolean scalar, whether the update of this step runs; None before `gate` has decided.
       delivered: the gradients that the pipeline returned to the caller, who can clip them before the update.

@@ -180,7 +180,7 @@ def test_gradients_of_two_losses_keep_their_scales_if_both_are_computed_first(gr
 
 @on_each_rank(2)
 def test_gradients_that_would_lose_a_part_on_the_way_are_refused():
-    ways = {"as it is": {}, "rounded": {"wire_dtype": tf.bfloat16}, "selected": {"stages": [TopK(0.1)]}}
+    ways = {"as it is": {}, "rounded": {"wire": "bfloat16"}, "selected": {"stages": [TopK(0.1)]}}
     said = []
     for name, value in (*((name, 1 + 2j) for name in ways), ("selected", np.float64(1e39))):
         pipeline = stages.pipeline(name, is_distributed=True, **ways[name])

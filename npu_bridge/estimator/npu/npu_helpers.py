@@ -277,7 +277,7 @@ def npu_keras_optimizer(
     """
     owner = "npu_keras_optimizer"
     is_loss_scale = loss_scale_manager is not None if is_loss_scale is None else is_loss_scale
-    manager, _ = check_optimizer_arguments(
+    manager = check_optimizer_arguments(
         owner, loss_scale_manager, is_distributed, is_loss_scale, is_tailing_optimization, wire
     )
     settings = KerasSettings(

@@ -101,15 +101,15 @@ class NPUOptimizer(PipelineOptimizer):
         check_combined_tensors=False,
     ):
         name = name or "NPUOptimizer" + type(opt).__name__
-        manager, wire_dtype = check_optimizer_arguments(
+        manager = check_optimizer_arguments(
             "NPUOptimizer", loss_scale_manager, is_distributed, is_loss_scale, is_tailing_optimization, wire
         )
         settings = PipelineSettings(
             name,
             manager=manager,
             is_distributed=bool(is_distributed),
-            is_tailed=bool(is_tailing_optimization),
-            wire_dtype=wire_dtype,
+            is_tailing_optimization=bool(is_tailing_optimization),
+            wire=wire,
             stages=stages,
             first_parameters=check_first_parameters("NPUOptimizer", gradient_split_groups),
             combines=check_combine_grad("NPUOptimizer", manager, combine_grad, check_combined_tensors),
@@ -121,11 +121,7 @@ class NPUOptimizer(PipelineOptimizer):
 
 
 def check_optimizer_arguments(owner, manager, is_distributed, is_loss_scale, is_tailing_optimization, wire):
-    """Checks the arguments that `NPUOptimizer` and `npu_keras_optimizer` have in common.
-
-    Returns:
-      The manager, or None if the loss is not scaled; the dtype of the wire format, or None for the gradients' dtype.
-    """
+    """Checks the arguments of `NPUOptimizer` and `npu_keras_optimizer`; returns the manager if the loss is scaled."""
     is_distributed = check_switch(owner, "is_distributed", is_distributed, takes_numbers=True)
     is_loss_scale = check_switch(owner, "is_loss_scale", is_loss_scale, takes_numbers=True)
     is_tailed = check_switch(owner, "is_tailing_optimization", is_tailing_optimization, takes_numbers=True)
@@ -137,11 +133,10 @@ def check_optimizer_arguments(owner, manager, is_distributed, is_loss_scale, is_
             "is_loss_scale=True, or leave the manager out.",
             owner,
         )
-    wire_dtype = wire_formats.wire_dtype(wire, owner)
-    if wire_dtype is not None and not is_distributed:
+    if wire_formats.wire_dtype(wire, owner) is not None and not is_distributed:
         _LOG.info("%s: wire=%r has no effect because is_distributed is False.", owner, wire)
     of_graph.record_built_value("is_tailing_optimization", is_tailed)
-    return (manager if is_loss_scale else None), wire_dtype
+    return manager if is_loss_scale else None
 
 
 def check_combine_grad(owner, manager, combine_grad, check_combined_tensors):
@@ -190,7 +185,6 @@ class NPUDistributedOptimizer(PipelineOptimizer):
 
     def __init__(self, optimizer, is_weight_update_sharding=False, name=None, *, wire="none", stages=()):
         name = name or "Distributed" + type(optimizer).__name__
-        wire_dtype = wire_formats.wire_dtype(wire, "NPUDistributedOptimizer")
         self.is_weight_update_sharding = check_switch(
             "NPUDistributedOptimizer", "is_weight_update_sharding", is_weight_update_sharding, takes_numbers=True
         )
@@ -198,7 +192,7 @@ class NPUDistributedOptimizer(PipelineOptimizer):
         settings = PipelineSettings(
             name,
             is_distributed=True,
-            wire_dtype=wire_dtype,
+            wire=wire,
             is_sharded=self.is_weight_update_sharding,
             stages=stages,
             inner=ShardedOptimizer(inner, name) if self.is_weight_update_sharding else inner,

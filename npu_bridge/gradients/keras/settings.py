@@ -11,7 +11,6 @@ from typing import Any
 from npu_bridge.base import environment
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.gradients.inner.interface import InnerOptimizer
 from npu_bridge.gradients.pipeline import Pipeline
@@ -70,8 +69,8 @@ class KerasSettings:
             manager=self.manager,
             is_distributed=self.is_distributed,
             is_joint=(self.is_distributed or self.decides_together) if is_scaled else None,
-            is_tailed=self.is_tailing_optimization,
-            wire_dtype=wire_formats.wire_dtype(self.wire, self.name),
+            is_tailing_optimization=self.is_tailing_optimization,
+            wire=self.wire,
             stages=self.stages,
             record=SkipRecord(inner.optimizer if self.counts_skipped_steps else None) if is_scaled else None,
             first_parameters=check_first_parameters(self.name, self.first_parameters),
