@@ -15,12 +15,12 @@ _PLACES = {
     "forget_functions": "npu_bridge.amp.casts:forget_functions",
     "half_function": "npu_bridge.amp.casts:half_function",
     "initialize": "npu_bridge.amp.apex:initialize",
-    "load_state_dict": "npu_bridge.amp.scaling:load_state_dict",
+    "load_state_dict": "npu_bridge.amp.custom_loops:load_state_dict",
     "promote_function": "npu_bridge.amp.casts:promote_function",
     "scale_boundary": "npu_bridge.amp.groups:scale_boundary",
-    "scale_loss": "npu_bridge.amp.scaling:scale_loss",
-    "state_dict": "npu_bridge.amp.scaling:state_dict",
-    "unscaled_gradients": "npu_bridge.amp.scaling:unscaled_gradients",
+    "scale_loss": "npu_bridge.amp.custom_loops:scale_loss",
+    "state_dict": "npu_bridge.amp.custom_loops:state_dict",
+    "unscaled_gradients": "npu_bridge.amp.custom_loops:unscaled_gradients",
 }
 _MODULES = ("apex", "casts", "configuration", "groups", "loss_scale", "scaling")
 

@@ -27,8 +27,7 @@ from npu_bridge.gradients.stage import (
     changes_gradients,
 )
 from npu_bridge.gradients.stages.all_reduce import AllReduce
-from npu_bridge.gradients.stages.group_scaling import GroupScaling
-from npu_bridge.gradients.stages.loss_scaling import LossScaling
+from npu_bridge.gradients.stages.loss_scaling import GroupScaling, LossScaling
 from npu_bridge.gradients.stages.overflow import NarrowVariableGuard, OverflowCheck
 from npu_bridge.gradients.stages.skip_record import DroppedStepWarning
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge.amp.custom_loops import load_state_dict, scale_loss, state_dict, unscaled_gradients
 from npu_bridge.amp.loss_scale import DynamicLossScaleManager
-from npu_bridge.amp.scaling import load_state_dict, scale_loss, state_dict, unscaled_gradients
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, LossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer

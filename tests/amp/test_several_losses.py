@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import stages
+from npu_bridge.amp.custom_loops import scale_loss, unscaled_gradients
 from npu_bridge.amp.loss_scale import DynamicLossScaleManager
-from npu_bridge.amp.scaling import scale_loss, unscaled_gradients
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge import stages
+from npu_bridge.amp.custom_loops import scale_loss, unscaled_gradients
 from npu_bridge.amp.groups import scale_boundary
-from npu_bridge.amp.scaling import scale_loss, unscaled_gradients
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_hook import broadcast_global_variables
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer

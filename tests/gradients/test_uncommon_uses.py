@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import boost, collective, stages
-from npu_bridge.amp.scaling import scale_loss, unscaled_gradients
+from npu_bridge.amp.custom_loops import scale_loss, unscaled_gradients
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer

@@ -12,8 +12,8 @@ from npu_bridge.base.arguments import check_number, check_switch, is_number
 from npu_bridge.base.errors import KeywordChecksMixin, message, shown
 from npu_bridge.base.tf_internals.graphs import current_control_flow_context
 from npu_bridge.gradients.graph_mode import is_building_graph
-from npu_bridge.gradients.loss_scale import MovingScale
 from npu_bridge.gradients.scale_rule import LARGEST_SCALE, check_scale, checked_rule
+from npu_bridge.gradients.scale_variables import MovingScale
 
 __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"]
 
