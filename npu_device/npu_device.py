@@ -16,7 +16,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.estimator.helper import get_gen_ops
 from npu_bridge.session import precision
-from npu_bridge.session.devices import requested_devices, visible_gpus
+from npu_bridge.session.devices import choose_float32_arithmetic, requested_devices, visible_gpus
 from npu_device.configs.npu_config import global_options
 
 __all__ = ["NpuDeviceHandle", "gen_npu_ops", "global_npu_ctx", "npu_compat_function", "open", "set_npu_loop_size"]
@@ -66,6 +66,7 @@ class NpuDeviceHandle:
         their dtype.
         """
         if not _open_devices().is_default:
+            choose_float32_arithmetic()
             if self._gpus:
                 tf.config.set_visible_devices(self._gpus, "GPU")
             if self._options.deterministic == 1:

@@ -86,7 +86,7 @@ all options.
   `npu_bridge.npu_init`, or of a name which needs TensorFlow from a package of `npu_bridge`. The ConfigProto itself
   never changes.
 - Without an entry, a session is a plain session of TensorFlow. After the import of `npu_bridge.npu_init` it has soft
-  placement, so `tf.device("/gpu:0")` runs everywhere.
+  placement, so `tf.device("/gpu:0")` runs everywhere, and environment variables choose its GPU and profile it.
 
 These pages are generated from the option table by `python tools/options_pages.py docs/options.md`. Do not
 edit them.

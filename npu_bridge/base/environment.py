@@ -92,7 +92,7 @@ def read_overlapped_steps() -> bool | None:
     Raises:
       ValueError: the variable is neither 0 nor 1.
     """
-    return _read_zero_or_one("NPU_OVERLAPPED_STEPS", "to try both ways")
+    return read_zero_or_one("NPU_OVERLAPPED_STEPS", "to try both ways")
 
 
 def are_horovod_threads_preferred() -> bool:
@@ -101,7 +101,7 @@ def are_horovod_threads_preferred() -> bool:
     Raises:
       ValueError: the variable is neither 0 nor 1.
     """
-    return _read_zero_or_one("NPU_COMMUNICATION_PRIORITY", "to leave the priorities as they are") is True
+    return read_zero_or_one("NPU_COMMUNICATION_PRIORITY", "to leave the priorities as they are") is True
 
 
 def collective_engine() -> str | None:
@@ -118,12 +118,12 @@ def collective_engine() -> str | None:
     return text
 
 
-def _read_zero_or_one(name, reason_to_unset):
+def read_zero_or_one(name: str, reason_to_unset: str) -> bool | None:
+    """Reads a variable that is 0, 1 or unset (None); raises a ValueError for other values."""
     text = read_variable(name)
     if text not in (None, "0", "1"):
-        raise _environment_variable_error(
-            f"{name} has an unknown value", "0 or 1", repr(text), f"Correct it, or unset it {reason_to_unset}."
-        )
+        fix = f"Correct it, or unset it {reason_to_unset}."
+        raise _environment_variable_error(f"{name} has an unknown value", "0 or 1", repr(text), fix)
     return None if text is None else text == "1"
 
 

@@ -130,8 +130,13 @@ class CollectiveCall:
             fix = did_you_mean(reduction, REDUCTIONS, "Use 'sum' and divide for a mean.")
             raise self.error("unknown reduction", ", ".join(map(repr, REDUCTIONS)), repr(reduction), fix)
 
-    def check_fusion(self, fusion: Any, fusion_id: Any, allowed: Sequence[int] = (0, 2)) -> None:
-        """Raises ValueError if the op does not have the fusion mode, or the id does not fit the mode."""
+    def check_fusion(
+        self, fusion: Any, fusion_id: Any, allowed: Sequence[int] = (0, 2), id_without_fusion: int = -1
+    ) -> None:
+        """Raises ValueError if the op does not have the fusion mode, or the id does not fit the mode.
+
+        Without fusion, the id is -1; `id_without_fusion`, the default of the op, is accepted, too.
+        """
         if not is_integer(fusion) or fusion not in allowed:
             raise self.error(
                 "unknown fusion mode",
@@ -139,7 +144,8 @@ class CollectiveCall:
                 repr(fusion),
                 "Use 0: results do not change.",
             )
-        fits = is_integer(fusion_id) and (0 <= fusion_id <= _LARGEST_FUSION_ID if fusion == 2 else fusion_id == -1)
+        others = (-1, id_without_fusion)
+        fits = is_integer(fusion_id) and (0 <= fusion_id <= _LARGEST_FUSION_ID if fusion == 2 else fusion_id in others)
         if not fits:
             problem, fix = f"fusion_id does not fit fusion={fusion}", "Leave out both, or give fusion=2 with an id."
             raise self.error(problem, f"0 to {_LARGEST_FUSION_ID}" if fusion == 2 else "-1", repr(fusion_id), fix)

@@ -134,7 +134,7 @@ def broadcast(tensor, root_rank, fusion=2, fusion_id=0, group=WORLD):
     Ranks: collective in `group`.
     """
     call = CollectiveCall("hccl_ops.broadcast", group)
-    call.check_fusion(fusion, fusion_id)
+    call.check_fusion(fusion, fusion_id, id_without_fusion=0)
     call.check_group_rank(root_rank, "root_rank")
     if not isinstance(tensor, (list, tuple)):
         expected, got = "a list of tensors and variables", type(tensor).__name__

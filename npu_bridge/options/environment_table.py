@@ -64,7 +64,11 @@ _DOCUMENTED = (
         "1: convert control flow for dynamic shapes.",
         recorded("TensorFlow runs control flow unchanged."),
     ),
-    ("ENABLE_HF32_EXECUTION", "Allows float32 with an 11-bit mantissa.", _NO_DEVICE),
+    (
+        "ENABLE_HF32_EXECUTION",
+        "Allows float32 with an 11-bit mantissa.",
+        works("1 or 0: allows TF32 on GPUs or not, in sessions and under npu_device. Unset: TensorFlow's default."),
+    ),
     ("NPU_DEBUG", "Debug log.", _OTHER_PRODUCT),
     ("NPU_DUMP_GRAPH", "Graph dump.", _OTHER_PRODUCT),
     ("NPU_ENABLE_PERF", "Timing print.", _OTHER_PRODUCT),

@@ -24,14 +24,26 @@ def choose_devices(options: TrainingOptions, session_config: Any) -> None:
     A `visible_device_list` that the script has set stays.
 
     Raises:
-      ValueError: the rank table, or an environment variable that names the device, is malformed.
+      ValueError: the rank table, or one of these environment variables, is malformed.
     """
+    choose_float32_arithmetic()
     if session_config.gpu_options.visible_device_list:
         return
     gpu_count = len(tf.config.list_physical_devices("GPU"))
     if gpu_count:
         visible = visible_gpus(requested_devices(options), gpu_count)
         session_config.gpu_options.visible_device_list = ",".join(map(str, visible))
+
+
+def choose_float32_arithmetic() -> None:
+    """Allows or forbids TF32 in this process, as `ENABLE_HF32_EXECUTION` says; does nothing if it is unset.
+
+    Raises:
+      ValueError: the variable is neither 0 nor 1.
+    """
+    allows_tf32 = environment.read_zero_or_one("ENABLE_HF32_EXECUTION", "for TensorFlow's default")
+    if allows_tf32 is not None:
+        tf.config.experimental.enable_tensor_float_32_execution(allows_tf32)
 
 
 def provide_cpu_devices(strategy: Any, session_config: Any) -> None:

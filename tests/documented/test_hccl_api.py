@@ -102,6 +102,10 @@ def test_results_have_static_shapes_in_a_graph(graph):
     assert hccl_ops.broadcast([x], 0)[0].op is not None
 
 
+def test_a_broadcast_without_fusion_takes_its_own_default_for_the_id():
+    assert hccl_ops.broadcast([X], 0, fusion=0)[0].numpy().tolist() == list(X)
+
+
 def test_the_smallest_and_the_largest_fusion_id_are_taken():
     for fusion_id in (0, 2**31 - 1):
         assert hccl_ops.allreduce(X, "sum", fusion=2, fusion_id=fusion_id).numpy().tolist() == list(X)
@@ -122,6 +126,7 @@ def test_the_smallest_and_the_largest_fusion_id_are_taken():
     (lambda: hccl_ops.allgather(1.0, 1), ValueError, "a scalar has no first dimension"),
     (lambda: hccl_ops.broadcast(tf.constant(X), 0), TypeError, "not a list"),
     (lambda: hccl_ops.broadcast([X], -1), ValueError, "got -1"),
+    (lambda: hccl_ops.broadcast([X], 0, 0, 1), ValueError, "Expected -1; got 1"),
     (lambda: hccl_ops.all_to_all_v(X, [1, 1], [0], [1], [0]), ValueError, "send_counts does not have one entry"),
     (lambda: hccl_ops.all_to_all_v(X, [-1], [0], [1], [0]), ValueError, "negative entry"),
     (lambda: hccl_ops.all_to_all_v(X, [2], [1], [2], [0]), ValueError, "the 2 elements of send_data; got [3]"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 
 import pytest
@@ -89,6 +90,19 @@ def test_settings_of_a_session_stay_but_for_soft_placement():
     session = tf1.InteractiveSession(graph=tf.Graph())
     assert session._config.gpu_options.allow_growth and session._config.graph_options.place_pruned_graph
     session.close()
+
+
+def test_a_session_without_an_entry_is_profiled_if_the_environment_says_so(graph, monkeypatch, tmp_path):
+    decorate_sessions(places_softly=True)
+    weight = tf.Variable(3.0)
+    train = tf1.train.GradientDescentOptimizer(0.1).minimize(weight * weight)
+    monkeypatch.setenv("PROFILING_MODE", "true")
+    monkeypatch.setenv("PROFILING_OPTIONS", json.dumps({"output": str(tmp_path), "training_trace": "on"}))
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for _ in range(3):
+            session.run(train)
+    assert list(tmp_path.rglob("*.xplane.pb"))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # TensorFlow's own, as before

@@ -65,3 +65,20 @@ def test_settings_of_the_script_stay_and_without_a_gpu_nothing_happens(monkeypat
         config = tf.compat.v1.ConfigProto()
         choose_devices(_options(session_device_id=1), config)
         assert not config.gpu_options.visible_device_list
+
+
+@pytest.mark.parametrize("text, allows", [("0", False), ("1", True), ("yes", None)])
+def test_the_variable_for_short_float32_decides_about_tf32(text, allows, monkeypatch):
+    arithmetic = tf.config.experimental
+    before = arithmetic.tensor_float_32_execution_enabled()
+    monkeypatch.setenv("ENABLE_HF32_EXECUTION", text)
+    try:
+        if allows is None:
+            with pytest.raises(ValueError, match="ENABLE_HF32_EXECUTION.*Expected 0 or 1; got 'yes'"):
+                choose_devices(_options(), tf.compat.v1.ConfigProto())
+        else:
+            arithmetic.enable_tensor_float_32_execution(not allows)
+            choose_devices(_options(), tf.compat.v1.ConfigProto())
+            assert arithmetic.tensor_float_32_execution_enabled() is allows
+    finally:
+        arithmetic.enable_tensor_float_32_execution(before)

@@ -4,8 +4,8 @@
 of `npu_bridge.npu_init`, of a name from a package of `npu_bridge` that needs TensorFlow, and of `npu_bridge` itself if
 TensorFlow was imported before. The constructors then check and apply the options in a ConfigProto with an
 `NpuOptimizer` entry. A ConfigProto without an entry, or None, is passed on unchanged, except after the import of
-`npu_bridge.npu_init`: then it gets soft placement, since scripts expect `tf.device("/gpu:0")` to run everywhere. The
-caller's ConfigProto is never changed.
+`npu_bridge.npu_init`: then it gets soft placement, since scripts expect `tf.device("/gpu:0")` to run everywhere, and
+environment variables choose its GPU and switch profiling on. The caller's ConfigProto is never changed.
 
 The NPU stack changes every session of the process: it switches soft placement on, and the placement log, remapping and
 XLA off. This library sets only soft placement.
@@ -27,7 +27,7 @@ from npu_bridge.estimator.npu.checks import check_steps_are_counted
 from npu_bridge.gradients.collections import STEP_SKIPPED
 from npu_bridge.gradients.first_step.training_apart import check_training_of_sessions
 from npu_bridge.options import announce_ineffective_options, of_graph, read_session_config
-from npu_bridge.session.devices import check_placement
+from npu_bridge.session.devices import check_placement, choose_devices
 from npu_bridge.session.precision import Precision, attach_precision
 from npu_bridge.session.skips_hook import SkippedStepsHook
 
@@ -60,6 +60,7 @@ def decorator_tf_session(func: Callable) -> Callable:
         graph = bound.arguments.get("graph")
         graph = tf.compat.v1.get_default_graph() if graph is None else graph
         has_optimizer_entry = effects.has_optimizer_entry(config)
+        options = None
         # An Estimator that has read the imposed options for its graph applies them to its sessions itself.
         is_imposed = (
             bool(options_set_by_launcher()) and isinstance(graph, tf.Graph) and of_graph.options_of(graph) is None
@@ -80,6 +81,9 @@ def decorator_tf_session(func: Callable) -> Callable:
             config, (tf.compat.v1.ConfigProto, type(None))
         ):
             config = effects.placed_softly(config, isinstance(self, tf.compat.v1.InteractiveSession))
+            if options is None:
+                options = read_session_config(None)  # the values of environment variables
+                choose_devices(options, config)
         if config is not bound.arguments.get("config"):
             bound.arguments["config"] = config
         func(*bound.args, **bound.kwargs)
@@ -95,6 +99,7 @@ def decorator_tf_session(func: Callable) -> Callable:
             effects.run_with_hooks(self, [*effects.hooks_for(options), *([SkippedStepsHook()] if is_training else [])])
         else:
             effects.apply_determinism(self)
+            effects.run_with_hooks(self, [] if options is None else effects.hooks_for(options))
 
     setattr(__init__, _MARK, True)
     __init__.places_softly = False  # type: ignore[attr-defined]
