@@ -6,6 +6,7 @@ A job holds the folder into which it saves, so that two jobs cannot overwrite ea
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import inspect
 import logging
@@ -224,6 +225,28 @@ def failing_if_disk_full(file: str) -> Iterator[None]:
         raise CheckpointNotSavedError(
             _not_saved_message(os.path.basename(file), os.path.dirname(file), error)
         ) from error
+
+
+def save_unless_disk_is_full(owner: str, save: Callable[[], object], unfinished: str) -> bool:
+    """Calls `save`; if the disk is full, logs an error, removes unfinished files, and returns False.
+
+    Args:
+      owner: name of the caller, for the log.
+      save: function that saves, or waits for a save.
+      unfinished: pattern of the names of unfinished files.
+    """
+    try:
+        save()
+    except (OSError, *NO_SPACE) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        for leftover in tf.io.gfile.glob(unfinished):
+            remove_unfinished_save(leftover, is_new=True)
+        problem, expected = "the disk is full, so one save is missing", "space for the next save, which replaces it"
+        fix = "Free some space; the previous save is still there."
+        _LOG.error("%s", message(owner, problem, expected, str(error).strip().splitlines()[0], fix))
+        return False
+    return True
 
 
 def write_checkpoint_file(file: str, content: bytes) -> None:

@@ -18,6 +18,7 @@ from npu_bridge.session import ResumableLoop
 from npu_bridge.session.elastic import stop_request
 from npu_bridge.stages import Accumulate
 from tests.canaries.of_keras3 import IS_BESIDE, REASON
+from tests.small_disk import small_disk  # noqa: F401 - a fixture
 
 UPDATES = 7
 GENERATIONS = ["current", "legacy", pytest.param("keras3", marks=pytest.mark.skipif(not IS_BESIDE, reason=REASON))]
@@ -150,3 +151,21 @@ def test_windows_that_never_end_together_end_a_loop_all_the_same(tmp_path, monke
             train(weight)
         assert number < 20
     assert tf.train.latest_checkpoint(tmp_path)
+
+
+def test_a_loop_goes_on_while_the_disk_is_full_and_saves_at_its_end(small_disk, caplog):  # noqa: F811
+    model, optimizer = _make("current")
+    train_step = _step_of(model, optimizer, "current")
+    loop = ResumableLoop(str(small_disk.path), model, optimizer, every_n_steps=2)
+    for batch, reached in enumerate(loop.until(UPDATES)):
+        if batch == 6:
+            small_disk.fill()
+        if reached == UPDATES - 1 and (small_disk.path / "filling").exists():
+            small_disk.make_room()
+        train_step(tf.constant(np.random.RandomState(batch).randn(4, 3), tf.float32))
+    assert "ResumableLoop: the disk is full, so one save is missing" in caplog.text
+    assert not [name for name in os.listdir(small_disk.path) if "temp" in name]
+    other, its_optimizer = _make("current")
+    ResumableLoop(str(small_disk.path), other, its_optimizer)
+    assert int(its_optimizer.iterations) == UPDATES
+    assert all(map(np.array_equal, model.get_weights(), other.get_weights()))

@@ -17,6 +17,7 @@ from npu_bridge.session import ResumeCallback
 from npu_bridge.stages import Accumulate, Adasum
 from npu_device.train.optimizer import NpuLossScaleOptimizer
 from tests.rank_pool import on_each_rank
+from tests.small_disk import small_disk  # noqa: F401 - a fixture
 
 _BATCHES = 7
 
@@ -61,6 +62,31 @@ def test_a_resumed_fit_ends_as_one_that_was_not_interrupted(on_ranks, tmp_path):
         for resumed, expected in zip(cut[1], whole[1], strict=True):
             np.testing.assert_array_equal(resumed, expected)
     assert os.listdir(tmp_path / "cut") == ["model.keras"]
+
+
+class _FullFrom(tf.keras.callbacks.Callback):
+    """Fills the disk before the second save, and makes room after the third."""
+
+    def __init__(self, disk):
+        super().__init__()
+        self._disk = disk
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch in (2, 6):
+            (self._disk.fill if batch == 2 else self._disk.make_room)()
+
+
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_a_disk_that_is_full_for_a_while_does_not_end_the_training(has_memory, small_disk, caplog, monkeypatch):  # noqa: F811
+    if not has_memory:
+        monkeypatch.setattr("npu_bridge.session.elastic.resume_callback.memory_checkpoints", lambda path: None)
+    path, model = str(small_disk.path / "model.keras"), _model()
+    model.fit(_dataset(), verbose=0, callbacks=[_FullFrom(small_disk), ResumeCallback(path, every_n_steps=2)])
+    assert caplog.text.count("ResumeCallback: the disk is full, so one save is missing") == 2
+    assert os.listdir(small_disk.path) == ["model.keras"]
+    other = _model()
+    assert ResumeCallback(path).restore(other) == _BATCHES
+    assert all(map(np.array_equal, model.get_weights(), other.get_weights()))
 
 
 @pytest.mark.slow("rank 0 takes two seconds to end")

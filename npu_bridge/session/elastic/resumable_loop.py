@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,7 @@ from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.base.tf_internals.savers import is_restored
 from npu_bridge.gradients.checkpoints.sync import batch_counters, reset_restarting_state, sync_if_needed
 from npu_bridge.gradients.first_step.start_values import send_restored_state, variables_in_training
-from npu_bridge.session.checkpoints import check_folder_name
+from npu_bridge.session.checkpoints import check_folder_name, save_unless_disk_is_full
 from npu_bridge.session.damaged_checkpoints import check_newest_checkpoint
 from npu_bridge.session.elastic.global_batches import count_earlier_steps
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints, take_memory_checkpoint
@@ -85,6 +86,7 @@ class ResumableLoop:
         send_restored_state(model, optimizer)
         count_earlier_steps(optimizer)
         self._saved = self._copied = self._updates_made()
+        self._is_saved = True  # on rank 0: the last save was made
 
     def until(self, steps: int) -> Iterator[int]:
         """Yields the number of updates made so far, before each batch. Saves and ends when this number is `steps`.
@@ -131,9 +133,10 @@ class ResumableLoop:
         is_time = is_last or bool(self._every_n_steps and made >= self._saved + self._every_n_steps)
         if is_time and made > self._saved:
             sync_if_needed(self._optimizer)
-            self._saved = made
-            if self._is_first:
-                self._manager.save(checkpoint_number=made)
+            self._saved, self._is_saved = made, not self._is_first
+        if is_time and not self._is_saved:
+            save, unfinished = functools.partial(self._manager.save, made), f"{self._folder}/ckpt-{made}_temp*"
+            self._is_saved = bool(save()) if is_last else save_unless_disk_is_full(_OWNER, save, unfinished)
         return is_last
 
     def _updates_made(self):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import weakref
@@ -14,7 +13,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import listed, message
-from npu_bridge.base.files import UNFINISHED, flush_to_disk, rename_unfinished, temporary_folder
+from npu_bridge.base.files import UNFINISHED, flush_to_disk, rename_unfinished
 from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.callers import callbacks_in_training
@@ -29,13 +28,20 @@ from npu_bridge.gradients.checkpoints.sync import (
 )
 from npu_bridge.gradients.first_step.start_values import send_restored_state
 from npu_bridge.gradients.keras.in_graphs import build_optimizer
+from npu_bridge.session.checkpoints import save_unless_disk_is_full
 from npu_bridge.session.elastic.background_saves import BackgroundWriter
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints
+from npu_bridge.session.elastic.model_files import (
+    BATCHES_DONE,
+    is_intact_zip,
+    load_model,
+    read_batches_done,
+    read_json,
+)
 from npu_bridge.session.elastic.stop_request import WholeUpdates, stop_request_of_process
 from npu_bridge.session.optimizer_numbers import optimizer_in_scaling, optimizer_numbers
 
-_DONE = "batches_done.txt"  # in the file of the model
-_NUMBERS = "optimizer_numbers.json"  # likewise
+_NUMBERS = "optimizer_numbers.json"  # in the file of the model
 _COUNTERS, _BEST_WEIGHTS = "counters_of_callbacks.json", "best_weights/{}/{}"  # likewise
 # Attributes by which callbacks of Keras decide; all but ModelCheckpoint reset them when a fit begins.
 _COUNTING = ("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint", "SwapEMAWeights")
@@ -101,6 +107,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             on_epoch_end=self._end_epoch, on_train_end=self._end_training
         )
         self._writer = BackgroundWriter()
+        self._is_saved = True  # on rank 0: no save is missing because the disk was full
         self._signal_handling = contextlib.ExitStack()
         weakref.finalize(self, self._signal_handling.close)  # `fit` can end with an error
 
@@ -129,10 +136,10 @@ class ResumeCallback(tf.keras.callbacks.Callback):
                 got = "a model without an input shape"
                 raise ValueError(message("ResumeCallback", "the model has no weights yet", "a built model", got, fix))
             build_optimizer(optimizer, model.trainable_variables)
-            _load_model(model, path)
+            load_model(model, path)
             reset_restarting_state(optimizer)
             self._batches_done = count_batches(optimizer) if done is None else done
-            saved, counters = _read_json(path, _NUMBERS), _read_json(path, _COUNTERS)
+            saved, counters = read_json(path, _NUMBERS), read_json(path, _COUNTERS)
         is_found, self._batches_done, saved, self._counters = gather_values(
             [path is not None, self._batches_done, saved, counters], "resume_callback"
         )[0]
@@ -210,7 +217,10 @@ class ResumeCallback(tf.keras.callbacks.Callback):
     def _finish_saving(self):
         """Waits until the model is on the disk, and removes the copies in memory."""
         self._signal_handling.close()
-        self._writer.wait()
+        if collective.current().rank == 0:
+            self._is_saved = self._is_saved and self._try(self._writer.wait)
+            if not self._is_saved:
+                self._write_to_disk(None)
         if self._interval is not None:
             self._interval.close()
             self._interval = None
@@ -223,12 +233,12 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         The path is None if there is no saved model. The number is None if the file does not hold it.
         """
         copies = memory_checkpoints(self._path)
-        found = [(_read_batches_done(self._path), self._path)] if os.path.exists(self._path) else []
+        found = [(read_batches_done(self._path), self._path)] if os.path.exists(self._path) else []
         kept = copies and copies.find_newest()
         if kept:
             path = f"{kept[1]}.keras"
             is_newer = not found or (found[0][0] is not None and kept[0] > found[0][0])
-            if (is_newer or not _is_intact_zip(self._path)) and _is_intact_zip(path):
+            if (is_newer or not is_intact_zip(self._path)) and is_intact_zip(path):
                 return path, kept[0]
         return (found[0][1], found[0][0]) if found else (None, 0)
 
@@ -242,19 +252,29 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         return path and f"{path}.keras"
 
     def _save_to_disk(self):
+        """Saves on rank 0; if its disk is full, logs an error, and `_finish_saving` saves again."""
         self._unsaved_batches = 0
-        self._writer.wait()
+        self._try(self._writer.wait)
         path = self._save_to_memory()
-        if collective.current().rank > 0:
-            return
+        if collective.current().rank == 0:
+            self._is_saved = self._try(lambda: self._write_to_disk(path))
+
+    def _try(self, save):
+        return save_unless_disk_is_full("ResumeCallback", save, self._unfinished)
+
+    @property
+    def _unfinished(self):
         folder, name = os.path.split(self._path)
-        os.makedirs(folder or ".", exist_ok=True)
-        unfinished = os.path.join(folder, UNFINISHED + name)  # the same each time: a kill leaves one at most
+        return os.path.join(folder, UNFINISHED + name)  # the same each time: a kill leaves one at most
+
+    def _write_to_disk(self, path):
+        """Writes the file of the model, in the background if `path` names a copy of the model in memory."""
+        os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
         if path is None:
-            self._write_model(unfinished.removesuffix(".keras"))
-            rename_unfinished(unfinished, self._path)
-            return
-        self._writer.start(self._copies, path, lambda: self._copy_to_disk(path, unfinished))
+            self._write_model(self._unfinished.removesuffix(".keras"))
+            rename_unfinished(self._unfinished, self._path)
+        else:
+            self._writer.start(self._copies, path, lambda: self._copy_to_disk(path, self._unfinished))
 
     def _write_model(self, path):
         """Writes the model, the number of batches, and state of optimizer and callbacks that Keras does not save."""
@@ -268,14 +288,14 @@ class ResumeCallback(tf.keras.callbacks.Callback):
                 counters[key]["has_weights"] = weights is not None
                 for number, value in enumerate(weights or ()):
                     saved.writestr(_BEST_WEIGHTS.format(key, number), tf.io.serialize_tensor(value).numpy())
-            saved.writestr(_DONE, str(self._batches_done))
+            saved.writestr(BATCHES_DONE, str(self._batches_done))
             saved.writestr(_NUMBERS, json.dumps(optimizer_numbers(self.model.optimizer)))
             saved.writestr(_COUNTERS, json.dumps(counters))
 
     def _copy_to_disk(self, path, unfinished):
         tf.io.gfile.copy(path, unfinished, overwrite=True)
         flush_to_disk(unfinished)
-        if not _is_intact_zip(unfinished):
+        if not is_intact_zip(unfinished):
             problem, fix = "a saved model cannot be read back", "Check the disk; the previous file is still there."
             raise OSError(message("ResumeCallback", problem, f"{self._path} as it was written", "other bytes", fix))
         rename_unfinished(unfinished, self._path)
@@ -302,62 +322,6 @@ def _check_optimizers(model):
         )
 
 
-def _read_batches_done(path):
-    """Reads the number of batches that a saved model was trained on; None if the file does not hold this number."""
-    with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as saved:
-        return int(saved.read(_DONE)) if _DONE in saved.namelist() else None
-    return None  # loading the file raises the error
-
-
-def _read_json(path, name):
-    with zipfile.ZipFile(path) as saved:
-        return json.loads(saved.read(name)) if name in saved.namelist() else {}
-
-
-def _load_model(model, path):
-    """Loads the weights of a saved model; for another model, raises a ValueError that names differing variables."""
-    try:
-        model.load_weights(path)
-    except ValueError:
-        different = _list_differences(model, path)
-        if not different:
-            raise
-        problem, fix = (
-            f"{path} is a checkpoint of another model",
-            "Use another path, or build the model that was saved.",
-        )
-        raise ValueError(message("ResumeCallback", problem, "this model's variables", listed(different), fix)) from None
-
-
-def _list_differences(model, path):
-    """Returns a text for each variable that only one of `model` and the saved model has, or whose shapes differ."""
-    with temporary_folder() as folder:
-        own = os.path.join(folder, "own.keras")
-        model.save(own)
-        expected, found = _read_shapes(own), _read_shapes(path)
-    return [
-        f"{name} of shape {found.get(name, 'none')} instead of {expected.get(name, 'none')}"
-        for name in dict.fromkeys([*expected, *found])
-        if found.get(name) != expected.get(name)
-    ]
-
-
-def _read_shapes(path):
-    """Returns the shapes of a saved model's variables, without its optimizer, by a text of number and layer."""
-    import h5py  # needed after an error only
-
-    shapes = {}
-
-    def add(name, part):
-        if isinstance(part, h5py.Dataset) and "/vars/" in name and "optimizer" not in name:
-            layer, _, number = name.partition("/")[2].rpartition("/vars/")
-            shapes[f"variable {number} of {layer}"] = part.shape
-
-    with zipfile.ZipFile(path) as saved, h5py.File(io.BytesIO(saved.read("model.weights.h5"))) as weights:
-        weights.visititems(add)
-    return shapes
-
-
 def _callbacks_with_counters(callbacks):
     """Returns Keras' callbacks that keep counters, in a dict whose keys are the same in every run of a script."""
     found: dict = {}
@@ -382,9 +346,3 @@ def _read_best_weights(path, key, model):
     if ranks.size == 1:
         return weights
     return run_in_separate_graph(lambda *given: [ranks.broadcast(each, 0, "best_weights") for each in given], *weights)
-
-
-def _is_intact_zip(path):
-    with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as saved:
-        return saved.testzip() is None
-    return False
