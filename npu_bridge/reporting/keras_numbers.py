@@ -82,8 +82,12 @@ class FirstEpochCallback(tf.keras.callbacks.Callback):
     """Base class of callbacks that read the optimizer's step when `fit` begins: they begin with its first epoch.
 
     Before, in `on_train_begin`, another callback such as Keras' `BackupAndRestore` can still restore the model.
+
+    Attributes:
+      ends_with_process: True, so that `ResumeCallback` calls `on_train_end` before it ends the process within `fit`.
     """
 
+    ends_with_process = True
     _has_begun = False
 
     def begin(self) -> None:

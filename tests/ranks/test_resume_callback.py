@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 
 import numpy as np
@@ -13,7 +14,11 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.reporting import CsvWriter, MetricsCallback, ReportCallback
+from npu_bridge.reporting.history import History
 from npu_bridge.session import ResumeCallback
+from npu_bridge.session.elastic import resume_callback
+from npu_bridge.session.elastic.stop_request import StopRequest
 from npu_bridge.stages import Accumulate, Adasum
 from npu_device.train.optimizer import NpuLossScaleOptimizer
 from tests.rank_pool import on_each_rank
@@ -87,6 +92,26 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_the_training(has_memory, s
     other = _model()
     assert ResumeCallback(path).restore(other) == _BATCHES
     assert all(map(np.array_equal, model.get_weights(), other.get_weights()))
+
+
+def test_reports_are_complete_when_a_fit_ends_with_its_process(tmp_path, monkeypatch):
+    request = StopRequest()  # that of the process would stay due
+    monkeypatch.setattr(resume_callback, "stop_request_of_process", lambda: request)
+    reclaim = tf.keras.callbacks.LambdaCallback(
+        on_batch_begin=lambda batch, logs: batch == 4 and os.kill(os.getpid(), signal.SIGTERM)
+    )
+    rows = CsvWriter(str(tmp_path / "rows.csv"))
+    callbacks = [
+        reclaim,
+        ResumeCallback(str(tmp_path / "model.keras")),
+        ReportCallback(str(tmp_path), curves=False),
+        MetricsCallback(rows, every_n_steps=1),
+    ]
+    with pytest.raises(SystemExit, match="75"):
+        _model().fit(_dataset(), verbose=0, callbacks=npu_callbacks_append(callbacks))
+    assert [row.step for row in History(str(tmp_path / "history.jsonl")).rows] == [1, 1, 2, 3, 4]
+    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "rows.csv").read_text().splitlines()[-1].startswith("4,")
 
 
 @pytest.mark.slow("rank 0 takes two seconds to end")

@@ -102,9 +102,9 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._copies = self._interval = None
         self._callbacks: list = []  # of this fit
         self._counters: dict = {}  # restored values, for the first epoch
-        # Called after the others, which change numbers at the end of an epoch.
+        # Called after the others, which change numbers at the end of an epoch, and note what a batch has given.
         self._last_callback = tf.keras.callbacks.LambdaCallback(
-            on_epoch_end=self._end_epoch, on_train_end=self._end_training
+            on_train_batch_end=self._end_batch, on_epoch_end=self._end_epoch, on_train_end=self._end_training
         )
         self._writer = BackgroundWriter()
         self._is_saved = True  # on rank 0: no save is missing because the disk was full
@@ -191,19 +191,26 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         if self._interval is not None and self._interval.count_run_and_check_due():
             with self._interval.measured_copy():
                 self._save_to_memory()
-        if self._request.is_due and not self._updates.is_waiting(batch_counters(self.model.optimizer)):
-            if self._unsaved_batches:
-                self._save_to_disk()
-            self._finish_saving()
-            self._request.exit_after_save(int(self.model.optimizer.iterations))
+        if self._callbacks == [self._last_callback]:  # in a loop without a list of callbacks
+            self._end_batch(batch, logs)
 
     def on_epoch_end(self, epoch, logs=None):
-        if self._callbacks == [self._last_callback]:  # in a loop without a list of callbacks
+        if self._callbacks == [self._last_callback]:
             self._end_epoch(epoch, logs)
 
     def on_train_end(self, logs=None):
         if self._callbacks == [self._last_callback]:
             self._end_training(logs)
+
+    def _end_batch(self, batch, logs):
+        if self._request.is_due and not self._updates.is_waiting(batch_counters(self.model.optimizer)):
+            if self._unsaved_batches:
+                self._save_to_disk()
+            self._finish_saving()
+            for callback in self._callbacks:
+                if getattr(callback, "ends_with_process", False):
+                    callback.on_train_end()
+            self._request.exit_after_save(int(self.model.optimizer.iterations))
 
     def _end_epoch(self, epoch, logs):
         if not self._every_n_steps or not self._unsaved_batches:  # saved before others have seen the end of the epoch
