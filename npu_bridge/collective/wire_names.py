@@ -8,7 +8,7 @@ names for the first graph or optimizer have no number.
 In a graph, all collectives are built in one scope at its root, in whatever name scopes the ranks build them.
 Collectives of the same name are numbered in the order in which they are built. Branches of a `tf.cond` and bodies of a
 `tf.while_loop` count as parts of the graph around them. When they run, scopes are put in front of the names of their
-operators, and Horovod must ignore these scopes. For this reason names contain no slash.
+operators. Horovod ignores these scopes: it keeps only what follows the last slash. For this reason names contain none.
 """
 
 from __future__ import annotations

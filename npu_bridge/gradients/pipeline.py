@@ -43,6 +43,9 @@ from npu_bridge.gradients.step import Step, StepUpdate, narrow_to_dtypes_of, wid
 from npu_bridge.gradients.steps.branches import make_update, reduce_trained, run_part_if
 
 _StageType = TypeVar("_StageType", bound=Stage)
+# The next step of a loop can begin before the update of the last fragment. So stages whose state the next step needs
+# first do not wait for the update in a graph: they read no trained variables.
+_UPDATED_EARLY = (ScalingStage, SelectingStage, SummingStage, ReducingStage)
 
 
 class Pipeline:
@@ -378,9 +381,7 @@ class Pipeline:
         shared = next((ops for made_in, ops in of_step if all(map(operator.is_, made_in, place))), None)
         early, late = shared or [], []
         for stage in self.stages:
-            # The next step of a loop can begin before the update of the last fragment. So stages whose state the next
-            # step needs first do not wait for the update in a graph: they read no trained variables.
-            is_early = isinstance(stage, (ScalingStage, SelectingStage, SummingStage, ReducingStage))
+            is_early = isinstance(stage, _UPDATED_EARLY)
             if is_early and shared is not None:
                 continue
             awaited = [] if is_early or tf.executing_eagerly() else results

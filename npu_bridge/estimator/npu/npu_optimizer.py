@@ -170,10 +170,10 @@ class NPUDistributedOptimizer(PipelineOptimizer):
     Raises:
       TypeError: `optimizer` is not an optimizer, `is_weight_update_sharding` is not True or False, or `stages` is not a
         list of stages.
-      ValueError: `optimizer` itself averages gradients, or `wire` is not a wire format. With `wire="float16"` or
-        `is_weight_update_sharding`: `optimizer` scales the loss (put the loss scaling outside). With
-        `is_weight_update_sharding`: `optimizer` clips by the global norm; in `compute_gradients` and
-        `apply_gradients`: there are more ranks than gradients.
+      ValueError: `optimizer` averages gradients, or `wire` is not a wire format.
+      ValueError: with `wire="float16"` or `is_weight_update_sharding`, `optimizer` scales the loss: do that outside.
+      ValueError: with `is_weight_update_sharding`, `optimizer` clips by the global norm, or (in `compute_gradients` and
+        `apply_gradients`) there are more ranks than gradients.
       RuntimeError: with `is_weight_update_sharding` and several ranks: gradients are applied outside of a TF 1 graph.
     Checkpoints with `is_weight_update_sharding` hold the slots of all ranks under their usual names, so that any number
       of ranks, sharding or not, can resume from them. Rank 0 writes the checkpoint and fetches the slots of the other
